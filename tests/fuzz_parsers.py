@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.tree import Tree
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.tools.test_planted_secrets import PLANTED
 
-from sparkd.agent.cluster import logs
+from sparkd.agent.cluster import log_pages
 from sparkd.agent.cluster.client import parse_peer_report
 from sparkd.agent.cluster.inventory import Image, Inventory, Model
 from sparkd.agent.cluster.inventory import dump as dump_inventory
@@ -94,7 +94,7 @@ def engine_log(data: bytes) -> None:
     for line in (*splitter.feed(data[:half]), *splitter.feed(data[half:]), *splitter.flush()):
         progress = advance_progress(progress, line, 0.0, 1 + len(line) % 2)
         explain(line)
-        for _ in forwarder.lines(line, 0.0):
+        for _ in forwarder.forward(line, 0.0):
             pass
     progress.root_cause(0.0)
 
@@ -300,10 +300,15 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
         assert all(reason and hint for reason, hint in find_missing(wanted, int, Settings(), place, found))
 
     line = Line(1, "2b", 6, "engine| INFO: ready")
-    yield "lines of another node", Parser(logs.parse, (logs.dump(logs.Page("n", 1, Lines((line,)))),), (ValueError,))
+    yield (
+        "lines of another node",
+        Parser(log_pages.parse, (log_pages.dump(log_pages.Page("n", 1, Lines((line,)))),), (ValueError,)),
+    )
     yield (
         "query for lines",
-        Parser(lambda data: logs.parse_query(data.decode("latin-1")), (b"since=1&until=9&priority=7&engine=0",), ()),
+        Parser(
+            lambda data: log_pages.parse_query(data.decode("latin-1")), (b"since=1&until=9&priority=7&engine=0",), ()
+        ),
     )
     journal_line = b'{"__REALTIME_TIMESTAMP":"1","__CURSOR":"s=a;i=2b","MESSAGE":[27,91],"PRIORITY":"4"}'
     yield "journal", Parser(lambda data: parse_line(data, Redactor()), (journal_line,), ())
@@ -437,7 +442,7 @@ def parsers(root: Path) -> dict[str, Parser]:
         line for path in sorted(LOGS.glob("*.log")) for line in path.read_bytes().splitlines(keepends=True)[::3]
     )
     cubic = b"Capturing CUDA graphs" + b": 1% 1/1" * 600 + b"\n"
-    report = dump(HEAD).encode()
+    report = dump(HEAD_REPORT).encode()
     detail = json.dumps(DETAIL).encode()
     listed = json.dumps(
         [{**DETAIL, "Names": ["/sparkd-rank0"], "Labels": {"io.sparkd.rank": "0"}, "State": "running"}]

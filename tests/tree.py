@@ -16,9 +16,13 @@ from typing import IO
 class Tree:
     root: Path
 
+    def path(self, path: str) -> Path:
+        """Where an absolute path of the tree is on this machine."""
+        return self.root / path.lstrip("/")
+
     def file(self, path: str, text: str = "", mode: int = 0o644) -> Path:
         """Write a file at an absolute path of the tree."""
-        real = self.root / path.lstrip("/")
+        real = self.path(path)
         try:
             real.write_text(text)
         except FileNotFoundError:
@@ -28,13 +32,13 @@ class Tree:
         return real
 
     def folder(self, path: str) -> Path:
-        real = self.root / path.lstrip("/")
+        real = self.path(path)
         real.mkdir(parents=True, exist_ok=True)
         return real
 
     def link(self, path: str, target: str) -> Path:
         """A symlink that says `target`, which may be absolute (below the tree) or no path at all."""
-        real = self.root / path.lstrip("/")
+        real = self.path(path)
         real.parent.mkdir(parents=True, exist_ok=True)
         real.symlink_to(target)
         return real

@@ -73,8 +73,8 @@ def status() -> None:
         print(f"bed {entry.name}: owner {entry.owner.pid} {state}, nodes: {' '.join(registry.noted_nodes(entry))}")
         if entry.name == hand.NAME and entry.owner.alive:
             for node in hand.nodes():  # words: keep
-                said = node.run("systemctl", "is-system-running", check=False).stdout.strip() if node.init else "off"
-                print(f"  {node.name} {said} {node.address} console {node.console}")
+                state = node.run("systemctl", "is-system-running", check=False).stdout.strip() if node.init else "off"
+                print(f"  {node.name} {state} {node.address} console {node.console}")
 
 
 def main(words: list[str]) -> int:

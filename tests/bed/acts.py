@@ -101,15 +101,15 @@ def pause(side: str, cluster: Cluster) -> float:
 
 
 def degraded_in_time(cluster: Cluster) -> None:
-    """Every node has said it, and soon enough after the request."""
+    """Every node has reported it, and soon enough after the request."""
     sent = load.sent_at(cluster.head.node)
-    for one in cluster.members:
-        lines = one.node.journal(one.unit, "--output=short-unix", f"--since=@{sent:.3f}")
+    for spark in cluster.members:
+        lines = spark.node.journal(spark.unit, "--output=short-unix", f"--since=@{sent:.3f}")
         found = re.search(r"^([\d.]+) .*agent\.phase\.changed phase=degraded", lines, re.MULTILINE)
-        assert found, f"{one.node.name} was never degraded"
+        assert found, f"{spark.node.name} was never degraded"
         took = float(found[1]) - sent
-        assert took <= DEGRADED_SECONDS, f"{one.node.name} was degraded after {took:.1f} s"
-        print(f"{one.node.name}: degraded {took:.1f} s after the request")
+        assert took <= DEGRADED_SECONDS, f"{spark.node.name} was degraded after {took:.1f} s"
+        print(f"{spark.node.name}: degraded {took:.1f} s after the request")
 
 
 def halt(side: str, cluster: Cluster) -> float:
@@ -188,16 +188,16 @@ def power_on(side: str, cluster: Cluster) -> None:
 
 def cut_power_of_all(cluster: Cluster) -> float:
     now = time.monotonic()
-    for one in cluster.members:
-        one.node.powercut(lose_unsynced=True, stay_off=True)
+    for spark in cluster.members:
+        spark.node.powercut(lose_unsynced=True, stay_off=True)
     return now
 
 
 def power_on_all(cluster: Cluster) -> None:
-    for one in cluster.members:
-        one.node.power_on()
-    for one in cluster.members:
-        one.node.wait_booted()
+    for spark in cluster.members:
+        spark.node.power_on()
+    for spark in cluster.members:
+        spark.node.wait_booted()
 
 
 def cut(cluster: Cluster) -> float:
@@ -223,15 +223,15 @@ def clear(cluster: Cluster) -> None:
 
 def both_wait(cluster: Cluster) -> None:
     """Nobody runs a rank, nobody has given up. The agents end later than their ranks."""
-    for one in cluster.members:
-        assert not one.rank(), f"{one.node.name} runs a rank"
-        wait_for(partial(_ended, one), 5, "the end of an agent")
-        state = one.show("ActiveState")
-        assert state in ("active", "activating"), f"{one.unit} is {state}"
+    for spark in cluster.members:
+        assert not spark.rank(), f"{spark.node.name} runs a rank"
+        wait_for(partial(_ended, spark), 5, "the end of an agent")
+        state = spark.show("ActiveState")
+        assert state in ("active", "activating"), f"{spark.unit} is {state}"
 
 
-def _ended(one: SparkdNode) -> bool:
-    return one.show("ActiveState") != "deactivating"
+def _ended(spark: SparkdNode) -> bool:
+    return spark.show("ActiveState") != "deactivating"
 
 
 def differ(side: str, difference: differences.Difference, cluster: Cluster) -> None:
@@ -239,8 +239,8 @@ def differ(side: str, difference: differences.Difference, cluster: Cluster) -> N
     awaits(side, cluster)
     difference.make(member(cluster, side))
     start(side, cluster)
-    for one in cluster.members:
-        difference.await_status(one)
+    for spark in cluster.members:
+        difference.await_status(spark)
     both_wait(cluster)
 
 

@@ -17,27 +17,28 @@ class Answer:
     body: str
 
 
-def connect(network_of: int, address: str, port: int, timeout: float) -> socket.socket:
-    """A connection made in the network namespace of that process; a socket stays where it was born."""
-    result: list[socket.socket | OSError] = []
+def connect(pid: int, address: str, port: int, timeout: float) -> socket.socket:
+    """A connection made in the network namespace of process `pid`; a socket stays where it was born."""
+    result: list[socket.socket | Exception] = []
 
     def there() -> None:
         try:
-            handle = os.open(f"/proc/{network_of}/ns/net", os.O_RDONLY)
+            handle = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
             try:
                 namespaces.setns(handle, namespaces.NEW_NET)
             finally:
                 os.close(handle)
             result.append(socket.create_connection((address, port), timeout))
-        except OSError as error:
+        except Exception as error:  # raised below, in the caller's thread
             result.append(error)
 
     thread = threading.Thread(target=there)  # setns moves only the thread that calls it
     thread.start()
     thread.join()
-    if isinstance(result[0], OSError):
-        raise result[0]
-    return result[0]
+    (outcome,) = result
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def request(

@@ -29,9 +29,9 @@ def run(
 
 
 def failure(command: Sequence[str], code: int, output: str) -> str:
-    """One line of blame, then the end of what the command said."""
+    """One line of blame, then the end of its output."""
     shown = shlex.join(command)
     if len(shown) > 300:
         shown = shown[:300] + " ..."
-    said = "\n  ".join(output.strip().splitlines()[-15:])
-    return f"exit {code}: {shown}\n  {said}"
+    ending = "\n  ".join(output.strip().splitlines()[-15:])
+    return f"exit {code}: {shown}\n  {ending}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from sparkd.agent.daemon.taking_over import MOST_TAKEN_OVER
+from sparkd.agent.daemon.taking_over import TAKEOVERS_ALLOWED
 from sparkd.base.status.model import NodeReport
 
 from .node import Node
@@ -55,8 +55,8 @@ def streaming(node: Node, clients: int = CLIENTS, tokens: int = TOKENS) -> Itera
     command = node.entered("python3", "-IBS", "/root/streams.py", str(clients), str(tokens))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield found
-        said, _ = process.communicate("over\n", timeout=LONGEST_SECONDS)
-    answer = json.loads(said)
+        output, _ = process.communicate("over\n", timeout=LONGEST_SECONDS)
+    answer = json.loads(output)
     found.requests, found.wrong = answer["requests"], answer["wrong"]
 
 
@@ -126,9 +126,9 @@ def kill_beside_sweeps(member: SparkdNode) -> None:
 
 def sweeps_left_it(member: SparkdNode) -> None:
     wait_for(lambda: not member.node.pids("sparkd sweep"), 60, "the sweeps to end")
-    said = member.node.read("/run/sweeps")
-    assert "stopped and removed" not in said and "Traceback" not in said, said
-    print(f"{said.count('is left alone')} sweeps left it alone")
+    log = member.node.read("/run/sweeps")
+    assert "stopped and removed" not in log and "Traceback" not in log, log
+    print(f"{log.count('is left alone')} sweeps left it alone")
 
 
 def recipe_image(member: SparkdNode) -> str:
@@ -275,7 +275,7 @@ def run(crash: Crash, cluster: Cluster) -> tuple[float, list[str]]:
 
 def renew_rank(crash: Crash, serving: Cluster) -> None:
     """Another rank, where one more crash of this one's agents would count as a fault of sparkd's."""
-    if any(count(member) + crash.kills > MOST_TAKEN_OVER for member in serving.members):
+    if any(count(member) + crash.kills > TAKEOVERS_ALLOWED for member in serving.members):
         serving.stop()
         serving.settle()
 

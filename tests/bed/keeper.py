@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from . import namespaces
 from .command import run
@@ -30,13 +31,15 @@ def main(owner: Identity) -> int:
     os.close(ready_write)
     if os.read(ready_read, 1) == b"1":
         print(keeper, flush=True)
-    os.waitpid(keeper, 0)
-    return 0
+    _, status = os.waitpid(keeper, 0)
+    return max(0, os.waitstatus_to_exitcode(status))  # to kill the keeper is how a bed ends
 
 
-def keep(watch: int, ready: int) -> None:
+def keep(watch: int, ready: int) -> NoReturn:
+    """Prepare, report it, and end this process once the owner has ended: with 1 where something failed."""
+    code = 0
     try:
-        settle()
+        prepare_mounts_and_network()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans are reaped by the kernel
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -48,11 +51,12 @@ def keep(watch: int, ready: int) -> None:
         select.select([watch], [], [])
     except BaseException as error:
         print(f"bed keeper: {error!r}", file=sys.stderr, flush=True)
+        code = 1
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
-def settle() -> None:
+def prepare_mounts_and_network() -> None:
     """Own /proc, own empty /run (where nspawn and lxcfs leave files), loopback up."""
     run("mount", "-t", "proc", "proc", "/proc")
     run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")

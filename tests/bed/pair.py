@@ -164,6 +164,6 @@ class Cluster:
         lines = []
         for member in self.members:
             with suppress(BedError):
-                said = member.node.journal(member.unit, "--lines=25")
-                lines.append(f"{member.node.name} ({member.unit}): {member.status_text()}\n{said}")
+                journal = member.node.journal(member.unit, "--lines=25")
+                lines.append(f"{member.node.name} ({member.unit}): {member.status_text()}\n{journal}")
         return "\n".join(lines)

@@ -30,7 +30,7 @@ VERSIONS = (
     "0.33.0", "0.32.0", "0.31.0", "0.30.0", "0.29.0", "0.28.0", "0.27.1", "0.26.0", "0.25.1", "0.24.0", "0.23.0",
     "0.22.1", "0.21.0", "0.20.2", "0.19.1", "0.18.1", "0.17.1", "0.16.0", "0.15.1", "0.14.1", "0.13.0", "0.12.0",
 )  # fmt: skip
-"""The last patch of each minor release of a year: each first one that has sources has the same flags."""
+"""The last patch of each minor release of a year; its flags equal those of the first patch that has sources."""
 ONLY_WHEELS = ("0.15.1",)
 OLDER_NEEDS = ("gguf", "diskcache")
 """What releases up to 0.23 import, and the bed's engine lacks."""
@@ -60,22 +60,30 @@ def query(version: str) -> FlagTable:
 def _fetch(version: str, folder: Path) -> None:
     """The Python of a release. A source archive is unpacked by pip, which then fails to build it, and leaves it."""
     with cache.scratch("release") as scratch:
-        pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch))
+        pip = (sys.executable, "-m", "pip")
+        download = (*pip, "download", "--quiet", "--no-deps", "--dest", str(scratch))
         env = {**os.environ, "TMPDIR": str(scratch)}
-        run(*pip[:3], "install", "--quiet", "--no-deps", "--target", str(folder / "needs"), *OLDER_NEEDS, env=env)
+        run(*pip, "install", "--quiet", "--no-deps", "--target", str(folder / "needs"), *OLDER_NEEDS, env=env)
         if version in ONLY_WHEELS:
-            run(*pip, f"vllm=={version}", env=env)
-            with zipfile.ZipFile(next(scratch.glob("vllm-*.whl"))) as wheel:
+            run(*download, f"vllm=={version}", env=env)
+            with zipfile.ZipFile(_find_one(scratch, "vllm-*.whl")) as wheel:
                 names = [name for name in wheel.namelist() if name.startswith("vllm/") and name.endswith(".py")]
                 wheel.extractall(folder, names)
         else:
             unpack = ("--no-clean", "--no-build-isolation", "--no-binary", "vllm")
-            run(*pip, *unpack, f"vllm=={version}", env=env, check=False)
-            shutil.move(next(scratch.rglob("vllm_*/vllm")), folder / "vllm")
+            run(*download, *unpack, f"vllm=={version}", env=env, check=False)
+            shutil.move(_find_one(scratch, "**/vllm_*/vllm"), folder / "vllm")
+
+
+def _find_one(folder: Path, pattern: str) -> Path:
+    path = next(folder.glob(pattern), None)
+    if path is None:
+        raise BedError(f"pip left no {pattern} in {folder}")
+    return path
 
 
 def write(tables: Sequence[FlagTable]) -> None:
-    """The newest in whole, and of each other what the one before has otherwise."""
+    """The newest table in full; each older one as its difference from the next newer."""
     (DATA / FILE).write_text(engine_parser.format_table(tables[0]))
     steps = (_step(later, table) for later, table in pairwise(tables))
     (DATA / RELEASES_FILE).write_text("[\n" + ",\n".join(steps) + "\n]\n")
@@ -87,7 +95,7 @@ def _step(later: FlagTable, table: FlagTable) -> str:
     fields = {
         name: rows
         for name in table.fields
-        if (rows := [one for one in table.fields[name] if one not in later.fields.get(name, ())])
+        if (rows := [field for field in table.fields[name] if field not in later.fields.get(name, ())])
     }
     gone = sorted((_names(later) | {*later.variables}) - _names(table) - {*table.variables})
     came = sorted({*table.variables} - {*later.variables})

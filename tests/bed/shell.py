@@ -87,8 +87,8 @@ class Shell:
                     child.send(signal.SIGKILL)
                 process.kill()
                 if isinstance(error, subprocess.TimeoutExpired):
-                    said = failure(words(argv), -1, str(error.stderr or b"", errors="replace"))
-                    raise BedError(f"{self.name}: not done in {timeout:g} s, killed: {said}") from error
+                    reason = failure(words(argv), -1, str(error.stderr or b"", errors="replace"))
+                    raise BedError(f"{self.name}: not done in {timeout:g} s, killed: {reason}") from error
                 raise
         return subprocess.CompletedProcess(words(argv), process.returncode, out, errors)
 

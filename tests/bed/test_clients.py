@@ -123,9 +123,9 @@ def test_the_messages_of_troubleshooting_are_the_engines(serving: SparkdNode) ->
     rows = re.findall(r"^\| (?:HTTP (\d+)|[^`|]*) ?`([^`]+)`", table, re.MULTILINE)
     assert len(rows) >= 6
     for status, message in rows:
-        said = [f"{code} {body}" for code, body in answers.values() if message in body]
-        assert said or message in ("default chat template", "/readyz"), (message, answers)
-        assert not said or said[0].startswith(status), (status, said)
+        answered = [f"{code} {body}" for code, body in answers.values() if message in body]
+        assert answered or message in ("default chat template", "/readyz"), (message, answers)
+        assert not answered or answered[0].startswith(status), (status, answered)
 
 
 def test_curl_gets_an_answer(serving: SparkdNode) -> None:

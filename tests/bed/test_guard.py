@@ -85,7 +85,7 @@ def test_a_kill_during_a_reload_of_the_agent_has_the_guards_account(spark: Spark
     while spark.node.run("systemctl", "reload", spark.unit, check=False).returncode == 0:
         reloads += 1
     assert reloads > 1, "no reload was under way when the memory went"
-    wait_for(lambda: spark.ends_since(cursor), 60, "the end to be said")
+    wait_for(lambda: spark.ends_since(cursor), 60, "the end to be logged")
     spark.await_serving()
     check_end(spark, cursor, before)
     spark.stop()
@@ -155,7 +155,7 @@ def fall(spark: SparkdNode, pace: float, memory_gib: int) -> Fall:
             spark.node.memory(whole)
             eater.send(signal.SIGKILL)
         outcome = json.loads(process.stdout.readline())
-    found = re.search(r"memory ran out: ([\d,]+) MiB available", outcome["said"])
+    found = re.search(r"memory ran out: ([\d,]+) MiB available", outcome["event"])
     return Fall(outcome["caught"] and left > 0, int(found[1].replace(",", "")) if found else 0, left >> 20)
 
 

@@ -44,8 +44,8 @@ def test_what_init_writes_survives_a_power_cut_changes_nothing_again_and_is_take
     before = state(node)
     assert f"writes    {OWN}: engine.recipe = tiny-cpu" in node.run("sparkd", "init", "--plan").stdout
     assert state(node) == before, "--plan has changed something"
-    said = node.run("sparkd", "init", "--yes").stdout.splitlines()
-    assert said[-1] == "next      sudo systemctl enable --now sparkd-head"
+    lines = node.run("sparkd", "init", "--yes").stdout.splitlines()
+    assert lines[-1] == "next      sudo systemctl enable --now sparkd-head"
     written = state(node)
     assert written != before
     node.powercut(lose_unsynced=True)

@@ -71,10 +71,10 @@ def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark
     good = image_id(spark)
     move_tag(spark)
     try:
-        said = node.run("sparkd", "rollback").stdout
-        assert "is in force from the next start on, until the configuration changes" in said
-        assert said.splitlines()[-1] == "next: sudo systemctl restart sparkd-head"
-        assert "brings back" not in said, said
+        output = node.run("sparkd", "rollback").stdout
+        assert "is in force from the next start on, until the configuration changes" in output
+        assert output.splitlines()[-1] == "next: sudo systemctl restart sparkd-head"
+        assert "brings back" not in output, output
         cursor = spark.cursor()
         node.run("systemctl", "restart", HEAD, timeout=SERVING_SECONDS)
         assert spark.serves()
@@ -127,8 +127,8 @@ def test_a_pair_is_rolled_back_node_by_node_and_waits_for_the_one_that_is_not(pa
     wait_for(lambda: bool(failures()), FAILING_SECONDS, "the start to fail")
     assert all("name=args.enable-sleep-mode" in line for line in failures()), failures()
 
-    said = head.node.run("sparkd", "rollback").stdout.splitlines()
-    (on_the_other,) = (line.partition("sudo ")[2] for line in said if line.startswith("next: on each other node"))
+    lines = head.node.run("sparkd", "rollback").stdout.splitlines()
+    (on_the_other,) = (line.partition("sudo ")[2] for line in lines if line.startswith("next: on each other node"))
     cursor = head.cursor()
     head.node.run("systemctl", "restart", "--no-block", HEAD)
     differs = re.compile(r"^cluster\.plan\.mismatched .*args\.enable-sleep-mode", re.MULTILINE)

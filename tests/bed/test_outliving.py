@@ -65,7 +65,7 @@ def test_a_guard_killed_with_its_agent_leaves_no_rank_without_a_guard(serving: C
     serving.await_serving()
     wait_for(lambda: member.phase() == "serving", 20, "this node to serve")
     pid = json.loads(member.node.read("/run/sparkd/private/rank.json"))["pid"]
-    _, watched, _, agent, _, by = map(int, member.node.read("/run/sparkd-guard/rank").split())
+    _, watched, _, agent, _, by, _ = map(int, member.node.read("/run/sparkd-guard/rank").split())
     assert (watched, agent, [by]) == (pid, member.main_pid(), guards(member))
     print("taken over" if not before.gone(rank) else "ended, and started again")
 

@@ -45,7 +45,7 @@ def pressed(node: Node) -> str:
     return node.sh(f"cat {PRESSED} 2>/dev/null || true").stdout.strip()
 
 
-def said(member: SparkdNode) -> list[str]:
+def power_lines(member: SparkdNode) -> list[str]:
     return [line for line in member.node.journal(member.unit).splitlines() if line.startswith("power.")]
 
 
@@ -61,7 +61,7 @@ def test_a_silent_cable_cuts_nobodys_power_and_a_machine_that_hangs_is_cut_once(
     try:
         wait_for(lambda: pressed(head.node), AFTER_MINUTES * 60 + LATER_SECONDS, "the program to be run")
     finally:
-        print("\n".join(said(head)))
+        print("\n".join(power_lines(head)))
     assert time.monotonic() - began >= AFTER_MINUTES * 60 - 10
     assert pressed(head.node) == worker.node.fabric_address
     worker.node.powercut(lose_unsynced=True, stay_off=True)
@@ -69,5 +69,5 @@ def test_a_silent_cable_cuts_nobodys_power_and_a_machine_that_hangs_is_cut_once(
     worker.node.power_on()
     worker.node.wait_booted()
     print(f"serves {cluster.await_serving(2 * SERVING_SECONDS):.0f} s after its boot")
-    assert sum("power.command.started" in line for line in said(head)) == 1
+    assert sum("power.command.started" in line for line in power_lines(head)) == 1
     assert pressed(worker.node) == ""

@@ -119,9 +119,9 @@ def test_the_first_hour_of_the_readme_ends_with_a_completion(first_hour: Walk) -
     assert answer["model"] == "my-model"
     assert "serving" in first_hour.done("sparkd status").stdout
     beside = first_hour.done("sparkd preflight")
-    said = beside.stdout.splitlines()
+    lines = beside.stdout.splitlines()
     assert beside.returncode == 0, "beside the serving agent the next start is judged"
-    assert re.fullmatch(r"pid \d+ \(sparkd run --role head\): serving since .* without its sparkd-rank0", said[0])
+    assert re.fullmatch(r"pid \d+ \(sparkd run --role head\): serving since .* without its sparkd-rank0", lines[0])
     assert first_hour.failed == []
 
 
@@ -223,8 +223,8 @@ def test_what_docker_starts_by_itself_is_warned_of_and_the_hint_fixes_it(install
     code, checks = preflight(installed)
     assert code == 0
     assert {checks[one]["level"] for one in ("docker", "image", "ports")} == {"ok"}
-    said = installed.node.run("docker", "image", "inspect", "--format", "{{.Id}}", engine_image.NAME).stdout.strip()
-    assert said in json.dumps(checks["image"]["facts"])
+    image_id = installed.node.run("docker", "image", "inspect", "--format", "{{.Id}}", engine_image.NAME).stdout.strip()
+    assert image_id in json.dumps(checks["image"]["facts"])
     for one in ("stale-container", "foreign-units"):
         assert checks[one]["level"] == "warn"
         assert str(checks[one]["hint"]).endswith("docker update --restart=no theirs")

@@ -17,9 +17,11 @@ from tests.bed.cgroups import hierarchies
 from tests.bed.command import BedError
 from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
-from tests.bed.processes import wait_for
+from tests.bed.processes import command_name, wait_for
 from tests.bed.sparkd_node import CONFIGURATION, SERVING_SECONDS, SparkdNode
 from tests.bed.test_preflight import STRAY
+
+from sparkd.base.lib.errors import ExitCode
 
 pytestmark = pytest.mark.whole
 
@@ -38,31 +40,32 @@ def spark(make_node: MakeNode, package: Path) -> SparkdNode:
 
 
 @contextlib.contextmanager
-def asleep(node: Node) -> Iterator[Path]:
-    """An orphaned engine that no signal ends; the file that lets go of it."""
-    freezer = next(one for one in hierarchies().all if one.name == "freezer") / f"sparkd-bed-{node.bed}-{node.name}"
-    freezer.mkdir(exist_ok=True)
-    state = freezer / "freezer.state"
+def unkillable_engine(node: Node) -> Iterator[Path]:
+    """An orphaned engine that no signal ends; the file that thaws it."""
+    freezer = next((root for root in hierarchies().all if root.name == "freezer"), None)
+    if freezer is None:
+        raise BedError("this machine has no freezer hierarchy of version 1 mounted")
+    group = freezer / f"sparkd-bed-{node.bed}-{node.name}"
+    group.mkdir(exist_ok=True)
+    state, members = group / "freezer.state", group / "cgroup.procs"
     node.write("/root/stray.py", STRAY)
-    node.sh("setsid python3 /root/stray.py >/dev/null 2>&1")
-
-    def strays() -> list[int]:
-        return [pid for pid in node.group.pids() if Path(f"/proc/{pid}/comm").read_text().strip() == NAME]
-
-    wait_for(lambda: len(strays()) == 1, 20, "the stray")
-    [pid] = strays()
-    (freezer / "cgroup.procs").write_text(str(pid))
-    state.write_text("FROZEN")
-    wait_for(lambda: state.read_text().strip() == "FROZEN", 10, "it to be frozen")
     try:
+        node.sh("setsid python3 /root/stray.py >/dev/null 2>&1")
+        [pid] = wait_for(lambda: pids if len(pids := strays(node)) == 1 else [], 20, "one stray")
+        members.write_text(str(pid))
+        state.write_text("FROZEN")
+        wait_for(lambda: state.read_text().strip() == "FROZEN", 10, "it to be frozen")
         yield state
     finally:
-        held = freezer / "cgroup.procs"
-        for one in held.read_text().split():
-            os.kill(int(one), signal.SIGKILL)
+        for member in members.read_text().split():
+            os.kill(int(member), signal.SIGKILL)
         state.write_text("THAWED")
-        wait_for(lambda: not held.read_text().split(), 20, "it to end")
-        freezer.rmdir()
+        wait_for(lambda: not members.read_text().split(), 20, "it to end")
+        group.rmdir()
+
+
+def strays(node: Node) -> list[int]:
+    return [pid for pid in node.group.pids() if command_name(pid) == NAME]
 
 
 def boot_id(node: Node) -> str:
@@ -75,44 +78,45 @@ def booted_since(node: Node, before: str) -> bool:
     return False
 
 
-def judged(spark: SparkdNode) -> str:
-    """What the journal says of a reboot after another start."""
+def restart_and_read_decision(spark: SparkdNode) -> str:
+    """What the journal has of a reboot after another start."""
     cursor = spark.cursor()
     spark.node.run("systemctl", "restart", "--no-block", spark.unit)
 
-    def lines() -> list[str]:
-        return [one for one in spark.journal_since(cursor).splitlines() if one.startswith("agent.reboot.")]
+    def decisions() -> list[str]:
+        return [line for line in spark.journal_since(cursor).splitlines() if line.startswith("agent.reboot.")]
 
-    wait_for(lambda: bool(lines()), 180, "the end of a run, and whether it reboots")
-    print(lines()[0])
-    return lines()[0]
+    return wait_for(decisions, 180, "the end of a run, and whether it reboots")[0]
 
 
-def stays(spark: SparkdNode) -> None:
+def assert_stays_down(spark: SparkdNode) -> None:
     wait_for(lambda: spark.show("ActiveState") == "failed", 60, "the unit to end")
-    assert spark.exit_status() == 17
+    assert spark.exit_status() == ExitCode.NEEDS_PERSON
 
 
 def test_it_reboots_once_serves_again_and_leaves_the_next_to_a_person(spark: SparkdNode) -> None:
     node, before = spark.node, boot_id(spark.node)
-    with asleep(node) as state:
+    with unkillable_engine(node) as state:
         node.run("systemd-run", "--unit=holds", "systemd-inhibit", "--what=shutdown", "--who=apt", "sleep", "3600")
-        assert "agent.reboot.refused" in (said := judged(spark)) and "inhibit" in said.lower()
-        stays(spark)
+        decision = restart_and_read_decision(spark)
+        assert "agent.reboot.refused" in decision
+        assert "inhibit" in decision.lower()
+        assert_stays_down(spark)
         node.run("systemctl", "stop", "holds")
         node.write(SESSION, "UID=1000\nUSER=anna\nACTIVE=1\nSTATE=active\nTYPE=tty\nCLASS=user\n")
-        assert "anna may be logged in: session c7" in judged(spark)
-        stays(spark)
+        assert "anna may be logged in: session c7" in restart_and_read_decision(spark)
+        assert_stays_down(spark)
         node.run("rm", SESSION)
         assert boot_id(node) == before
-        assert "agent.reboot.requested" in judged(spark)
+        assert "agent.reboot.requested" in restart_and_read_decision(spark)
         state.write_text("THAWED")
         wait_for(lambda: booted_since(node, before), 240, "another boot")
     node.wait_booted()
     spark.await_serving(2 * SERVING_SECONDS)
     second = boot_id(node)
-    with asleep(node):
-        said = judged(spark)
-        assert "agent.reboot.refused" in said and "it requested a reboot" in said
-        stays(spark)
+    with unkillable_engine(node):
+        decision = restart_and_read_decision(spark)
+        assert "agent.reboot.refused" in decision
+        assert "it requested a reboot" in decision
+        assert_stays_down(spark)
     assert boot_id(node) == second

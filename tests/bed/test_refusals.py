@@ -47,14 +47,14 @@ def refused(spark: SparkdNode, code: int) -> str:
         wait_for(lambda: spark.exit_status() == code, 20, f"exit code {code}")
     except BedError:
         raise AssertionError(spark.journal_since(cursor)) from None
-    said = [
+    refusals = [
         line
         for line in spark.journal_since(cursor).splitlines()
         if line.startswith(("agent.run.failed", "agent.run.refused"))
     ]
-    assert said, spark.journal_since(cursor)
-    assert f"code={code}" in said[0]
-    return said[0]
+    assert refusals, spark.journal_since(cursor)
+    assert f"code={code}" in refusals[0]
+    return refusals[0]
 
 
 def blocked(spark: SparkdNode) -> str:
@@ -63,12 +63,12 @@ def blocked(spark: SparkdNode) -> str:
     spark.start_soon()
     wait_for(lambda: spark.status_text().startswith("blocked: "), 20, "the node to be blocked")
     assert spark.show("NRestarts") == "0"
-    (said,) = wait_for(
+    (event,) = wait_for(
         lambda: [line for line in spark.journal_since(cursor).splitlines() if line.startswith("agent.run.blocked")],
         5,
         "the line that names what blocks",
     )
-    return said
+    return event
 
 
 def configure_late(spark: SparkdNode) -> None:
@@ -85,8 +85,8 @@ def stays_down(spark: SparkdNode) -> None:
 
 def test_a_ghost_script_blocks_and_is_named(spark: SparkdNode) -> None:
     spark.configure(CONFIGURATION + 'script = "/srv/scripts/vllm-head-090.sh"\n')
-    said, pid = blocked(spark), spark.main_pid()
-    assert "/srv/scripts/vllm-head-090.sh does not exist (engine.script)" in said
+    event, pid = blocked(spark), spark.main_pid()
+    assert "/srv/scripts/vllm-head-090.sh does not exist (engine.script)" in event
     time.sleep(LOOP_SECONDS)
     assert spark.main_pid() == pid, "the same process waits"
     spark.node.write("/srv/scripts/vllm-head-090.sh", 'exec "$@"\n')
@@ -139,9 +139,9 @@ def test_a_head_that_is_blocked_for_ten_minutes_costs_nothing_and_serves_once_re
 
 def test_broken_toml_is_no_reason_to_loop(spark: SparkdNode) -> None:
     spark.node.write("/etc/sparkd/sparkd.toml", "[engine\n")
-    said = refused(spark, 78)
-    assert "/etc/sparkd/sparkd.toml" in said
-    assert "line 1" in said
+    event = refused(spark, 78)
+    assert "/etc/sparkd/sparkd.toml" in event
+    assert "line 1" in event
     stays_down(spark)
 
 
@@ -164,9 +164,9 @@ def test_a_held_port_blocks_and_names_its_holder(spark: SparkdNode) -> None:
     wait_for(lambda: spark.node.listens(8000), 10, "the squatter")
     try:
         pid = spark.show("MainPID", "squatter")
-        said = blocked(spark)
-        assert "8000" in said
-        assert pid in said
+        event = blocked(spark)
+        assert "8000" in event
+        assert pid in event
         assert spark.show("ActiveState", "squatter") == "active", "what is not sparkd's is not touched"
     finally:
         spark.node.run("systemctl", "stop", "squatter")
@@ -175,10 +175,10 @@ def test_a_held_port_blocks_and_names_its_holder(spark: SparkdNode) -> None:
 def test_too_little_memory_blocks_before_anything_is_started(spark: SparkdNode) -> None:
     spark.node.memory(3 * GIB)
     try:
-        said = blocked(spark)
-        assert "unified-memory" in said
-        assert "available" in said
-        assert "needed" in said
+        event = blocked(spark)
+        assert "unified-memory" in event
+        assert "available" in event
+        assert "needed" in event
         assert spark.containers() == []
     finally:
         spark.node.memory(8 * GIB)
@@ -201,9 +201,9 @@ def asserting(spark: SparkdNode) -> str:
 
 
 def test_an_image_that_is_not_as_its_recipe_asserts_blocks(spark: SparkdNode) -> None:
-    said = asserting(spark)
-    assert "not what the recipe needs: grep: /patched: No such file or directory" in said
-    assert "make image" in said
+    event = asserting(spark)
+    assert "not what the recipe needs: grep: /patched: No such file or directory" in event
+    assert "make image" in event
     assert spark.containers() == []
 
 
@@ -232,14 +232,14 @@ def test_an_image_that_was_built_again_is_checked_once_and_serves(spark: SparkdN
 def test_a_wrong_flag_quotes_the_engines_own_first_line(spark: SparkdNode) -> None:
     unseen = '[preflight]\nskip = ["plan-lint"]\n'
     spark.configure(CONFIGURATION + "[engine.args]\nmax-model-len = 100000\n" + unseen)
-    said = refused(spark, 13)
-    assert "User-specified max_model_len (100000) is greater than the derived max_model_len" in said
+    event = refused(spark, 13)
+    assert "User-specified max_model_len (100000) is greater than the derived max_model_len" in event
 
 
 def test_a_launch_that_is_not_ready_in_time_leaves_nothing_and_the_next_agent_reports_it(spark: SparkdNode) -> None:
     configure_late(spark)
-    said = refused(spark, 12)
-    assert "not ready within 10 s: waited for HTTP to answer; the engine was" in said
+    event = refused(spark, 12)
+    assert "not ready within 10 s: waited for HTTP to answer; the engine was" in event
     assert (spark.containers(), spark.leftovers()) == ([], [])
 
     def reported() -> bool:
@@ -259,9 +259,9 @@ def test_the_sixth_launch_of_a_failing_plan_needs_a_person_and_the_next_by_hand_
     digest = json.loads(spark.node.run("sparkd", "plan", "--json").stdout)["digest"]
     history = {"schema": 1, "failures": {digest: 5}}
     spark.node.write("/var/lib/sparkd/launch-history.json", json.dumps(history))
-    said = refused(spark, 17)
-    assert "5 launches of this plan in a row" in said
-    assert "systemctl start sparkd-head" in said
+    event = refused(spark, 17)
+    assert "5 launches of this plan in a row" in event
+    assert "systemctl start sparkd-head" in event
     stays_down(spark)
     assert json.loads(spark.node.read("/var/lib/sparkd/launch-history.json"))["failures"] == {}
 
@@ -305,8 +305,8 @@ def test_systemd_sends_it_as_soon_as_the_receiver_is_back(spark: SparkdNode) -> 
         configure_late(spark)
         cursor = spark.cursor()
         refused(spark, 12)
-        said = spark.node.journal("sparkd-notify", f"--after-cursor={cursor}")
-        print(f"after an end with 12, which systemd starts again: {said!r}")
+        journal = spark.node.journal("sparkd-notify", f"--after-cursor={cursor}")
+        print(f"after an end with 12, which systemd starts again: {journal!r}")
         assert len(receiver.events) == 1
     finally:
         receiver.forget(spark)

@@ -51,8 +51,8 @@ def test_apt_installs_upgrades_goes_back_removes_and_purges(node: Node, package:
     node.run("systemctl", "stop", "repository")
     assert node.run("sh", "/root/install.sh", check=False).returncode == 100, "out of reach"
     serve(node)
-    said = node.sh("sh /root/install.sh").stdout
-    assert said.splitlines()[-1] == "sudo apt-get install sparkd"
+    output = node.sh("sh /root/install.sh").stdout
+    assert output.splitlines()[-1] == "sudo apt-get install sparkd"
     apt(node, "install", "sparkd")
     assert installed(node) == f"{OLD}, sparkd {OLD}"
     node.write(KEPT, '[engine]\nrecipe = "tiny-cpu"\n')
@@ -84,10 +84,10 @@ def test_apt_installs_upgrades_goes_back_removes_and_purges(node: Node, package:
 def test_apt_refuses_what_was_not_signed(node: Node, spoil: str, refusal: str) -> None:
     publish(node, "new")
     node.sh(f"sh /root/install.sh && rm -rf /var/lib/apt/lists/* && {spoil}")
-    code, said = apt(node, "update", check=False)
-    assert (code, refusal in said) == (100, True), said
-    code, said = apt(node, "install", "sparkd", check=False)
-    assert code == 100, said
+    code, output = apt(node, "update", check=False)
+    assert (code, refusal in output) == (100, True), output
+    code, output = apt(node, "install", "sparkd", check=False)
+    assert code == 100, output
     node.sh("test ! -e /usr/bin/sparkd")
 
 
@@ -96,7 +96,7 @@ def test_apt_refuses_a_package_that_was_exchanged(node: Node) -> None:
     node.sh(
         f"sh /root/install.sh && apt-get clean && for deb in {SERVED}/pool/main/s/sparkd/*.deb; do echo x >>$deb; done"
     )
-    code, said = apt(node, "install", "sparkd", check=False)
-    assert code == 100, said
-    assert "Hash Sum mismatch" in said or "unexpected size" in said, said
+    code, output = apt(node, "install", "sparkd", check=False)
+    assert code == 100, output
+    assert "Hash Sum mismatch" in output or "unexpected size" in output, output
     node.sh("test ! -e /usr/bin/sparkd")

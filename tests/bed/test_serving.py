@@ -312,14 +312,14 @@ def test_starting_the_wrong_unit_disturbs_nothing(serving: SparkdNode) -> None:
 def test_a_drill_kills_the_core_and_says_when_and_why_it_serves_again(serving: SparkdNode) -> None:
     serving.forget_failures()
     cursor, core = serving.cursor(), engine_core(serving)
-    said = serving.node.run("sparkd", "drill", "core", "--yes", timeout=SERVING_SECONDS).stdout
-    assert f"VLLM::EngineCore, pid {core}" in said
-    steps = re.findall(r"^ +([\d.]+) s  (\w[\w-]*)", said, re.MULTILINE)
+    output = serving.node.run("sparkd", "drill", "core", "--yes", timeout=SERVING_SECONDS).stdout
+    assert f"VLLM::EngineCore, pid {core}" in output
+    steps = re.findall(r"^ +([\d.]+) s  (\w[\w-]*)", output, re.MULTILINE)
     assert [float(seconds) for seconds, _ in steps] == sorted(float(seconds) for seconds, _ in steps)
     assert [step for _, step in steps][:1] + [step for _, step in steps][-1:] == ["killed", "serving"]
-    assert re.search(r"^serves again after [\d.]+ s; the load before took [\d.]+ s$", said, re.MULTILINE), said
-    assert re.search(r"^reported cause: .*killed by signal 9 from outside.* \(exit 13\)$", said, re.MULTILINE), said
-    assert said.endswith("nothing is to be done\n")
+    assert re.search(r"^serves again after [\d.]+ s; the load before took [\d.]+ s$", output, re.MULTILINE), output
+    assert re.search(r"^reported cause: .*killed by signal 9 from outside.* \(exit 13\)$", output, re.MULTILINE), output
+    assert output.endswith("nothing is to be done\n")
     assert serving.serves()
     assert "agent.run.failed code=13 cause=killed-from-outside " in serving.journal_since(cursor)
     assert (serving.containers(), serving.leftovers()) == (["sparkd-rank0"], [])
@@ -528,10 +528,10 @@ def test_a_load_that_hangs_names_its_step_and_its_threads_and_the_next_one_serve
     wait_for(lambda: re.search(r"; nothing has moved for \d+ s$", spark.status_text()), 20, "STATUS= to show it")
     line = given_up(spark, cursor, old)
     assert "code=12 cause=load-stalled" in line
-    said = (
+    pattern = (
         rf"rank 0 on {spark.node.name}, [a-z ]+, has stood still for 1\d s; its threads: \d+ of \S+ in do_signal_stop"
     )
-    assert re.search(said, line), line
+    assert re.search(pattern, line), line
     spark.await_serving()
 
 
@@ -602,10 +602,8 @@ def test_an_engine_that_hangs_under_a_request_is_a_stall_once_no_compiler_runs(i
         impatient.node.kill(worker(impatient), signal.SIGSTOP)
         wait_for(lambda: compilers() == 0, 60, "the end of the compiler")
         assert impatient.main_pid() == old, "given up while a compiler ran"
-        said = given_up(impatient, cursor, old)
-        assert re.search(
-            r"code=15 .*(?:requests run and no token came for \d+ s|is stopped \(state T\) for 20 s)", said
-        )
+        end = given_up(impatient, cursor, old)
+        assert re.search(r"code=15 .*(?:requests run and no token came for \d+ s|is stopped \(state T\) for 20 s)", end)
     finally:
         load.end(impatient.node)  # or the next engine would meet it too, and is to be idle
         impatient.stop()

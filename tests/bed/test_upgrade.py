@@ -33,8 +33,8 @@ def without_files(serving: SparkdNode) -> Iterator[SparkdNode]:
     serving.node.sh("test -d /usr/lib/sparkd || mv /usr/lib/sparkd.away /usr/lib/sparkd")
 
 
-def said(spark: SparkdNode, agent: int) -> str:
-    """What this one agent has said: not its engine, nor `sparkd sweep` after it, which can't run without its files."""
+def agent_log(spark: SparkdNode, agent: int) -> str:
+    """The log of this one agent: not its engine, nor `sparkd sweep` after it, which can't run without its files."""
     lines = spark.node.run("journalctl", "--boot", "--no-pager", "--output=cat", f"_PID={agent}").stdout.splitlines()
     return "\n".join(line for line in lines if not line.startswith("engine| "))
 
@@ -61,8 +61,8 @@ def test_a_reload_exchanges_the_agent_for_the_new_program_and_leaves_the_engine(
         assert (report.version, report.phase.value, report.pid) == ("99.0", "serving", agent)
         assert (serving.main_pid(), serving.containers(), serving.active()) == (agent, containers, True)
         assert serving.serves()
-        said = serving.journal_since(cursor)
-        assert "became sparkd 99.0; the engine served on" in said, said
+        journal = serving.journal_since(cursor)
+        assert "became sparkd 99.0; the engine served on" in journal, journal
     finally:
         package = serving.node.sh("ls /root/sparkd_*.deb").stdout.split()
         serving.node.run("dpkg", "--install", *package, timeout=120)
@@ -130,7 +130,7 @@ def test_a_stop_needs_nothing_of_the_files(without_files: SparkdNode) -> None:
     without_files.stop()
     assert without_files.containers() == []
     assert without_files.leftovers() == []
-    assert "Traceback" not in said(without_files, agent)
+    assert "Traceback" not in agent_log(without_files, agent)
 
 
 def test_an_end_is_reported_without_the_files(without_files: SparkdNode) -> None:
@@ -141,8 +141,8 @@ def test_an_end_is_reported_without_the_files(without_files: SparkdNode) -> None
     try:
         without_files.node.kill(without_files.pid("vllm serve"), signal.SIGKILL)
         wait_for(lambda: without_files.show("ActiveState") == "failed", 60, "the unit to fail")
-        assert without_files.exit_status() == 13, said(without_files, agent)
-        assert "Traceback" not in said(without_files, agent)
+        assert without_files.exit_status() == 13, agent_log(without_files, agent)
+        assert "Traceback" not in agent_log(without_files, agent)
     finally:
         without_files.node.run("rm", "-r", f"/run/systemd/system/{HEAD}.service.d")
         without_files.node.run("systemctl", "daemon-reload")

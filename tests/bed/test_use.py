@@ -101,13 +101,13 @@ while True:
         ready = False
     if ready:
         try:
-            said = str(answer(8000, "POST", "/v1/completions", body)[0])
+            outcome = str(answer(8000, "POST", "/v1/completions", body)[0])
         except Exception as error:
-            said = type(error).__name__
+            outcome = type(error).__name__
     else:
-        said = "refused"
+        outcome = "refused"
         time.sleep(0.2)
-    print(said, flush=True)
+    print(outcome, flush=True)
 """
 """Requests /readyz before each request, as a load balancer does."""
 
@@ -234,12 +234,12 @@ def test_each_symptom_of_a_broken_engine_is_found_by_smoke(spark: SparkdNode) ->
     node, missed = spark.node, []
     node.run("sparkd", "use", "short", timeout=USE_SECONDS)
     try:
-        for symptom, said in {"": "bad outputs: 0", **SYMPTOMS, "none": "bad outputs: 0"}.items():
+        for symptom, fault in {"": "bad outputs: 0", **SYMPTOMS, "none": "bad outputs: 0"}.items():
             node.write(SYMPTOM, symptom)
             for _ in range(1 if symptom in SYMPTOMS else HEALTHY_TRIES):
                 shown = node.run("sparkd", "smoke", check=False)
                 print(f"{symptom or 'healthy'}: exit {shown.returncode}\n{shown.stdout}")
-                seen = (shown.returncode == 12, said in shown.stdout) == (symptom in SYMPTOMS, True)
+                seen = (shown.returncode == 12, fault in shown.stdout) == (symptom in SYMPTOMS, True)
                 if seen or not all(text in shown.stdout for text in ("bad: no text: ", "bad outputs: 1 ")):
                     break
             if not seen:

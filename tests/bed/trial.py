@@ -19,7 +19,7 @@ NOISY_COMPLETION_SECONDS = 60.0
 MANY_COMPLETIONS = 10
 """Of so many one may take longer: TCP itself waits for up to a minute after a row of losses (seen: one of 20)."""
 SETTLED_SECONDS = 30.0
-"""After the noise, until all is said to be well again."""
+"""After the noise, until all is reported well again."""
 LATE_SECONDS = 15.0
 """How long beyond its limit a fault is watched, to say how late it was."""
 LOOK_SECONDS = 0.02

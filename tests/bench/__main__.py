@@ -99,7 +99,7 @@ def _measure(names: Sequence[str], package: Path) -> Iterator[tuple[Figure, ...]
 
 @contextmanager
 def _announce(name: str) -> Iterator[None]:
-    """Some take minutes: which it is at, and how long each took, is said meanwhile."""
+    """Some take minutes: which it is at, and how long each took, is reported meanwhile."""
     began = time.monotonic()
     print(f"bench: measuring {name}", file=sys.stderr, flush=True)
     yield

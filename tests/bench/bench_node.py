@@ -71,11 +71,11 @@ class BenchNode:
 
     def timed(self, runs: int, *command: str) -> tuple[Timed, ...]:
         """Run it so often, timed by a process in the node. Raises BedError where it fails."""
-        said = self.spark.node.run("/usr/bin/python3", AT / "timed.py", str(runs), *command, timeout=SERVING_SECONDS)
-        found = [json.loads(line) for line in said.stdout.splitlines()]
+        done = self.spark.node.run("/usr/bin/python3", AT / "timed.py", str(runs), *command, timeout=SERVING_SECONDS)
+        found = [json.loads(line) for line in done.stdout.splitlines()]
         for one in found:
             if one["code"]:
-                raise BedError(f"{' '.join(command)}: exit {one['code']}: {one['said'].strip()}")
+                raise BedError(f"{' '.join(command)}: exit {one['code']}: {one['output'].strip()}")
         return tuple(Timed(one["began"], one["seconds"]) for one in found)
 
     def stamp(self, name: str) -> float:

@@ -38,8 +38,8 @@ def measure() -> tuple[Figure, ...]:
         key.write(os.urandom(32).hex())
         key.flush()
         for findings in FINDINGS:
-            said = _run("exchanged", str(findings), str(RUNS), key.name)
-            found += of_cost(findings, TypeAdapter(Cost).validate_json(said), load())
+            output = _run("exchanged", str(findings), str(RUNS), key.name)
+            found += of_cost(findings, TypeAdapter(Cost).validate_json(output), load())
     for size in SIZES:
         before = load()  # the load of the nodes themselves is no foreign load
         found += of_result(TypeAdapter(Result).validate_json(_run("simulated", str(size))), before)

@@ -47,11 +47,11 @@ def _row(figure: Figure) -> tuple[str, ...]:
 def _notes(figures: Sequence[Figure], machine: Machine) -> list[str]:
     loads = [figure.load for figure in figures]
     missed = sum(not figure.passed for figure in figures)
-    said = f"load of that machine while measuring: {number(min(loads))} to {number(max(loads))}" if loads else ""
+    load_text = f"load of that machine while measuring: {number(min(loads))} to {number(max(loads))}" if loads else ""
     return [
         "measured: the median of the runs, or the worst of them where the limit says so; ratio: to what stands beside",
         f"sparkd {machine.version}, {machine.cores} cores of {machine.processor}, Linux {machine.kernel}",
-        said,
+        load_text,
         f"{missed} of {sum(figure.limit is not None for figure in figures)} limits missed",
     ]
 

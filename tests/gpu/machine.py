@@ -196,8 +196,8 @@ def make_model() -> str:
     """Returns its size. Of 0.7 G parameters, or tiny for a CPU."""
     MODEL.parent.mkdir(parents=True, exist_ok=True)
     size = (256, 2, "float32") if ON_CPU else (2048, 16, "bfloat16")
-    said = run(torch_python(), FILES / "make-model", MODEL, *size, env={"HF_HUB_OFFLINE": "1"})
-    return said.splitlines()[-1]
+    output = run(torch_python(), FILES / "make-model", MODEL, *size, env={"HF_HUB_OFFLINE": "1"})
+    return output.splitlines()[-1]
 
 
 def mounts() -> list[str]:

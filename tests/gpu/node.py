@@ -257,7 +257,7 @@ def serve(index: int, folder: Path) -> None:
         act: Callable[..., object] = getattr(inside, name)
         try:
             answer = [True, act(*values)]
-        except Exception as error:  # said outside
+        except Exception as error:  # reported outside
             answer = [False, f"{name}: {error!r}"]
         answers.write(json.dumps(answer) + "\n")
 

@@ -10,21 +10,27 @@ HEADER_BYTES, PROGRAM_BYTES, SYMBOL_BYTES = 64, 56, 24
 GLOBAL_FUNCTION, READ_WRITE, ALL = 0x12, 6, 7
 
 
+def align(offset: int) -> int:
+    """The next multiple of 8."""
+    return -(-offset // 8) * 8
+
+
 def build(*names: str) -> bytes:
     """An ELF file that exports these functions (System V ABI, AMD64 supplement)."""
     text_at = HEADER_BYTES + 3 * PROGRAM_BYTES
-    symbols_at = -(-(text_at + len(PAUSE)) // 8) * 8
+    symbols_at = align(text_at + len(PAUSE))
     strings, symbols = b"\0", bytes(SYMBOL_BYTES)
     for name in names:
+        # st_name, st_info, st_other, st_shndx (any section but none: the symbol is defined), st_value, st_size
         symbols += struct.pack("<IBBHQQ", len(strings), GLOBAL_FUNCTION, 0, 1, text_at, len(PAUSE))
         strings += name.encode() + b"\0"
     hash_at = symbols_at + len(symbols)
-    count = len(names) + 1  # one bucket, whose chain has all of them
-    table = struct.pack(
-        f"<III{count}I", 1, count, 1, *(number + 1 if number < count - 1 else 0 for number in range(count))
-    )
+    count = len(names) + 1  # the first symbol is undefined
+    chain = [*range(1, count), 0]  # the index of the next symbol; 0 ends it
+    # nbucket, nchain, the only bucket, which begins at symbol 1, and the chain
+    table = struct.pack(f"<III{count}I", 1, count, 1, *chain)
     strings_at = hash_at + len(table)
-    dynamic_at = -(-(strings_at + len(strings)) // 8) * 8
+    dynamic_at = align(strings_at + len(strings))
     tags = (
         (DT_HASH, hash_at),
         (DT_STRTAB, strings_at),
@@ -35,12 +41,15 @@ def build(*names: str) -> bytes:
     )
     dynamic = b"".join(struct.pack("<qQ", *tag) for tag in tags)
     size = dynamic_at + len(dynamic)
+    # e_ident: 64 bits, little-endian, version 1. Then e_type (ET_DYN), e_machine (EM_X86_64), e_version, e_entry,
+    # e_phoff, e_shoff, e_flags, e_ehsize, e_phentsize, e_phnum, e_shentsize, e_shnum, e_shstrndx
     header = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
         "<HHIQQQIHHHHHH", 3, 62, 1, 0, HEADER_BYTES, 0, 0, HEADER_BYTES, PROGRAM_BYTES, 3, 0, 0, 0
     )
     programs = b"".join(
-        struct.pack("<IIQQQQQQ", kind, flags, at, at, at, length, length, align)
-        for kind, flags, at, length, align in (
+        # p_type, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align
+        struct.pack("<IIQQQQQQ", kind, flags, at, at, at, length, length, alignment)
+        for kind, flags, at, length, alignment in (
             (PT_LOAD, ALL, 0, size, 4096),
             (PT_DYNAMIC, READ_WRITE, dynamic_at, len(dynamic), 8),
             (PT_GNU_STACK, READ_WRITE, 0, 0, 16),

@@ -81,11 +81,12 @@ def compiling(jobs: int, files: int) -> Iterator[subprocess.Popen[bytes]]:
 @contextmanager
 def holding(machine: Machine, events: EventLines) -> Iterator[None]:
     watch = CompilerWatch(
-        short_bytes=SHORT_MIB * MIB,
+        floor_bytes=SHORT_MIB * MIB,
         ended=threading.Event(),
         processes=machine.processes,
         available_bytes=machine.available_bytes,
-        set_running=lambda key, resume: signal_process(SIGCONT if resume else SIGSTOP, *key, OWN_GROUP),
+        pause=lambda key: signal_process(SIGSTOP, *key, OWN_GROUP),
+        resume=lambda key: signal_process(SIGCONT, *key, OWN_GROUP),
         events=events,
     )
     until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # the next look is seconds away

@@ -12,7 +12,8 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 from sparkd.agent.actions import page_cache
-from sparkd.agent.engine.contiguous_memory import WORTH_BYTES, ContiguousMemory
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory
+from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import LARGE_BLOCK_BYTES
 
@@ -64,7 +65,9 @@ def test_the_guard_of_a_load_compacts_once_where_memory_is_short() -> None:
         held.write(b"x" * HELD_BYTES)
         for offset in range(0, HELD_BYTES, 2 * mmap.PAGESIZE):
             held.madvise(mmap.MADV_DONTNEED, offset, mmap.PAGESIZE)
-        until(lambda: Host().free_memory().scattered_bytes > WORTH_BYTES, 30)  # the processors keep some for seconds
+        until(
+            lambda: Host().free_memory().scattered_bytes > WORTH_COMPACTING_BYTES, 30
+        )  # the processors keep some for seconds
         for _ in range(3):
             guard.keep(lambda: None)
     (line,) = events.lines

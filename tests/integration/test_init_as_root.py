@@ -1,40 +1,60 @@
-"""`sparkd init` as a person types it. Only root may, and these tests run as root."""
+"""`sparkd init` as a person types it. Only root may: these tests run as root, with an /etc and /var of their own."""
 
-from pathlib import Path
+import textwrap
 
-import pytest
+from tests.integration import world
 
-from sparkd.base.cluster.auth import read_keys
-from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ExitCode
-from sparkd.tools.cli.main import main
+
+COMMON = """
+    import json, os, subprocess
+    from pathlib import Path
+
+    from sparkd.base.cluster.auth import read_keys
+    from sparkd.base.host.files import Files
+    from tests.unit.commands import sparkd
+
+    for folder in ("/etc", "/var"):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "own", folder], check=True)
+    for folder in ("/etc/sparkd", "/var/lib"):
+        os.makedirs(folder)
+    CONFIG, KEY = Path("/etc/sparkd/sparkd.toml"), "/etc/sparkd/cluster.key"
+    CONFIG.touch()
+
+    def command(*words):
+        done = sparkd(*words, config=CONFIG)
+        return [done.returncode, done.stdout, done.stderr]
+"""
 
 
-def test_the_command_prints_what_to_do_next_and_no_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "cluster.key"
-    monkeypatch.setenv("SPARKD_CLUSTER__KEY_FILE", str(path))
-    for words in (["init", "--new-cluster-key"], ["init", "--new-cluster-key", "--rotate"]):
-        assert main(words) == ExitCode.GOOD
-        said = capsys.readouterr()
-        assert f"wrote {path}" in said.out
-        assert not any(key.hex() in said.out + said.err for key in read_keys(Files(), str(path)))
-    assert main(["init", "--new-cluster-key"]) == ExitCode.USAGE
+def run(code: str) -> list[tuple[int, str, str]]:
+    answers = world.run(textwrap.dedent(COMMON) + textwrap.dedent(code))
+    assert isinstance(answers, list)
+    return answers
 
 
-def test_the_check_of_the_configuration_looks_at_the_key_of_several_nodes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "cluster.key"
-    (tmp_path / "sparkd.toml").touch()
-    monkeypatch.setenv("SPARKD_CONFIG", str(tmp_path / "sparkd.toml"))
-    monkeypatch.setenv("SPARKD_CLUSTER__KEY_FILE", str(path))
-    monkeypatch.setenv("SPARKD_CLUSTER__NODES", '["10.254.0.1", "10.254.0.2"]')
-    assert main(["config", "check"]) == ExitCode.CONFIG
-    assert f"no cluster key: {path} does not exist" in capsys.readouterr().err
-    assert main(["init", "--new-cluster-key"]) == ExitCode.GOOD
-    assert main(["config", "check"]) == ExitCode.CONFIG
-    said = capsys.readouterr().err
-    assert "cluster.key" not in said
-    assert "10.254.0.1" in said, "this machine has none of the addresses, which stays to be said"
+def test_the_command_prints_what_to_do_next_and_no_key() -> None:
+    *made, (refused, _, _) = run("""
+        answers = []
+        for words in (["init", "--new-cluster-key"], ["init", "--new-cluster-key", "--rotate"]):
+            code, output, errors = command(*words)
+            leaked = " ".join(key.hex() for key in read_keys(Files(), KEY) if key.hex() in output + errors)
+            answers.append([code, output, leaked])
+        print(json.dumps([*answers, command("init", "--new-cluster-key")]))
+    """)
+    for code, output, leaked in made:
+        assert (code, leaked) == (ExitCode.GOOD, "")
+        assert "wrote /etc/sparkd/cluster.key" in output
+    assert (len(made), refused) == (2, ExitCode.USAGE)
+
+
+def test_the_check_of_the_configuration_looks_at_the_key_of_several_nodes() -> None:
+    keyless, made, keyed = run("""
+        CONFIG.write_text('[cluster]\\nnodes = ["10.254.0.1", "10.254.0.2"]\\n')
+        check = ("config", "check")
+        print(json.dumps([command(*check), command("init", "--new-cluster-key"), command(*check)]))
+    """)
+    assert (keyless[0], made[0], keyed[0]) == (ExitCode.CONFIG, ExitCode.GOOD, ExitCode.CONFIG)
+    assert "no cluster key: /etc/sparkd/cluster.key does not exist" in keyless[2]
+    assert "cluster.key" not in keyed[2]
+    assert "10.254.0.1" in keyed[2], "this machine has none of the addresses, which stays to be reported"

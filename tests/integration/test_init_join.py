@@ -20,9 +20,6 @@ NODES = """
     from sparkd.tools.setup.wizard import Wishes, Wizard
     from sparkd.tools.setup.node_files import NodeFiles
     from sparkd.base.host import Host
-    if "older" in sys.argv:  # it sends what an earlier version does
-        from sparkd.tools.setup import join, join_request
-        join_request.Hello = lambda *sent: join.Hello(*sent[:4])
     wishes = Wishes(nodes=int(sys.argv[2]), invite="invite" in sys.argv, yes=True, ssh=())
     try:
         wizard = Wizard(wishes, NodeFiles(Host(sys.argv[1]), {}), partial(print, flush=True), prompt)
@@ -59,9 +56,6 @@ NODES = """
 """
 
 
-NO_PUBLIC_KEY = "its older sparkd keeps no public key of this head"
-
-
 def run(code: str) -> object:
     return world.run("".join(map(textwrap.dedent, (COMMON, NODES, code))))
 
@@ -71,7 +65,7 @@ def test_a_node_joins_by_the_code_on_stdin_and_both_have_key_and_addresses() -> 
         inviting = wizard(head)
         code = code_of(inviting)
         joining = wizard(other, "join", space="node2")
-        said, _ = joining.communicate(code + "\\n", timeout=60)
+        output, _ = joining.communicate(code + "\\n", timeout=60)
         rest, _ = inviting.communicate(timeout=60)
         keys = [(tree.root / KEY).read_text() for tree in (head, other)]
         again = wizard(head).communicate(timeout=60)[0]
@@ -79,42 +73,27 @@ def test_a_node_joins_by_the_code_on_stdin_and_both_have_key_and_addresses() -> 
         from sparkd.base.host.files import Files
         halves = read_public_halves(Files(str(head.root)), 0)
         fits = halves[0].hex() == (other.root / "etc/sparkd/head.pub").read_text().split()[-1]
-        print(json.dumps([settings(head), settings(other), keys[0] == keys[1], keys[0].split()[-1] in said + rest,
-                          oct((other.root / KEY).stat().st_mode)[-3:], said.splitlines(), rest.splitlines(), again,
+        print(json.dumps([settings(head), settings(other), keys[0] == keys[1], keys[0].split()[-1] in output + rest,
+                          oct((other.root / KEY).stat().st_mode)[-3:], output.splitlines(), rest.splitlines(), again,
                           fits]))
     """)
     assert isinstance(found, list)
-    head, other, same, shown, mode, said, rest, again, fits = found
+    head, other, same, shown, mode, lines, rest, again, fits = found
     assert fits, "the node has the public half of its head's key"
     nodes = ["10.0.0.1", "10.0.0.2"]
     assert head == {"cluster": {"nodes": nodes}, "engine": {"recipe": "deepseek-v4-flash-balanced"}}
     assert other == {"cluster": {"nodes": nodes, "follow_head": True}}
     assert (same, shown, mode) == (True, False, "600")
-    assert any("10.0.0.1, as 10.0.0.2" in line for line in said), said
-    assert any(line.endswith("the others run when the head's configuration has come") for line in said), said
-    assert not any("block configuration" in line for line in said), said
-    assert said[-1].endswith("sudo systemctl enable --now sparkd-worker")
+    assert any("10.0.0.1, as 10.0.0.2" in line for line in lines), lines
+    assert any(line.endswith("the others run when the head's configuration has come") for line in lines), lines
+    assert not any("block configuration" in line for line in lines), lines
+    assert lines[-1].endswith("sudo systemctl enable --now sparkd-worker")
     assert any(line.startswith("joined") and "(10.0.0.2)" in line for line in rest), rest
-    assert not any(NO_PUBLIC_KEY in line for line in rest), rest
     assert rest[-1].endswith("sudo systemctl enable --now sparkd-head")
     assert "nothing: all of it is there" in again
 
 
-def test_a_head_says_that_a_node_of_an_earlier_version_keeps_no_public_key_and_what_to_do() -> None:
-    rest = run("""
-        inviting = wizard(head)
-        wizard(other, "join", "older", space="node2").communicate(code_of(inviting) + "\\n", timeout=60)
-        print(json.dumps(inviting.communicate(timeout=60)[0].splitlines()))
-    """)
-    assert isinstance(rest, list)
-    (line,) = (line for line in rest if NO_PUBLIC_KEY in line)
-    assert line.endswith(
-        "there: sudo apt install ./sparkd_*.deb; then here: sudo sparkd init --invite, "
-        "and there: sudo sparkd init --join"
-    )
-
-
-def test_ctrl_c_while_it_waits_says_who_has_joined_and_how_to_go_on() -> None:
+def test_ctrl_c_while_it_waits_says_who_has_joined_and_how_to_continue() -> None:
     rest = run("""
         import signal
         inviting = wizard(head)
@@ -156,14 +135,14 @@ def test_a_node_that_was_installed_again_is_invited_again() -> None:
         for name in (KEY, "etc/sparkd/conf.d/10-init.toml", "var/lib/sparkd/setup.json"):
             (other.root / name).unlink()
         again = wizard(head, "invite")
-        said = wizard(other, "join", space="node2").communicate(code_of(again) + "\\n", timeout=60)[0]
+        output = wizard(other, "join", space="node2").communicate(code_of(again) + "\\n", timeout=60)[0]
         again.communicate(timeout=60)
         keys = [(tree.root / KEY).read_text() for tree in (head, other)]
-        print(json.dumps([settings(head)["cluster"]["nodes"], keys[0] == keys[1], said]))
+        print(json.dumps([settings(head)["cluster"]["nodes"], keys[0] == keys[1], output]))
     """)
     assert isinstance(found, list)
-    nodes, same, said = found
-    assert (nodes, same) == (["10.0.0.1", "10.0.0.2"], True), said
+    nodes, same, output = found
+    assert (nodes, same) == (["10.0.0.1", "10.0.0.2"], True), output
 
 
 @pytest.mark.parametrize("hosts", [["other", "lost"], ["lost", "other"]])
@@ -186,15 +165,15 @@ def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_t
         four = {"schema": 1, "name": "four", "model": {"path": "DeepSeek-V4-Flash"}, "image": {"ref": "i:1"},
                 "args": {"tensor-parallel-size": 4}, "nodes": {"min": 4, "max": 4}}
         head.file("/etc/sparkd/recipes/four.yaml", json.dumps(four))
-        said = subprocess.run([sys.executable, "-c", by_ssh, str(head.root), "4"], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", by_ssh, str(head.root), "4"], capture_output=True, text=True)
         nodes = settings(head)["cluster"]["nodes"] if (head.root / "etc/sparkd/conf.d/10-init.toml").exists() else []
-        print(json.dumps([nodes, said.stdout.splitlines(), said.stderr]))
+        print(json.dumps([nodes, done.stdout.splitlines(), done.stderr]))
     """)
     )
     assert isinstance(found, list)
-    nodes, said, _ = found
-    assert nodes == ["10.0.0.1", "10.0.0.2"], "\n".join(said)
-    assert any(line.startswith("joined") for line in said), found
-    assert said[-1].startswith("error: lost: "), found
-    (refused,) = [line for line in said if line.startswith("failed") and "lost: " in line]
+    nodes, lines, _ = found
+    assert nodes == ["10.0.0.1", "10.0.0.2"], "\n".join(lines)
+    assert any(line.startswith("joined") for line in lines), found
+    assert lines[-1].startswith("error: lost: "), found
+    (refused,) = [line for line in lines if line.startswith("failed") and "lost: " in line]
     assert refused.endswith("sudo ssh-copy-id lost; or there by hand: sudo sparkd init --join)"), "init has no --user"

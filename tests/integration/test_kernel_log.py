@@ -38,11 +38,11 @@ def test_every_record_of_the_kernel_is_read_in_order_and_the_reader_does_not_wai
 
 def test_what_a_program_writes_into_the_log_is_not_believed() -> None:
     tag = uuid.uuid4().hex[:8]
-    said = f"NVRM: Xid (PCI:{tag}): 79, GPU has fallen off the bus."
+    message = f"NVRM: Xid (PCI:{tag}): 79, GPU has fallen off the bus."
     for priority in ("", "<0>", "<4>"):
-        Path("/dev/kmsg").write_text(f"{priority}{said}\n")
+        Path("/dev/kmsg").write_text(f"{priority}{message}\n")
     raw = b"".join(kernel._read_chunks(LIVE)).decode("utf-8", "replace")
-    assert raw.count(said) == 3, "the kernel has the messages"
+    assert raw.count(message) == 3, "the kernel has the messages"
     assert not [one for one in kernel.read_log(LIVE) if tag in one.text]
     assert tag not in str(KernelLog().probe(Host()).events)
 

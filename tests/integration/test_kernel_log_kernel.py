@@ -35,8 +35,8 @@ def test_the_kernels_own_message_is_reported_within_two_seconds_and_a_forged_one
         task = asyncio.ensure_future(watch.follow(fd))
         await asyncio.sleep(0.5)
         for priority in ("", "<0>", "<3>", "<11>"):
-            said = f"Memory cgroup out of memory: Killed process 1 (forged {name}) total-vm:1kB"
-            Path("/dev/kmsg").write_text(f"{priority}{said}\n")
+            message = f"Memory cgroup out of memory: Killed process 1 (forged {name}) total-vm:1kB"
+            Path("/dev/kmsg").write_text(f"{priority}{message}\n")
             Path("/dev/kmsg").write_text(f"{priority}NVRM: Xid (PCI:000f:01:00): 79, {name}\n")
         await asyncio.sleep(1)
         hog = subprocess.Popen([sys.executable, "-c", HOG, str(small_group / "cgroup.procs"), name])

@@ -24,12 +24,12 @@ def run(code: str) -> object:
 def test_a_shared_memory_that_somebody_mounted_tiny_is_seen_with_what_fills_it() -> None:
     found = run("""
         check = ShmSize(own_bytes=None, is_head=True, cluster_size=2)
-        said = []
+        readings = []
         def look():
             facts = check.probe(Host())
             kernels = os.statvfs("/dev/shm")
             expected = (kernels.f_blocks * kernels.f_frsize, kernels.f_bavail * kernels.f_frsize)
-            said.append([check.judge(facts).level.value, near(expected, (facts.total_bytes, facts.free_bytes))])
+            readings.append([check.judge(facts).level.value, near(expected, (facts.total_bytes, facts.free_bytes))])
         look()
         shm("64m")
         look()
@@ -40,7 +40,7 @@ def test_a_shared_memory_that_somebody_mounted_tiny_is_seen_with_what_fills_it()
         os.unlink("/dev/shm/psm_01234567")
         shm("1g")
         look()
-        print(json.dumps(said))
+        print(json.dumps(readings))
     """)
     assert found == [["ok", True], ["block", True], ["warn", True], ["ok", True]]
 

@@ -13,18 +13,18 @@ def test_a_full_disk_and_a_read_only_one_are_reported() -> None:
             from sparkd.base.host import Host, disks
             from sparkd.agent.preflight.checks.disk import STATE, DiskFacts, DiskRoom, PlaceFacts
 
-            def said():
+            def verdict():
                 (room,) = disks.read_rooms(Host(), ["/mnt/not/yet/made"])
                 verdict = DiskRoom().judge(DiskFacts((PlaceFacts(replace(STATE, path=room.path), room),)))
                 return [room.mount, room.total_bytes, room.free_bytes, room.read_only, verdict.level.value]
 
             subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "small", "/mnt"], check=True)
-            empty = said()
+            empty = verdict()
             with open("/mnt/big", "wb") as file:
                 file.write(bytes(250 << 20))
-            full = said()
+            full = verdict()
             subprocess.run(["mount", "-o", "remount,ro", "/mnt"], check=True)
-            print(json.dumps([empty, full, said()]))
+            print(json.dumps([empty, full, verdict()]))
         """)
     )
     total, used = 300 << 20, 250 << 20

@@ -23,7 +23,7 @@ COMMON = """
         for path in (SEGMENT, SEMAPHORE):
             os.utime(path, (time.time() - seconds, time.time() - seconds))
 
-    def said(check, host=None):
+    def verdict_of(check, host=None):
         verdict = check.judge(check.probe(host or Host()))
         return {"level": verdict.level.value, "reason": verdict.reason, "clears": verdict.clears,
                 "fixes": [fix.target.partition(" (")[2].rstrip(")") or fix.target for fix in verdict.fixes]}
@@ -44,7 +44,7 @@ def test_an_engine_whose_main_process_was_killed_is_a_stray_and_its_segments_are
         orphaned()
         age()
         strays, shm = StrayWorkers(), SharedMemory()
-        print(json.dumps([said(strays), said(shm)]))
+        print(json.dumps([verdict_of(strays), verdict_of(shm)]))
     """)
     assert isinstance(found, list)
     strays, shm = found
@@ -58,7 +58,7 @@ def test_a_living_engine_is_named_with_its_port_and_left_alone() -> None:
     found = run("""
         process = engine()
         # Its own main process is known by its arguments, which only a real `vllm serve` has.
-        print(json.dumps(said(StrayWorkers())))
+        print(json.dumps(verdict_of(StrayWorkers())))
         process.kill()
     """)
     assert isinstance(found, dict)
@@ -79,9 +79,9 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
         report = WantedPort(29510, "127.0.0.1", "the node's report", "cluster.report_port", is_agent_port=True)
         observers = WantedPort(29511, "127.0.0.1", "the observers", "observe.listen", is_agent_port=True, vital=False)
         elsewhere = WantedPort(29511, "10.0.0.1", "the API", "args.port")
-        answers = [said(Ports((one,))) for one in (report, observers, elsewhere)]
+        answers = [verdict_of(Ports((one,))) for one in (report, observers, elsewhere)]
         lock = acquire_lock(Host(), NodeOwner(os.getpid(), "a test", "0" * 32))
-        print(json.dumps([*answers, said(Ports((report, observers)))]))
+        print(json.dumps([*answers, verdict_of(Ports((report, observers)))]))
     """)
     assert isinstance(found, list)
     assert [one["level"] for one in found] == ["block", "warn", "ok", "ok"]
@@ -142,9 +142,9 @@ def test_orphaned_segments_are_found_by_age_and_use() -> None:
             if process.comm.startswith("VLLM::"):
                 os.kill(process.pid, signal.SIGKILL)
                 os.waitpid(process.pid, 0)
-        orphans = said(SharedMemory())
+        orphans = verdict_of(SharedMemory())
         age(30)
-        young = said(SharedMemory())
+        young = verdict_of(SharedMemory())
         print(json.dumps([orphans, young]))
     """)
     assert isinstance(found, list)
@@ -283,12 +283,12 @@ def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
             return False
 
         kept = [serve(8000, 0), serve(8001, 1)] + [serve(9000 + n, n % 2) for n in range(900)]
-        said = []
+        answers = []
         for port in (8000, 8001):
             for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "")):
                 check = Ports((WantedPort(port, address, "the API", "args.port"),))
-                said.append([check.run(host := Host())[1].level.value == "block", taken(family, address, port)])
-        print(json.dumps([said, sum(one.only_ipv6 for one in host.listeners())]))
+                answers.append([check.run(host := Host())[1].level.value == "block", taken(family, address, port)])
+        print(json.dumps([answers, sum(one.only_ipv6 for one in host.listeners())]))
     """)
     blocked = [[True, True]] * 3
     assert found == [[*blocked, [False, False], [False, False], [True, True]], 451]
@@ -332,12 +332,12 @@ def test_a_dry_run_beside_strays_leaves_every_process_segment_and_lock_as_it_was
             [sys.executable, "-B", "-m", "tests.unit.audited", "/proc/self/fd/2", "preflight", "--dry-run", "--json"],
             env={**os.environ, "SPARKD_ENGINE__RECIPE": "tiny-cpu"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
-        said = json.loads(done.stdout)
+        printed = json.loads(done.stdout)
         print(json.dumps({
             "same": machine() == before,
             "code": done.returncode,
             "offences": done.stderr.decode(),
-            "kinds": sorted({fix["kind"] for check in said["checks"] for fix in check["fixes"]}),
+            "kinds": sorted({fix["kind"] for check in printed["checks"] for fix in check["fixes"]}),
         }))
     """)
     assert found == {"same": True, "code": 10, "offences": "", "kinds": ["end-process"]}

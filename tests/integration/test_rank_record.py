@@ -53,8 +53,8 @@ def test_a_rank_that_serves_is_nobodys_orphan_until_its_agent_is_killed() -> Non
         node.tree.segment("psm_4567abcd")
         left = {"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino), "/dev/shm/psm_4567abcd": (segment.st_dev, 1)}
         node.tree.file(f"/{RECORD}", json.dumps({**record, "segments": left}))
-        code, said = sweep(node, INVOCATION)
-        assert (code, "stopped and removed container sparkd-rank0" in said) == (0, True)
+        code, output = sweep(node, INVOCATION)
+        assert (code, "stopped and removed container sparkd-rank0" in output) == (0, True)
         assert (node.containers(), node.read(RECORD)) == ([], {})
         assert os.listdir(node.root / "dev/shm") == ["psm_4567abcd"], "what the record names, if it is still that"
 
@@ -86,9 +86,9 @@ def test_a_rank_that_the_record_gives_to_the_living_agent_is_left_alone_whatever
         node.tree.file("/run/sparkd/owner.json", node_owner(node, "b" * 32))
         assert sweep(node) == (0, "")
         file.write_text("")
-        code, said = sweep(node)
+        code, output = sweep(node)
         assert code == 11
-        assert "sparkd-rank0 is left alone: /run/sparkd/private/rank.json can't be read" in said
+        assert "sparkd-rank0 is left alone: /run/sparkd/private/rank.json can't be read" in output
         assert node.containers()
         node.terminate()
         assert node.exit_code(30) == 0

@@ -148,7 +148,7 @@ WRITERS = {
     ),
     "history": Writer(lambda root: history.write(Files(str(root)), ROW), f"{STATE}/history.db"),
     "notify, its lock": Writer(open_outbox, f"{STATE}/notify.lock"),
-    "files of the head": Writer(act(lambda actions: actions.keep_head_files({"a": b"x"})), f"{STATE}/head/a"),
+    "files of the head": Writer(act(lambda actions: actions.replace_head_files({"a": b"x"})), f"{STATE}/head/a"),
     "report": Writer(act(lambda actions: actions.write_run("report.json", "{}")), "run/sparkd/report.json"),
     "the node's lock": Writer(lambda root: os.close(acquire_lock(host(root), MINE)), "run/sparkd/owner.lock"),
     "caches, made": Writer(lambda root: compile_caches.make_cache_folder(IMAGE, "vllm", root), f"{IMAGE}/vllm"),

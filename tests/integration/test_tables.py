@@ -126,8 +126,8 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
                 running.note_segments()
             seconds = time.monotonic() - began
             checks = SharedMemory(), ShmSize(own_bytes=None, is_head=True, cluster_size=1)
-            said = [[one.verdict.level.value, one.verdict.reason] for one in examine(checks, Host())]
-        print(json.dumps([seconds, *said]))
+            verdicts = [[one.verdict.level.value, one.verdict.reason] for one in examine(checks, Host())]
+        print(json.dumps([seconds, *verdicts]))
     """)
     )
     assert isinstance(found, list)
@@ -149,7 +149,7 @@ def test_whether_docker_listens_is_not_read_from_the_sockets_of_all() -> None:
         open("/run/docker.pid", "w").write("1")
         server = socket.socket(socket.AF_UNIX)
         server.bind("/run/docker.sock")
-        said = [docker.running(Host())]
+        answers = [docker.running(Host())]
         server.listen()
         grow = "import resource, socket, time; most = resource.getrlimit(7)[1]; resource.setrlimit(7, (most, most)); "
         grow += "made = [socket.socketpair() for _ in range(min(most // 2, 10_000) - 50)]; "
@@ -159,14 +159,14 @@ def test_whether_docker_listens_is_not_read_from_the_sockets_of_all() -> None:
             took = []
             for _ in range(10):
                 began = time.monotonic()
-                said.append(docker.running(Host()))
+                answers.append(docker.running(Host()))
                 took.append(time.monotonic() - began)
         server.close()
-        said.append(docker.running(Host()))
-        print(json.dumps([said, min(took)]))
+        answers.append(docker.running(Host()))
+        print(json.dumps([answers, min(took)]))
     """)
     )
     assert isinstance(found, list)
-    said, seconds = found
-    assert said == [False, *[True] * 10, False]
+    answers, seconds = found
+    assert answers == [False, *[True] * 10, False]
     assert seconds < 0.005

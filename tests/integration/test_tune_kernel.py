@@ -22,7 +22,7 @@ COMMON = """
     def tune(action):
         words = [sys.executable, "-m", "sparkd.tools.cli.main", "tune", action]
         done = subprocess.run(words, capture_output=True, text=True)
-        return {"code": done.returncode, "said": done.stdout.splitlines(), "error": done.stderr}
+        return {"code": done.returncode, "lines": done.stdout.splitlines(), "error": done.stderr}
 
     def now(name):
         return Path("/proc/sys/" + name.replace(".", "/")).read_text().split()
@@ -47,7 +47,7 @@ def test_settings_are_applied_and_exactly_taken_back() -> None:
         reverted = tune("revert")
         after = [now(name) for name in names]
         print(json.dumps({
-            "before": before, "between": between, "after": after, "applied": applied["said"], "again": again["said"],
+            "before": before, "between": between, "after": after, "applied": applied["lines"], "again": again["lines"],
             "codes": [one["code"] for one in (shown, applied, again, reverted)],
             "errors": [one["error"] for one in (shown, applied, again, reverted)], "at_boot": at_boot,
             "left": [*os.listdir("/etc/sysctl.d"), *os.listdir("/var/lib/sparkd")],

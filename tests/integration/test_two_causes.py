@@ -52,7 +52,7 @@ ENDS = {
         "switch": End(0, "switch", "stopped"),
     },
 }
-"""While it serves, the engine's own words prove no cause: a client may have said them."""
+"""While it serves, the engine's own words prove no cause: a client may have sent them."""
 
 
 def rows() -> Iterator[object]:

@@ -7,6 +7,7 @@ that survives is a rule that no test holds, or a change without effect.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -37,15 +38,19 @@ def try_package(workshop: Workshop, package: str, mutants: Iterable[Mutant]) -> 
 
 
 def main(argv: list[str]) -> int:
-    seed, count, *packages = argv
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.partition(":")[0])
+    parser.add_argument("seed", metavar="SEED", type=int)
+    parser.add_argument("count", metavar="COUNT", type=int, help="how many mutants a package")
+    parser.add_argument("packages", metavar="PACKAGE", nargs="*", help="such as base/lib; without one, each")
+    options = parser.parse_args(argv)
     if os.geteuid():
         print("mutants: namespaces need root", file=sys.stderr)
         return 2
     modules = read_modules(ROOT / SOURCE)
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         workshop = Workshop(ROOT, Path(scratch))
-        for package in packages or sorted({module.package for module in modules} - {""}):
-            try_package(workshop, package, draw(modules, package, int(seed), int(count)))
+        for package in options.packages or sorted({module.package for module in modules} - {""}):
+            try_package(workshop, package, draw(modules, package, options.seed, options.count))
     return 0
 
 

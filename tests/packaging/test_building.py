@@ -110,7 +110,7 @@ def test_a_commit_without_a_release_tag_sorts_before_the_release(tmp_path: Path,
 
 def test_changelog_entries_follow_the_sections() -> None:
     text = "## [Unreleased]\n\n### Added\n\n- One thing that\n  continues.\n\n## [0.1.0] - 2026-01-02\n\n- First.\n"
-    said = changelog.debian(text, "0.2.0~git1", 1_800_000_000)
-    assert said.startswith("sparkd (0.2.0~git1) unstable; urgency=medium\n\n  * One thing that continues.\n")
-    assert "\nsparkd (0.1.0) unstable" in said
-    assert said.endswith("Fri, 02 Jan 2026 00:00:00 +0000\n")
+    changes = changelog.debian(text, "0.2.0~git1", 1_800_000_000)
+    assert changes.startswith("sparkd (0.2.0~git1) unstable; urgency=medium\n\n  * One thing that continues.\n")
+    assert "\nsparkd (0.1.0) unstable" in changes
+    assert changes.endswith("Fri, 02 Jan 2026 00:00:00 +0000\n")

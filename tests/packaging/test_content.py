@@ -212,8 +212,8 @@ def test_needrestart_only_names_the_units(unpacked: Path) -> None:
         'print defined $hit ? $nrconf{override_rc}->{$hit} : "restarted", "\\n" }'
     )
     names = ["sparkd-head.service", "sparkd-worker.service", "other.service"]
-    said = subprocess.run(["perl", "-e", program, str(shipped), *names], capture_output=True, text=True, check=False)
-    assert said.stdout.split() == ["0", "0", "restarted"], said.stderr
+    done = subprocess.run(["perl", "-e", program, str(shipped), *names], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "0", "restarted"], done.stderr
 
 
 def test_the_first_boot_of_an_image_enables_no_unit(unpacked: Path) -> None:

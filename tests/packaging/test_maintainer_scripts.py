@@ -97,8 +97,8 @@ def test_a_purge_keeps_what_the_administrator_mounted_of_the_same_file_system(
     theirs, own = machine.file("data/theirs"), machine.file("var/lib/sparkd/known-good.json")
     there = machine.file(f"var/lib/sparkd/{below}/x").parent
     mount = f"mount --bind {theirs.parent} {shlex.quote(str(there))}"
-    said = "kept, since something is mounted in it (findmnt shows what): /var/lib/sparkd/cache\n"
-    assert machine.run("postrm", "purge", mount) == said
+    message = "kept, since something is mounted in it (findmnt shows what): /var/lib/sparkd/cache\n"
+    assert machine.run("postrm", "purge", mount) == message
     assert (theirs.exists(), there.exists(), own.exists()) == (True, True, False)
 
 

@@ -181,15 +181,15 @@ class Siege:
         code, report = member.exit_status(), member.report()
         journal = member.journal_since(self.rules.cursors[member.node.name])
         # With a file that can't be read no report is written, and that of a boot before is gone.
-        said = (
+        refusals = (
             [f"{report.cause} {report.action}: {report.message}"]
             if report and report.action not in ("", "none")
             else []
         )
-        said += [line for line in journal.splitlines() if "agent.run.refused" in line and "action=none" not in line]
-        if code not in OWED or not said:
+        refusals += [line for line in journal.splitlines() if "agent.run.refused" in line and "action=none" not in line]
+        if code not in OWED or not refusals:
             raise ViolationError(f"tokens: {member.unit} stays down with {code} and requires nobody: {report}")
-        self.world.persons.append(f"{member.unit}: {code} {said[-1]}")
+        self.world.persons.append(f"{member.unit}: {code} {refusals[-1]}")
         if code == 78:
             edit(self.world, member, 0)
         member.node.run("systemctl", "reset-failed", member.unit)

@@ -122,7 +122,7 @@ class World:
         self.key = secrets.token_hex(16)
         self.outages = Outages()
         self.persons: list[str] = []
-        """What was done by hand, because sparkd said so."""
+        """What was done by hand, because sparkd advised it."""
         self.packages, self._vllm = (package, second), vllm
         self.node_bytes = ENGINE_BYTES if vllm else STAND_IN_BYTES
         self.start_seconds = ENGINE_SECONDS if vllm else STAND_IN_SECONDS
@@ -185,15 +185,15 @@ class World:
 
     def serving(self) -> str:
         """The ranks, with their agents; empty unless all say that they serve and hear each other, and tokens come."""
-        said = []
+        ranks = []
         for member in self.cluster.members:
             report = member.report()
             if report is None or report.phase.value != "serving" or report.pid != member.main_pid():
                 return ""
             if any(peer.contact.value != "answers" for peer in report.peers):
                 return ""
-            said.append(f"{report.rank_id} {report.pid}")
-        return " ".join(said) if self._complete(self.cluster.head.node) else ""
+            ranks.append(f"{report.rank_id} {report.pid}")
+        return " ".join(ranks) if self._complete(self.cluster.head.node) else ""
 
     def _complete(self, node: Node) -> bool:
         body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 2})

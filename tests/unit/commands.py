@@ -19,6 +19,14 @@ under nohup with SIGHUP.
 """
 
 
+needs_no_agent = pytest.mark.skipif(
+    Path("/run/sparkd/report.json").exists(), reason="an agent has run on this machine since boot"
+)
+needs_no_unit = pytest.mark.skipif(
+    Path("/usr/lib/systemd/system/sparkd-head.service").exists(), reason="sparkd's units are installed on this machine"
+)
+
+
 @dataclass(frozen=True)
 class Done:
     returncode: int

@@ -48,11 +48,11 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
         yield Programs(Path(folder))
 
 
-Said = Callable[[], list[str]]
+Notifications = Callable[[], list[str]]
 
 
 @pytest.fixture
-def said(tmp_path: Path) -> Iterator[Said]:
+def notifications(tmp_path: Path) -> Iterator[Notifications]:
     """Messages to systemd since the last call. Read all the while: after ten unread messages the sender waits."""
     heard: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:

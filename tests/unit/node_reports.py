@@ -1,10 +1,11 @@
 """The reports of two nodes, as a table, a page of metrics and an HTTP answer show them."""
 
+import math
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from sparkd.base.status.figures import EngineReport
+from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -48,4 +49,14 @@ WORKER = replace(
     engine=EngineReport(phase="loading weights", progress=0.43),
 )
 PEER = PeerStatus("10.0.0.2", 1, Contact.ANSWERS, ago(60), WORKER)
-HEAD = replace(ALONE, address="10.0.0.1", peers=(PEER,))
+HEAD_REPORT = replace(ALONE, address="10.0.0.1", peers=(PEER,))
+
+BUSY = ActivityReport(3, 1, 310.0, 42.12, 0.41, 0.87, 0.71)
+GPU = GpuReport("NVIDIA GB10", 2405, 61, 71, 96)
+USED = MemoryReport(128 << 30, 32 << 30, (50,) * 30 + (75,) * 30)
+BIG = 10**400
+"""More than any figure may be."""
+WILD = ActivityReport(BIG, -BIG, math.inf, -math.inf, math.nan, math.nan, -7.0)
+LOADING = EngineReport(
+    phase="loading weights", progress=0.31, started=ago(120), expected_seconds=480.0, expected_by="last load"
+)

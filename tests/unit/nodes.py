@@ -45,9 +45,9 @@ def report(rank: int = 1, /, **changes: object) -> NodeReport:
     return replace(first, **changes)
 
 
-def status(contact: Contact = Contact.ANSWERS, said: NodeReport | None = None, why: str = "") -> PeerStatus:
+def status(contact: Contact = Contact.ANSWERS, answer: NodeReport | None = None, why: str = "") -> PeerStatus:
     """Of the node whose report it is."""
-    known = said or report()
+    known = answer or report()
     return PeerStatus(f"10.0.0.{known.rank + 1}", known.rank, contact, known.since, known, why)
 
 

@@ -60,8 +60,8 @@ def ago(seconds: float) -> str:
     return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
 
 
-def pair(head: NodeReport, worker: NodeReport, contact: Contact = Contact.ANSWERS, said: str = "") -> NodeReport:
-    return replace(head, peers=(PeerStatus("10.0.0.2", 1, contact, ago(40), worker, said),))
+def pair(head: NodeReport, worker: NodeReport, contact: Contact = Contact.ANSWERS, reason: str = "") -> NodeReport:
+    return replace(head, peers=(PeerStatus("10.0.0.2", 1, contact, ago(40), worker, reason),))
 
 
 def node(rank: int, phase: Phase, seconds: float, **changes: object) -> NodeReport:

@@ -9,7 +9,7 @@ from sparkd.base.recipes import schema
 from sparkd.base.recipes.loader import load_recipe
 
 PUBLISHED = json.loads(schema.json_schema())
-HEAD = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
+MINIMAL_RECIPE = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
 
 
 def complaints(document: object) -> list[str]:

@@ -76,10 +76,10 @@ def all_patterns() -> list[Used]:
 def _patterns() -> Iterator[Used]:
     """Those of each reading module, of its calls, and of the objects that read the engine's log."""
     everything = "\n".join(SOURCES.values())
-    for one in pkgutil.walk_packages(sparkd.__path__, "sparkd."):
-        if not one.name.startswith(READERS):
+    for module_info in pkgutil.walk_packages(sparkd.__path__, "sparkd."):
+        if not module_info.name.startswith(READERS):
             continue
-        module = importlib.import_module(one.name)
+        module = importlib.import_module(module_info.name)
         text = SOURCES[Path(str(module.__file__))]
         for name, value in vars(module).items():
             for pattern in patterns_in(value):

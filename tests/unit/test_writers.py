@@ -30,9 +30,7 @@ GUARDED = "refuse_shared, before it"
 KERNEL = "a setting of the kernel's, below /proc or /sys"
 RUN = "in /run/sparkd, which is root's"
 WRITERS = {
-    "agent/actions/__init__.py:Actions.keep_head_files": GUARDED,
     "agent/actions/__init__.py:Actions._private_file": GUARDED,
-    "agent/actions/__init__.py:Actions.keep_stacks": "behind files.write, in its folder",
     "agent/actions/__init__.py:Actions.set_aside_rank": RUN,
     "agent/actions/compile_caches.py:remove_empty_kernels": GUARDED,
     "agent/actions/compile_caches.py:make_cache_folder": GUARDED,
@@ -47,6 +45,8 @@ WRITERS = {
     "agent/actions/files.py:write": GUARDED,
     "agent/actions/history.py:_write": "within `alone`, which has refuse_shared",
     "agent/actions/history.py:write": "within `alone`, which has refuse_shared",
+    "agent/actions/kept_folders.py:replace_head_files": GUARDED,
+    "agent/actions/kept_folders.py:write_stacks": "behind files.write, in its folder",
     "agent/actions/page_cache.py:_write_kib": KERNEL,
     "agent/actions/page_cache.py:compact_memory": KERNEL,
     "agent/actions/page_cache.py:drop_page_cache": KERNEL,

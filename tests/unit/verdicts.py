@@ -4,11 +4,11 @@ from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.base.host.gpu import GpuFacts
 
 
-def expect(verdict: Verdict, level: Level | None = None, reason: str = "", *, said: str = "", **fields: object) -> None:
-    """`reason`: part of the reason. `said`: part of reason and hint. `fields`: others of the verdict, as they are."""
+def expect(verdict: Verdict, level: Level | None = None, reason: str = "", *, text: str = "", **fields: object) -> None:
+    """`reason`: part of the reason. `text`: part of reason and hint. `fields`: others of the verdict, as they are."""
     assert level in (None, verdict.level), verdict
     assert reason in verdict.reason
-    assert said in f"{verdict.reason} {verdict.hint}"
+    assert text in f"{verdict.reason} {verdict.hint}"
     assert {name: getattr(verdict, name) for name in fields} == fields
 
 

@@ -83,13 +83,13 @@ def serving(listener: socket.socket, answer: Callable[[bytes], Iterable[bytes]])
     def serve(sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
             while request := message(sock):
-                said = False
+                answered = False
                 for part in answer(request):
                     if ended.is_set():
                         return
                     sock.sendall(part)
-                    said = True
-                if not said:
+                    answered = True
+                if not answered:
                     return
 
     def accept() -> None:

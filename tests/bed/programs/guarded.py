@@ -50,7 +50,7 @@ def main() -> None:
     killed = guard.killed
     guard.close()
     os.close(pidfd)
-    print(json.dumps({"caught": killed is not None, "said": killed.reason if killed else heard.events[0]}), flush=True)
+    print(json.dumps({"caught": killed is not None, "event": killed.reason if killed else heard.events[0]}), flush=True)
 
 
 def _child(pid: int) -> int:

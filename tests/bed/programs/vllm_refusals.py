@@ -15,13 +15,13 @@ from parser_program import describe, make_parsers  # type: ignore[import-not-fou
 
 def refusal(parser: argparse.ArgumentParser, words: list[str]) -> str:
     """What it says to words that it ends for; empty where it takes them."""
-    said = io.StringIO()
+    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(stderr):
             parser.parse_args(words)
     except SystemExit as end:
         assert end.code == 2, (words, end.code)
-        return said.getvalue().strip().splitlines()[-1]
+        return stderr.getvalue().strip().splitlines()[-1]
     except Exception as error:  # it has no handler for some of them, and ends as well
         return repr(error)
     return ""

@@ -17,7 +17,7 @@ SYNC_SECONDS = 5.0
 
 
 class Channel:
-    """One question at a time; what else is said meanwhile, such as events, is passed over."""
+    """One question at a time; what else comes meanwhile, such as events, is passed over."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,13 +42,13 @@ class Channel:
         self._send({"execute": command, "arguments": arguments or {}}, timeout)
         while True:
             try:
-                said = self._line(deadline)
+                message = self._line(deadline)
             except TimeoutError:
                 raise BedError(f"{self._path.name}: {command}: no answer in {timeout:g} s") from None
-            if "return" in said:
-                return said["return"]
-            if "error" in said:
-                raise BedError(f"{self._path.name}: {command}: {said['error'].get('desc', said['error'])}")
+            if "return" in message:
+                return message["return"]
+            if "error" in message:
+                raise BedError(f"{self._path.name}: {command}: {message['error'].get('desc', message['error'])}")
 
     def sync(self, seconds: float) -> None:
         """Until the agent answers: it starts late, and may find old questions when it does."""
@@ -75,8 +75,8 @@ class Channel:
                 raise BedError(f"{self._path.name} has closed")
             self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")
-        said = json.loads(line)
-        return said if isinstance(said, dict) else {}
+        message = json.loads(line)
+        return message if isinstance(message, dict) else {}
 
     def close(self) -> None:
         self._socket.close()

@@ -165,13 +165,15 @@ class Machine:
         options = {"path": command[0], "arg": command[1:], "capture-output": True, "input-data": given}
         pid = self._agent.call("guest-exec", options, timeout)["pid"]
         deadline, pause = time.monotonic() + timeout, 0.05
-        while not (said := self._agent.call("guest-exec-status", {"pid": pid}, timeout))["exited"]:
+        while not (status := self._agent.call("guest-exec-status", {"pid": pid}, timeout))["exited"]:
             if time.monotonic() > deadline:
                 raise BedError(f"{self.name}: not done in {timeout:g} s: {' '.join(words(argv))}")
             time.sleep(pause)
             pause = min(pause * 1.5, 1.0)
-        out, errors = (base64.b64decode(said.get(key, "")).decode(errors="replace") for key in ("out-data", "err-data"))
-        done = subprocess.CompletedProcess(words(argv), said.get("exitcode", -said.get("signal", 0)), out, errors)
+        out, errors = (
+            base64.b64decode(status.get(key, "")).decode(errors="replace") for key in ("out-data", "err-data")
+        )
+        done = subprocess.CompletedProcess(words(argv), status.get("exitcode", -status.get("signal", 0)), out, errors)
         if check and done.returncode:
             raise BedError(f"{self.name}: " + failure(words(argv), done.returncode, errors or out))
         return done

@@ -31,7 +31,7 @@ PREFLIGHT_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Checked:
-    """What one check has said."""
+    """The verdict of one check."""
 
     level: str
     reason: str

@@ -1,4 +1,4 @@
-"""The fabric as a real kernel shows it: a bond of two cables, RDMA on it, and what is said when they are cut."""
+"""The fabric as a real kernel shows it: a bond of two cables, RDMA on it, and what is reported when they are cut."""
 
 import json
 import re
@@ -37,13 +37,13 @@ def bonded(rdma: Pair) -> Iterator[Pair]:
 
 
 def test_a_bond_carries_the_address_and_whole_frames_and_rdma(bonded: Pair) -> None:
-    said = bonded.preflight()
-    assert (said["fabric-address"].level, said["fabric-address"].reason) == ("ok", "10.0.0.1 on bond0, up")
-    link = said["fabric-link"]
+    checks = bonded.preflight()
+    assert (checks["fabric-address"].level, checks["fabric-address"].reason) == ("ok", "10.0.0.1 on bond0, up")
+    link = checks["fabric-link"]
     assert (link.level, link.reason) == ("ok", f"bond0 up, MTU {MTU}, frames of {MTU} arrive at 1 of 1")
     assert {one["name"]: one["speed_mbps"] for one in link.facts["links"]}["eth0"] == 200_000
-    assert (said["rdma"].level, said["rdma"].reason) == ("ok", f"{HCA} ({BOND}): ACTIVE")
-    assert said["gid"].level == "ok"
+    assert (checks["rdma"].level, checks["rdma"].reason) == ("ok", f"{HCA} ({BOND}): ACTIVE")
+    assert checks["gid"].level == "ok"
 
 
 def test_rdma_between_the_nodes_is_measured(bonded: Pair) -> None:
@@ -71,25 +71,25 @@ def test_rdma_between_the_nodes_is_measured(bonded: Pair) -> None:
 def test_one_leg_cut_is_named_and_the_other_still_carries_whole_frames(bonded: Pair) -> None:
     bonded.cable(0, False)
     wait_for(bonded.pings, 60, "the other leg to carry", pause=1)
-    said = bonded.preflight()
-    link = said["fabric-link"]
+    checks = bonded.preflight()
+    link = checks["fabric-link"]
     assert (link.level, link.reason) == ("warn", "eth0 has no carrier (down)")
     assert [one["fits"] for one in link.facts["paths"]] == [True]
-    assert said["fabric-address"].level == "ok"
-    assert said["rdma"].reason == f"{HCA} ({BOND}): ACTIVE"
+    assert checks["fabric-address"].level == "ok"
+    assert checks["rdma"].reason == f"{HCA} ({BOND}): ACTIVE"
 
 
 def test_both_legs_cut_leave_no_carrier_and_rdma_down_and_nothing_is_waited_out(bonded: Pair) -> None:
     for port in (0, 1):
         bonded.cable(port, False)
-    said = bonded.preflight()
-    link = said["fabric-link"]
+    checks = bonded.preflight()
+    link = checks["fabric-link"]
     assert link.level == "warn"
     for name in (BOND, "eth0", "eth1"):
         assert f"{name} has no carrier (down)" in link.reason
     assert link.facts["paths"] == [], "no peer is probed over an interface without carrier"
-    assert said["fabric-address"].level == "ok", "the address stays: the agent awaits the other node"
-    rdma = said["rdma"]
+    assert checks["fabric-address"].level == "ok", "the address stays: the agent awaits the other node"
+    rdma = checks["rdma"]
     assert rdma.level == "warn"
     assert rdma.reason.startswith("no RDMA device is up, so NCCL goes by TCP")
     assert rdma.reason.endswith(f"{HCA} ({BOND}): port 1 is DOWN; {BOND} has no carrier")

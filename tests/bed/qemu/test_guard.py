@@ -39,12 +39,12 @@ def machine(pair: Pair) -> Iterator[Machine]:
 @dataclass(frozen=True)
 class Ending:
     caught: bool
-    said: str
+    reason: str
     oom_kills: int
 
     @property
     def pressure(self) -> int:
-        found = re.search(r"memory pressure (\d+) %", self.said)
+        found = re.search(r"memory pressure (\d+) %", self.reason)
         return int(found[1]) if found else 0
 
 
@@ -67,7 +67,7 @@ def guarded(machine: Machine, floor_mib: int, *program: str) -> Ending:
     run = ("systemd-run", "--pipe", "--wait", "--collect", "--quiet")
     done = machine.run(*run, "python3", "-IBS", "/root/programs/guarded.py", str(floor_mib), *program, timeout=400)
     outcome = json.loads(done.stdout.splitlines()[-1])
-    return Ending(outcome["caught"], outcome["said"], oom_kills(machine) - before)
+    return Ending(outcome["caught"], outcome["event"], oom_kills(machine) - before)
 
 
 def note(name: str, endings: list[Ending]) -> None:
@@ -107,5 +107,5 @@ def test_above_the_floor_it_kills_where_all_work_stands_still_for_memory(machine
         machine.run("swapoff", "/swap")
     note("pressure", endings)
     assert all(one.caught for one in endings), endings
-    assert all("of twice the floor" in one.said and one.pressure >= 30 for one in endings), endings
+    assert all("of twice the floor" in one.reason and one.pressure >= 30 for one in endings), endings
     assert sum(one.oom_kills for one in endings) == 0

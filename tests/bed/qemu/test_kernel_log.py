@@ -26,7 +26,7 @@ while True:
 """
 
 
-def said(pair: Pair) -> Checked:
+def kernel_log_check(pair: Pair) -> Checked:
     return pair.preflight()["kernel-log"]
 
 
@@ -42,7 +42,7 @@ def test_other_programs_do_not_speak_for_the_driver(pair: Pair) -> None:
     assert log(pair).count(XID) == 3
     assert "NVRM: Xid ([" in log(pair)
     assert "): 79, y[" in log(pair)
-    found = said(pair)
+    found = kernel_log_check(pair)
     assert (found.level, found.facts["events"]) == ("ok", []), found.reason
 
 
@@ -53,7 +53,7 @@ def test_a_kill_by_a_memory_limit_is_the_groups_own_matter_and_one_of_the_machin
     assert "] Memory cgroup out of memory: Killed process" in log(pair)
     pair.head.run(*run, "python3", "-c", EAT, check=False, timeout=240)
     assert "] Out of memory: Killed process" in log(pair)
-    found = said(pair)
+    found = kernel_log_check(pair)
     assert found.level == "warn"
     assert found.reason.startswith("the node ran out of memory and the kernel killed python3, ")
     assert [(one["kind"], one["count"]) for one in found.facts["events"]] == [("out-of-memory", 1)]
@@ -64,6 +64,6 @@ def test_a_fatal_error_of_a_pcie_device_is_reported(pair: Pair) -> None:
     pair.head.monitor(f"pcie_aer_inject_error {SPARE} DLP")
     wait_for(lambda: "AER: Uncorrect" in log(pair), 60, "the root port to say so", pause=1)
     wait_for(lambda: "PCIe Bus Error: severity=Uncorrect" in log(pair), 60, "the device to be named", pause=1)
-    fatal = [one for one in said(pair).facts["events"] if one["kind"] == "pcie-fatal"]
+    fatal = [one for one in kernel_log_check(pair).facts["events"] if one["kind"] == "pcie-fatal"]
     assert [one["count"] for one in fatal] == [1, 1]
     assert len({one["device"] for one in fatal}) == 2

@@ -1,6 +1,6 @@
 """Runs in the node: how long a command takes, from the start of its process to its end.
 
-timed.py RUNS COMMAND...     one line of JSON for each run: began (CLOCK_MONOTONIC), seconds, code, said
+timed.py RUNS COMMAND...     one line of JSON for each run: began (CLOCK_MONOTONIC), seconds, code, output
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def main(runs: int, command: list[str]) -> None:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process:
-            said, _ = process.communicate()
+            output, _ = process.communicate()
         seconds = time.monotonic() - began
-        tail = said.decode(errors="replace")[-2000:]
-        print(json.dumps({"began": began, "seconds": seconds, "code": process.returncode, "said": tail}), flush=True)
+        tail = output.decode(errors="replace")[-2000:]
+        print(json.dumps({"began": began, "seconds": seconds, "code": process.returncode, "output": tail}), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,16 +32,18 @@ def release(tree: Tree, version: str) -> None:
     tree.file("/proc/cmdline", COMMAND_LINE.format(version))
 
 
-def log(tree: Tree, *said: tuple[float, str]) -> None:
-    """/dev/kmsg: what the kernel said, and when since boot."""
+def log(tree: Tree, *messages: tuple[float, str]) -> None:
+    """/dev/kmsg: messages of the kernel, each with its time since boot."""
     tree.file("/dev/kmsg")
-    more(tree, *said)
+    more(tree, *messages)
 
 
-def more(tree: Tree, *said: tuple[float, str]) -> None:
+def more(tree: Tree, *messages: tuple[float, str]) -> None:
     path = tree.root / "dev/kmsg"
     before = path.read_text()
-    lines = [f"4,{number},{round(at * 1e6)},-;{text}\n" for number, (at, text) in enumerate(said, before.count("\n"))]
+    lines = [
+        f"4,{number},{round(at * 1e6)},-;{text}\n" for number, (at, text) in enumerate(messages, before.count("\n"))
+    ]
     path.write_text(before + "".join(lines))
 
 

@@ -1,6 +1,6 @@
 """Memory beyond the sum: swap, limits, who holds much."""
 
-from tests.machines.areas import base, docker
+from tests.machines.areas import base, docker, gpu
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
@@ -8,6 +8,20 @@ from sparkd.agent.preflight.check import Level
 
 SHM = "tmpfs /dev/shm tmpfs rw,nosuid,nodev,inode64{size} 0 0\n"
 CONTAINER = "5d" * 32
+MEMORY_STAT = """anon 2147483648
+file 4294967296
+kernel 943718400
+kernel_stack 12582912
+pagetables 52428800
+sec_pagetables 0
+percpu 16777216
+sock 65536
+vmalloc 4194304
+shmem 8388608
+zswap 0
+slab 838860800
+"""
+"""As cgroup v2 has it: nearly all of the kernel's part is slab."""
 SYSCTLS = {
     "vm.min_free_kbytes": "90112",
     "vm.overcommit_memory": "0",
@@ -20,6 +34,7 @@ SYSCTLS = {
 def healthy(tree: Tree, rank: int) -> None:
     tree.file("/proc/swaps", "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")
     mounts(tree)
+    tree.file("/sys/fs/cgroup/memory.stat", MEMORY_STAT)
     for name, value in SYSCTLS.items():
         sysctl(tree, name, value)
     tree.file("/usr/lib/systemd/systemd-logind", "", mode=0o755)
@@ -66,6 +81,22 @@ def _driver_holds_a_part(tree: Tree) -> None:
     """The plan of its recipe would no longer fit; this smaller one does."""
     recipe(tree, "memory_bytes: 85899345920\n")
     base.memory(tree, free=92.0, available=92.5)
+
+
+def _driver_holds_it_beside_a_desktop(tree: Tree) -> None:
+    base.memory(tree, free=12.0, available=13.0)
+    tree.process(1400, "Xorg", cgroup=session("session.slice"), opened=("/dev/nvidia0",))
+    tree.process(
+        1600, "nvidia-persiste", cgroup="0::/system.slice/nvidia-persistenced.service", opened=("/dev/nvidia0",)
+    )
+    tree.process(1700, "dcgm-exporter", cgroup="0::/system.slice/dcgm-exporter.service", opened=("/dev/nvidia0",))
+    gpu.answer(tree, names=["NVIDIA GB10"], driver=gpu.DRIVER, processes=[{"pid": 1400, "used_bytes": 43 << 20}])
+
+
+def _little_free(tree: Tree) -> None:
+    """As when page cache fills the rest, after another load."""
+    base.memory(tree, free=3.5, available=113.0, Cached=110.0)
+    tree.buddyinfo(large_gib=3.4, small_gib=0.1)
 
 
 def _fragmented(tree: Tree) -> None:
@@ -136,7 +167,23 @@ FAULTS = (
     Fault("swap-on", _swap_on, Level.WARN, "swap", says="sudo swapoff -a"),
     Fault("swap-in-memory", _zram, Level.WARN, "swap", says="in memory", rank=1),
     Fault("driver-holds-a-part", _driver_holds_a_part, Level.WARN, "memory-held", says="reboot"),
+    Fault(
+        "driver-holds-it-beside-a-desktop",
+        _driver_holds_it_beside_a_desktop,
+        Level.BLOCK,
+        "unified-memory",
+        says="end pid 1400 (Xorg), pid 1700 (dcgm-exporter)",
+        also=("memory-held",),
+    ),
     Fault("memory-fragmented", _fragmented, Level.WARN, "memory-fragmented", says="512 MiB of 112.5 GiB"),
+    Fault(
+        "little-free",
+        _little_free,
+        Level.WARN,
+        "memory-fragmented",
+        says="too little is free",
+        also=("page-cache", "unified-memory"),
+    ),
     Fault("others-hold-much", _tenants, Level.WARN, "other-tenants", says="ollama.service", also=("unified-memory",)),
     Fault("shm-remounted-tiny", _shm_remounted_tiny, Level.BLOCK, "shm-size", says="remount"),
     Fault("shm-remounted-tiny-on-a-worker", _shm_remounted_tiny, Level.WARN, "shm-size", rank=1),

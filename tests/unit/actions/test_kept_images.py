@@ -48,12 +48,12 @@ def test_only_an_image_of_a_plan_that_is_over_is_released(before: tuple[str, ...
 
 
 def test_a_name_that_somebody_elses_container_has_holds_up_nothing_else() -> None:
-    docker, said = Docker(refused="/containers/create"), list[tuple[str, bool]]()
+    docker, kept = Docker(refused="/containers/create"), list[tuple[str, bool]]()
     with dockerd(docker.answer) as path, pytest.raises(DockerError, match="in use") as caught:
         for one in keep_images((NEW, OLD), (NEW, OLD), (OLD, OLDER), path):
-            said.append(one)
+            kept.append(one)
     assert docker.changed == [MADE[0], *REMOVED]
-    assert said == [(image_name(NEW), True), (container_name(OLDER), False), (image_name(OLDER), False)]
+    assert kept == [(image_name(NEW), True), (container_name(OLDER), False), (image_name(OLDER), False)]
     assert caught.value.status == CONFLICT
 
 

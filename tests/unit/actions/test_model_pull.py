@@ -22,6 +22,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import model
+from sparkd.tools.models.hub import limit_bytes
 from sparkd.tools.models.peers import SPARE_BYTES
 
 SHARD = "model.safetensors"
@@ -322,6 +323,14 @@ def test_a_file_larger_than_announced_is_not_written_on_nor_tried_again(
     assert "has more than its " in done.stderr
     assert sum(path.stat().st_size for path in machine.folder.rglob("*") if path.is_file()) < 40 << 20
     assert len([request for request in hub.requests if SHARD in request]) <= 2
+
+
+def test_a_file_without_a_size_is_received_only_while_its_disk_has_room() -> None:
+    received = list[int]()
+    limit_bytes(received.append, Path.home() / "file", None)(1 << 20)
+    with pytest.raises(ValueError, match="has no size at the hub"):
+        limit_bytes(received.append, Path("/proc/file"), None)(1)  # a file system without free space
+    assert received == [1 << 20]
 
 
 def test_files_may_be_left_out(machine: Machine) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import signal
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from tests.tree import Tree
+from tests.unit.clock import unstalled
 
 from sparkd.agent.actions.dockerd import lock_scratch
 from sparkd.base.config import Settings
@@ -213,9 +215,9 @@ def test_no_folder_here_or_beside_the_models_is_said_to_be_given_away_there(prog
 
 def test_ssh_gets_one_word_for_the_other_side_and_no_prompt(programs: Path) -> None:
     program(programs / "ssh", 'for word; do echo "$word"; done')
-    said = SshHost("10.0.0.1", "ann").run_checked("rm", "-f", "--", "a b;c")
-    assert said.splitlines()[-5:] == ["-l", "ann", "--", "10.0.0.1", "rm -f -- 'a b;c'"]
-    assert "BatchMode=yes" in said
+    output = SshHost("10.0.0.1", "ann").run_checked("rm", "-f", "--", "a b;c")
+    assert output.splitlines()[-5:] == ["-l", "ann", "--", "10.0.0.1", "rm -f -- 'a b;c'"]
+    assert "BatchMode=yes" in output
 
 
 def test_an_answer_without_end_is_cut(programs: Path) -> None:
@@ -344,6 +346,22 @@ def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:
             )
 
     assert identity_of(Slow("a").inspect_image("name:tag"), "name:tag")
+
+
+def test_of_a_login_that_writes_without_end_the_last_lines_are_kept(programs: Path) -> None:
+    program(programs / "ssh", "/usr/bin/yes x | /usr/bin/head -c 9000000 >&2; echo last >&2; exit 3")
+    ended = SshHost("far").run("true")
+    assert (ended.code, len(ended.trouble), ended.trouble[-7:]) == (3, 4096, "x\nlast\n")
+
+
+def test_what_a_login_leaves_behind_does_not_keep_the_caller(programs: Path) -> None:
+    """As ssh's ControlPersist, with stderr open."""
+    program(programs / "ssh", "/usr/bin/sleep 20 >&- & echo $! >&2; exit 3")
+    begun = unstalled()
+    ended = SshHost("far").run("true")
+    seconds = unstalled() - begun
+    os.kill(int(ended.trouble), signal.SIGKILL)
+    assert (ended.code, seconds < 5) == (3, True)
 
 
 def test_two_copies_of_images_at_once_are_refused(tmp_path: Path) -> None:

@@ -354,18 +354,18 @@ def test_a_watchdog_that_something_else_uses_or_that_is_not_there_is_left(guarde
 
 def until_error(root: Path, action: str, match: str, **options: bool) -> list[str]:
     """What is printed before it."""
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(ConfigError, match=match):
-        said.extend(setup.run_action(action, root, lambda: recipe(SWAPPINESS), **options))
-    return said
+        lines.extend(setup.run_action(action, root, lambda: recipe(SWAPPINESS), **options))
+    return lines
 
 
 def test_a_drop_in_of_somebody_elses_holds_up_no_other_setting(guarded: Tree) -> None:
     guarded.file(WATCHDOG_DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
     foreign = "50-sparkd.conf was not written by sparkd"
     assert "vm.swappiness: 60 -> 10" in until_error(guarded.root, "apply", foreign, watchdog=True)
-    said = until_error(guarded.root, "revert", foreign)
-    assert said[-2:] == ["vm.swappiness: 10 -> 60", f"removed {PATH}"]
+    lines = until_error(guarded.root, "revert", foreign)
+    assert lines[-2:] == ["vm.swappiness: 10 -> 60", f"removed {PATH}"]
     assert values(SysctlManager(guarded.root)) == BEFORE
 
 

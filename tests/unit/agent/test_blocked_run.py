@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.agent_runs import World, configuration, end, phases, run_agent
 from tests.unit.cluster_nodes import MemoryActions
-from tests.unit.conftest import Said
+from tests.unit.conftest import Notifications
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.blocked import HANGS, retry_while_blocked
@@ -41,7 +41,9 @@ def ghost(world: World) -> World:
     return world
 
 
-def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(ghost: World, said: Said) -> None:
+def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(
+    ghost: World, notifications: Notifications
+) -> None:
     repair = ghost.once("blocked", lambda: ghost.tree.file(SCRIPT, 'exec "$@"\n'))
     ending = ghost.once("serving", end)
     code, journal = run_agent(ghost)
@@ -54,7 +56,7 @@ def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(ghost: Wo
     assert " cause=blocked action=inspect " in blocked_line
     assert any(
         re.match(rf"STATUS=blocked: script-paths: {SCRIPT}.*; since \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", message)
-        for message in said()
+        for message in notifications()
     )
 
 

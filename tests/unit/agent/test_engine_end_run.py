@@ -1,26 +1,30 @@
 """A run whose engine ends reports the cause to systemd, to the journal, and to the next agent."""
 
 from tests.unit.agent_runs import CONTAINER, CORE, World, end, phases, run_agent
-from tests.unit.conftest import Said
+from tests.unit.conftest import Notifications
 
 from sparkd.base.lib.errors import Cause, ExitCode
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import End, LaunchHistory
 
 
-def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world: World, said: Said) -> None:
+def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(
+    world: World, notifications: Notifications
+) -> None:
     world.last_words = b"RuntimeError: CUDA out of memory, boom\n"
     thread = world.once("serving", world.fail)
     code, journal = run_agent(world)
     thread.join()
-    messages = [message.partition(":")[0] for message in said() if message.startswith(("STATUS=", "STOPPING="))]
+    messages = [
+        message.partition(":")[0] for message in notifications() if message.startswith(("STATUS=", "STOPPING="))
+    ]
     assert messages[-3:] == ["STATUS=serving", "STOPPING=1", "STATUS=failed"], "at once, and once"
     assert code is ExitCode.ENGINE_ENDED, journal
     assert phases(journal)[-2:] == ["serving", "failed"]
     last = world.last_exit
     assert (last.code, last.phase, last.cause) == (ExitCode.ENGINE_ENDED, "serving", "engine-ended")
     assert last.reason.endswith("its log says last: RuntimeError: CUDA out of memory, boom")
-    assert last.hint == "", "a client may have said it"
+    assert last.hint == "", "a client may have sent it"
     assert " cause=engine-ended action=none " in next(
         line for line in journal.splitlines() if "agent.run.failed" in line
     )

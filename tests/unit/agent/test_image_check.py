@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from tests.tree import Tree
-from tests.unit.agent_runs import REF, World, configuration, open_world, run_agent
+from tests.unit.agent_runs import CONTAINER, REF, World, configuration, open_world, run_agent
 from tests.unit.docker_server import json_response, plain
-from tests.unit.vllm.test_own_table import packed
+from tests.unit.vllm_answers import ONE_FLAG, packed
 from tests.unit.wire import http
 
 from sparkd.agent.daemon.context import Pace
@@ -34,36 +34,47 @@ image:
 
 
 class AssertingWorld(World):
-    """Its docker answers as the image's assertions do; what comes after them is the rank's container."""
-
-    code, said, image = 0, b"", OLD
+    """Its docker answers as the image's assertions do in their containers, and as a rank's in the others."""
 
     def __init__(self, tree: Tree, port: int) -> None:
         super().__init__(tree, port)
         self.runs: list[str] = []
+        """The images whose assertions were run."""
+        self._creates: list[str] = []
         self.use(OLD)
         text = configuration(port, unskipped=("image",)).replace("tiny-cpu", "asserting")
         self.tree.file("/etc/sparkd/sparkd.toml", text)
         self.tree.file("/etc/sparkd/recipes/asserting.yaml", RECIPE)
 
-    def use(self, image: str, code: int = 0, said: bytes = b"") -> None:
-        self.image, self.code, self.said = image, code, said
+    def use(self, image: str, code: int = 0, log: bytes = b"") -> None:
+        """The image has this id from now on, and its assertions end so."""
+        self._image, self._code, self._log = image, code, log
         fields = {"Id": image, "Architecture": "amd64", "Os": "linux", "RootFS": {"Layers": [image]}, "Config": {}}
         self.tree.docker("/version", {"Version": "29.2.1", "Arch": "amd64"})
         self.tree.docker(f"/images/{REF}/json", fields)
 
+    def run(self, *creates: str) -> tuple[ExitCode, str]:
+        """Run the agent, which has to create these containers in this order; its exit code, and the journal."""
+        self._creates = [*creates]
+        code, journal = run_agent(self)
+        assert not self._creates, journal
+        return code, journal
+
     def docker(self, request: str) -> Iterable[bytes]:
         path = plain(request)
-        if path == "POST /containers/create" and self.image not in self.runs:
-            self.runs.append(self.image)
-            return json_response({"Id": ASSERTING}, 201)
+        if path == "POST /containers/create":
+            if not self._creates:
+                return json_response({"message": "the test expects no more containers"}, 409)
+            if self._creates.pop(0) == ASSERTING:
+                self.runs.append(self._image)
+                return json_response({"Id": ASSERTING}, 201)
         if ASSERTING in path:
             self.requests.append(path)
             action = path.rpartition("/")[2]
             answers = {
-                "wait": json_response({"StatusCode": self.code}),
+                "wait": json_response({"StatusCode": self._code}),
                 "json": json_response({"Config": {"Tty": True}}),
-                "logs": (http(self.said),),
+                "logs": (http(self._log),),
             }
             return answers.get(action, (http(b"", status=204),))
         return super().docker(request)
@@ -83,34 +94,34 @@ def asserting() -> Iterator[AssertingWorld]:
         yield world
 
 
-def serve_once(world: AssertingWorld) -> str:
+def serve_once(world: AssertingWorld, *creates: str) -> str:
     world.failing.clear()
     thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
-    code, journal = run_agent(world)
+    code, journal = world.run(*creates)
     thread.join()
     assert code is ExitCode.GOOD, journal
     return journal
 
 
 def test_an_image_is_checked_before_its_first_launch_and_not_again(asserting: AssertingWorld) -> None:
-    journal = serve_once(asserting)
+    journal = serve_once(asserting, ASSERTING, CONTAINER)
     assert "engine.image.checked" in journal
     assert asserting.runs == [OLD]
     assert f"DELETE /containers/{ASSERTING}" in asserting.requests
-    assert [one["fault"] for one in asserting.results()] == [""]
-    assert "engine.image.checked" not in serve_once(asserting)
+    assert [result["fault"] for result in asserting.results()] == [""]
+    assert "engine.image.checked" not in serve_once(asserting, CONTAINER)
 
 
 def test_what_flashinfer_lacks_in_an_image_is_kept_with_the_result(asserting: AssertingWorld) -> None:
     asserting.use(OLD, 0, b"/usr/local/lib/python3.12/dist-packages/flashinfer_python-0.6.12.dist-info\n")
-    serve_once(asserting)
-    assert [(one["fault"], one["unbuilt"]) for one in asserting.results()] == [("", "0.6.12")]
+    serve_once(asserting, ASSERTING, CONTAINER)
+    assert [(result["fault"], result["unbuilt"]) for result in asserting.results()] == [("", "0.6.12")]
 
 
 def test_an_image_that_is_not_as_asserted_blocks_until_it_is_built_again(asserting: AssertingWorld) -> None:
     asserting.use(OLD, 64, FAULT)
     rebuilt = asserting.once("blocked", lambda: asserting.use(NEW))
-    journal = serve_once(asserting)
+    journal = serve_once(asserting, ASSERTING, ASSERTING, CONTAINER)
     rebuilt.join()
     (line,) = [line for line in journal.splitlines() if "agent.run.blocked" in line]
     assert "AssertionError: torch is built without CUDA" in line
@@ -121,13 +132,13 @@ def test_an_image_that_is_not_as_asserted_blocks_until_it_is_built_again(asserti
 
 def test_the_images_own_vllm_is_queried_once_and_the_next_preflight_judges_by_it(asserting: AssertingWorld) -> None:
     """A fork, as by its parser, that lacks all flags of the recipe but one."""
-    own = {"version": "0.1.dev1", "flags": [{"name": "max-model-len", "kind": "int"}], "fields": {}}
-    asserting.use(OLD, 0, packed(own).encode())
+    asserting.use(OLD, 0, packed(ONE_FLAG).encode())
     text = configuration(asserting.port, unskipped=("image", "plan-lint")).replace("tiny-cpu", "asserting")
     asserting.tree.file("/etc/sparkd/sparkd.toml", text)
     stopped = asserting.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
-    _code, journal = run_agent(asserting)
+    code, journal = asserting.run(ASSERTING)
     stopped.join()
+    assert code is ExitCode.GOOD
     assert "engine.vllm.queried image=sparkd-test/vllm-cpu:0.32.0 version=0.1.dev1 flags=1" in journal
     table = vllm_tables.read_tables(Host(asserting.tree.root).files).tables[OLD]
     assert (table.version, [*table.by_name]) == ("0.1.dev1", ["max-model-len"])
@@ -136,13 +147,12 @@ def test_the_images_own_vllm_is_queried_once_and_the_next_preflight_judges_by_it
     assert asserting.runs == [OLD]
 
 
-def test_assertions_that_can_not_run_are_no_verdict_on_the_image(
-    asserting: AssertingWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_assertions_that_can_not_run_are_no_verdict_on_the_image(asserting: AssertingWorld) -> None:
     asserting.use(OLD, 137)
     stopped = asserting.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
-    _code, journal = run_agent(asserting)
+    code, journal = asserting.run(ASSERTING)
     stopped.join()
+    assert code is ExitCode.GOOD
     assert "what the recipe asserts of sparkd-test/vllm-cpu:0.32.0 can't be checked: exit code 137" in journal
     assert asserting.results() == []
     assert asserting.rank is None

@@ -21,8 +21,8 @@ from tests.unit.state.test_state_file import files_left
 from sparkd.agent.daemon import bootstrap
 from sparkd.agent.daemon.bootstrap import build_agent
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.taking_over import FILE as KEPT
-from sparkd.agent.daemon.taking_over import KeptRank
+from sparkd.agent.daemon.kept_rank import FILE as KEPT
+from sparkd.agent.daemon.kept_rank import KeptRank
 from sparkd.base.host import Host
 from sparkd.base.host.owner import HANDED, OWNER_LOCK
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
@@ -30,7 +30,7 @@ from sparkd.base.lib.lock import open_lock, try_lock
 from sparkd.base.lib.log import Level, ProcessLog
 from sparkd.base.lib.main_loop import SIGNALS, MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
-from sparkd.base.state.rank_record import FILE, GUARD, GUARD_COMM, RankStage, read_rank
+from sparkd.base.state.rank_record import FILE, GUARD, RankStage, read_rank
 from sparkd.tools.cli import run as cli
 
 GUARD_PID = 4100
@@ -46,8 +46,8 @@ def guard_rank(tree: Tree) -> None:
     """A guard would end it where no agent comes back."""
     record = read_rank(Host(tree.root)).record
     assert record is not None
-    tree.process(GUARD_PID, GUARD_COMM)
-    tree.file(GUARD, f"0 {record.pid} {record.start_time} 77 88 {GUARD_PID}")
+    tree.process(GUARD_PID, "sparkd-guard")
+    tree.file(GUARD, f"0 {record.pid} {record.start_time} 77 88 {GUARD_PID} 100")
 
 
 def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(

@@ -115,8 +115,8 @@ def test_nonsense_in_the_journal_is_no_evidence(data: bytes) -> None:
 
 
 def test_what_a_line_says_is_public_without_its_secrets() -> None:
-    said = line("agent.run.failed reason=token=abcdefgh12345", _UID="0", _SYSTEMD_UNIT="sparkd-head.service")
-    found = parse_boot_line(said, Redactor())
+    printed = line("agent.run.failed reason=token=abcdefgh12345", _UID="0", _SYSTEMD_UNIT="sparkd-head.service")
+    found = parse_boot_line(printed, Redactor())
     assert found is not None
     assert found.text == "agent.run.failed reason=token=***"
 

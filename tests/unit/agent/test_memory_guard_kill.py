@@ -107,18 +107,20 @@ DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-
 
 
 @pytest.mark.parametrize(("before", "now", "named"), [(3, 4, True), (3, 3, False), (None, 4, False)])
-@pytest.mark.parametrize("said", [(), (DIED,), ("RuntimeError: boom",)])
+@pytest.mark.parametrize("engine_lines", [(), (DIED,), ("RuntimeError: boom",)])
 def test_an_oom_kill_by_the_kernel_is_named_where_the_engine_names_no_other_cause(
-    worker: AgentUnderTest, before: int | None, now: int, named: bool, said: tuple[str, ...]
+    worker: AgentUnderTest, before: int | None, now: int, named: bool, engine_lines: tuple[str, ...]
 ) -> None:
     files(worker).file("/proc/vmstat", f"nr_free_pages 1\noom_kill {now}\n")
-    with running(worker.agent, *said) as (rank, process):
+    with running(worker.agent, *engine_lines) as (rank, process):
         rank.note(oom_kills=before)
-        if said:
+        if engine_lines:
             until(lambda: rank.log.progress.cause != "")
         process.kill()
         error = find_cause(worker.agent, ENDED)
-    otherwise = {(): "engine-ended", (DIED,): "killed-from-outside", ("RuntimeError: boom",): "engine-error"}[said]
+    otherwise = {(): "engine-ended", (DIED,): "killed-from-outside", ("RuntimeError: boom",): "engine-error"}[
+        engine_lines
+    ]
     kernel = named and "boom" not in error.reason
     assert error.cause == ("kernel-oom" if kernel else otherwise)
     assert ("killed for want of memory" in error.reason) is kernel
@@ -140,7 +142,7 @@ STOPS = KILLED_IN_LOAD[:1]
 
 
 @pytest.mark.parametrize(
-    ("said", "group", "age_seconds", "cause"),
+    ("engine_lines", "group", "age_seconds", "cause"),
     [
         (KILLED_IN_LOAD, OWN, 5, "kernel-oom"),
         (STOPS, OWN, 5, "kernel-oom"),
@@ -151,18 +153,18 @@ STOPS = KILLED_IN_LOAD[:1]
     ],
 )
 def test_the_kernels_own_record_names_the_process_of_the_rank_that_it_killed(
-    worker: AgentUnderTest, said: tuple[str, ...], group: str, age_seconds: float, cause: str
+    worker: AgentUnderTest, engine_lines: tuple[str, ...], group: str, age_seconds: float, cause: str
 ) -> None:
     log = KILL.format(us=round((time.monotonic() - age_seconds) * 1e6), group=group)
     files(worker).file("/dev/kmsg", log)
-    with running(worker.agent, *said) as (rank, process):
+    with running(worker.agent, *engine_lines) as (rank, process):
         until(lambda: rank.log.progress.cause != "" and not rank.log.progress.tracing)
         process.kill()
         error = find_cause(worker.agent, ENDED)
     assert error.cause == cause
     named = "python3 (pid 29907, 2.5 GiB), at the whole machine's memory; the largest processes then: python3 2.5 GiB"
     assert (named in error.reason) is (cause == "kernel-oom")
-    assert not ("by signal 9" in error.reason and said == KILLED_IN_LOAD), "which signal it was is not known"
+    assert not ("by signal 9" in error.reason and engine_lines == KILLED_IN_LOAD), "which signal it was is not known"
 
 
 def test_a_worker_killed_while_it_loads_is_a_kill_by_the_kernels_count_too(worker: AgentUnderTest) -> None:

@@ -18,7 +18,7 @@ from tests.unit.clock import unstalled
 from tests.unit.commands import sparkd
 from tests.unit.event_log import EventLog
 from tests.unit.http_receivers import Receiver, receiver
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.nodes import until
 from tests.unit.state.test_state_file import files_left
 from tests.unit.wire import reserved_port
@@ -36,7 +36,7 @@ from sparkd.tools.cli.notify import flush
 
 URL_FILE = "/etc/sparkd/webhook"
 PROGRAM = "/etc/sparkd/send"
-SERVING = replace(HEAD, phase=Phase.SERVING, recipe="tiny", last_cause="", peers=())
+SERVING = replace(HEAD_REPORT, phase=Phase.SERVING, recipe="tiny", last_cause="", peers=())
 FAILED = replace(SERVING, phase=Phase.FAILED, message="api_key=hunter2 ended", cause="engine-ended")
 LOST = Notice("lost", "spark1", "gone", at=time.time())
 

@@ -70,12 +70,12 @@ class Node:
     def program(self, *lines: str, mode: int = 0o755) -> None:
         self.tree.file(PROGRAM, "\n".join(("#!/bin/sh", *lines)) + "\n", mode)
 
-    def see(self, rank: int, contact: Contact, report: NodeReport | None = SERVING, said: str = "") -> None:
+    def see(self, rank: int, contact: Contact, report: NodeReport | None = SERVING, reason: str = "") -> None:
         address = addresses(self.count)[rank]
         if report is not None:
             report = replace(report, rank=rank, address=address, lan_address=report.lan_address or lan(rank))
-        gone = said.startswith("this node's own address")
-        status = PeerStatus(address, rank, contact, LONG_AGO, report, said=said, own_address_gone=gone)
+        gone = reason.startswith("this node's own address")
+        status = PeerStatus(address, rank, contact, LONG_AGO, report, said=reason, own_address_gone=gone)
         self.made.agent.monitor.readers[rank].status = status
 
     def hang(self, rank: int) -> None:
@@ -220,7 +220,7 @@ def no_gateway(node: Node) -> None:
 
 
 def no_address(node: Node) -> None:
-    node.see(1, Contact.SILENT, said="this node's own address 127.0.0.1 is gone")
+    node.see(1, Contact.SILENT, reason="this node's own address 127.0.0.1 is gone")
 
 
 @pytest.mark.parametrize(

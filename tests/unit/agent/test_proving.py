@@ -14,7 +14,7 @@ from tests.unit.nodes import until
 from sparkd.agent.daemon.agreed import MOST_LINES
 from sparkd.agent.daemon.proving import ProvingPeriod
 from sparkd.agent.daemon.shutdown import shutdown_on_error
-from sparkd.base.cluster import membership
+from sparkd.base.cluster import chosen_plan
 from sparkd.base.config.settings import Supervise
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
@@ -276,7 +276,7 @@ def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: Age
 def test_a_rollback_that_is_chosen_while_an_agent_starts_is_for_the_next_one(started: AgentUnderTest) -> None:
     agent = started.agent
     entry = known_good_with(started)
-    back = make_rollback(entry, membership.fingerprint_config(agent.context.configured, agent.host), "")
+    back = make_rollback(entry, chosen_plan.fingerprint_config(agent.context.configured, agent.host), "")
     assert back is not None
     Tree(Path(agent.host.files.root)).file(FILE.path, FILE.encode(back))
     agent.switching.settle()

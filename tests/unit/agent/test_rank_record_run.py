@@ -68,7 +68,7 @@ def test_the_rank_has_a_record_from_before_its_container_to_after_it(recorded: R
     assert (before.stage, before.container_id, before.pid) == (RankStage.STARTING, "", 0)
     assert recorded.record_at["start"] == before
     completed = replace(before, container_id=CONTAINER, started_at="2026-01-01T00:00:00Z", pid=recorded.rank.pid)
-    measured = {"start_time": ready.start_time, "held_bytes": ready.held_bytes, "stage": RankStage.READY}
+    measured = {"start_time": ready.start_time, "stage": RankStage.READY}
     assert ready == replace(completed, **measured)
     assert ready.start_time > 0
     signalled = FILE.decode((recorded.tree.root / f"{RECORD}.signalled").read_bytes())

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from tests.unit.agent_runs import CONTAINER, World, phases, run_agent
-from tests.unit.conftest import Said
+from tests.unit.conftest import Notifications
 
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.daemon import startup
@@ -20,11 +20,11 @@ from sparkd.base.state.launch_history import STOPPED, End
 from sparkd.base.status.model import parse
 
 
-def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said) -> None:
+def test_it_starts_its_rank_serves_and_stops_on_request(world: World, notifications: Notifications) -> None:
     thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
     code, journal = run_agent(world)
     thread.join()
-    messages = said()
+    messages = notifications()
     assert code is ExitCode.GOOD, journal
     assert phases(journal) == ["launching", "loading", "serving", "stopping", "stopped"]
     assert [message for message in messages if message in ("READY=1", "STOPPING=1")] == ["READY=1", "STOPPING=1"]

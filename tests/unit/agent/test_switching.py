@@ -29,7 +29,7 @@ from sparkd.agent.daemon.switching import (
     Switching,
     SwitchRequested,
 )
-from sparkd.base.cluster import membership
+from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import (
@@ -68,7 +68,7 @@ def chosen(made: AgentUnderTest, name: str = "new", until: str = "") -> Chosen:
 
 def put(made: AgentUnderTest, stage: Stage, tries: int = 0, until: str = "", **changes: object) -> Switch:
     """As `sparkd use` or an earlier process has left it."""
-    replaces = membership.fingerprint_config(made.agent.context.configured, made.agent.host)
+    replaces = chosen_plan.fingerprint_config(made.agent.context.configured, made.agent.host)
     switch = Switch(replaces, stage, chosen(made, until=until), (), tries, 60, "2026-01-01")
     switch = replace(switch, **changes)
     write(made, switch)
@@ -204,7 +204,7 @@ def test_a_choice_that_can_t_be_read_now_is_no_other_one(started: AgentUnderTest
         awaits_end(agent.switching, started, 0.1)
         assert begin(started) is None
         with pytest.raises(AwaitedError, match="Too many open files"):
-            membership.current_switch(agent.context.configured, agent.host)
+            chosen_plan.current_switch(agent.context.configured, agent.host)
     assert started.events.lines[-1].startswith(
         "state.read.failed reason=/var/lib/sparkd/switch.json can't be read: Too"
     )
@@ -286,12 +286,12 @@ def test_a_choice_that_cannot_be_read_is_reported(started: AgentUnderTest) -> No
     Tree(Path(started.agent.host.files.root)).file(FILE.path, "{")
     seconds[0] += 61
 
-    def said() -> list[str]:
+    def reports() -> list[str]:
         awaits_end(switching, started, 0.02)
         return [line.partition(" ")[0] for line in started.events.lines if "switch.json" in line]
 
-    until_true(said)
-    assert said() == ["state.read.failed"]
+    until_true(reports)
+    assert reports() == ["state.read.failed"]
 
 
 def test_a_plan_in_force_awaits_docker_and_other_nodes_without_a_limit(started: AgentUnderTest) -> None:
@@ -442,7 +442,7 @@ def test_a_worker_that_is_blocked_ends_no_try_and_one_that_failed_does(
 ) -> None:
     switch = put(started, Stage.TRYING, 1)
     peers = {1: Known(1)}
-    peers[1].status = status(said=report(1, phase=phase))
+    peers[1].status = status(answer=report(1, phase=phase))
     monitor = PeerMonitor(peers, started.agent.loop.start, 20.0)
     context = replace(started.agent.context, switch=switch)
     agent = started.remake(context=context, switch_seen=stamp_switch(started.agent.host), monitor=monitor)

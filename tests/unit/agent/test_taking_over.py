@@ -10,16 +10,14 @@ from tests.unit.rank_records import rank_record
 from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.cluster.monitor import ExpectedPeer
+from sparkd.agent.daemon.kept_rank import FILE, KeptRank, without_mounts_and_asserts
 from sparkd.agent.daemon.taking_over import (
-    FILE,
-    MOST_TAKEN_OVER,
-    WITHIN_SECONDS,
-    KeptRank,
-    LeftRank,
-    find_left,
+    TAKEOVERS_ALLOWED,
+    TAKEOVERS_WITHIN_SECONDS,
+    AdoptableRank,
+    find_adoptable_rank,
     first_report,
     open_rank,
-    without_launch,
 )
 from sparkd.base.cluster.membership import make_context, node_of_rank
 from sparkd.base.config import Engine, Settings
@@ -27,7 +25,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
 from sparkd.base.plan.agreement import Agreement
 from sparkd.base.state.rank_record import FILE as RECORD
-from sparkd.base.state.rank_record import GUARD, GUARD_COMM, RankRecord, RankStage
+from sparkd.base.state.rank_record import GUARD, RankRecord, RankStage
 from sparkd.base.status.model import NodeReport, Phase
 
 BOOT, PID, BEGAN, GUARD_PID = "b1", 4000, 900, 4100
@@ -44,7 +42,7 @@ def kept_rank(recipe: str = "tiny-cpu", nodes: tuple[str, ...] = (), rank: int =
     agreed = Agreement({"image": "i"}, "d" * 64)
     peers = (ExpectedPeer(1, "launch", "e"),)
     parts = (
-        without_launch(context.plan),
+        without_mounts_and_asserts(context.plan),
         context.settings,
         context.configured,
         context.recipe,
@@ -77,8 +75,8 @@ def node(tree: Tree) -> Tree:
     tree.file("/proc/sys/kernel/random/boot_id", f"{BOOT}\n")
     tree.file("/proc/uptime", "5000.0 1.0\n")
     tree.process(PID, "bash", start_time=BEGAN)
-    tree.process(GUARD_PID, GUARD_COMM)
-    tree.file(GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID}")
+    tree.process(GUARD_PID, "sparkd-guard")
+    tree.file(GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID} 100")
     put(tree, record())
     tree.file(FILE.path, FILE.encode(kept_rank()))
     return tree
@@ -95,7 +93,7 @@ def put(tree: Tree, one: RankRecord) -> None:
 
 def find(tree: Tree, role: str = "head") -> tuple[bool, list[str]]:
     refused = list[str]()
-    return find_left(Host(tree.root), role, "new", refused.append) is not None, refused
+    return find_adoptable_rank(Host(tree.root), role, "new", refused.append) is not None, refused
 
 
 def test_a_rank_that_serves_is_taken_over(node: Tree) -> None:
@@ -126,7 +124,7 @@ def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict
     """Nobody else says why its container is replaced."""
     put(node, record(**changes))
     assert find(node) == (False, ["its engine has ended"])
-    assert find_left(Host(node.root), "head", "agent", pytest.fail, handed=True), (
+    assert find_adoptable_rank(Host(node.root), "head", "agent", pytest.fail, handed=True), (
         "explained by the program after a reload"
     )
 
@@ -136,9 +134,10 @@ def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict
     [
         (GUARD, ""),
         (GUARD, "junk"),
-        (GUARD, f"0 {PID} {BEGAN + 1} 77 88 {GUARD_PID}"),
-        (GUARD, f"0 {PID} {BEGAN} 77 88 {PID}"),
-        (GUARD, f"0 {PID} {BEGAN} 77 88 1"),
+        (GUARD, f"0 {PID} {BEGAN + 1} 77 88 {GUARD_PID} 100"),
+        (GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID}"),
+        (GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID} 101"),
+        (GUARD, f"0 {PID} {BEGAN} 77 88 1 0"),
     ],
 )
 def test_one_that_no_guard_would_end_is_not_taken_over(node: Tree, path: str, text: str) -> None:
@@ -157,31 +156,31 @@ def test_a_rank_of_another_role_or_with_other_papers_is_refused_with_the_reason(
 
 
 def test_the_third_crash_in_ten_minutes_ends_it(node: Tree) -> None:
-    put(node, record(taken_over=(5000 - WITHIN_SECONDS - 1, 4999.0)))
+    put(node, record(taken_over=(5000 - TAKEOVERS_WITHIN_SECONDS - 1, 4999.0)))
     assert find(node) == (True, [])
     put(node, record(taken_over=(4998.0, 4999.0)))
-    assert find(node) == (False, [f"its agents have crashed {MOST_TAKEN_OVER + 1} times within 10 minutes"])
+    assert find(node) == (False, [f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within 10 minutes"])
 
 
 def test_its_process_is_opened_only_where_that_is_in_the_recorded_container() -> None:
     """This very process is in no container."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     own = record(pid=os.getpid(), start_time=int(stat[19]))
-    left = LeftRank(own, kept_rank(), None)
+    adoptable = AdoptableRank(own, kept_rank(), None)
     before = len(os.listdir("/proc/self/fd"))
-    assert open_rank(Host(), left) is None
+    assert open_rank(Host(), adoptable) is None
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_first_report_has_what_the_agent_before_knew_of_the_rank() -> None:
-    left = LeftRank(record(epoch="e", transport="rdma"), kept_rank(), None)
+    adoptable = AdoptableRank(record(epoch="e", transport="rdma"), kept_rank(), None)
     first = NodeReport("spark1", "head", 0, Phase.PREFLIGHT, "now", "", "new", "1.0")
-    made = first_report(left, first)
+    made = first_report(adoptable, first)
     assert (made.phase, made.epoch, made.transport) == (Phase.SERVING, "e", "rdma")
     assert (made.plan_digest, made.rank_id, made.incarnation) == ("d" * 64, "rank", "new")
     assert (made.engine.container_id, made.engine.image) == ("c" * 64, "sha256:i")
     last = replace(made, incarnation="old", versions={"driver": "1"}, smoke_passed=True, message="it serves")
-    again = first_report(replace(left, report=last), first)
+    again = first_report(replace(adoptable, report=last), first)
     assert (again.incarnation, again.versions, again.smoke_passed) == ("new", {"driver": "1"}, True)
     ended = replace(first, last_cause="x", last_cause_code="kernel-oom", last_action="reboot", last_hint="y")
-    assert first_report(left, ended) == made, "the end before this rank's launch"
+    assert first_report(adoptable, ended) == made, "the end before this rank's launch"

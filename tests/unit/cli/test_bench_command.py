@@ -17,15 +17,15 @@ from sparkd.base.lib.text import plain
 from sparkd.tools.cli import bench_table
 from sparkd.tools.cli.bench import describe_cache, list_next
 from sparkd.tools.measure.bench import Result
-from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Level, Spread
+from sparkd.tools.measure.figures import DECODE, FIRST, Depth, LevelFigures, Spread
 from sparkd.tools.measure.past import Usual
 
 COLUMNS = 80
 
 
-def level(concurrency: int, rate: float, arrivals: str = "static", **fields: object) -> Level:
+def level(concurrency: int, rate: float, arrivals: str = "static", **fields: object) -> LevelFigures:
     spreads = (Spread(rate, rate * 0.9, rate * 1.1), Spread(37, 36, 38), Spread(1.2, 1, 2), Spread(0.026, 0.02, 0.03))
-    return Level(concurrency, arrivals, 3 * concurrency, 0, *spreads, Spread(14.25, 14, 15), **fields)  # type: ignore[arg-type]
+    return LevelFigures(concurrency, arrivals, 3 * concurrency, 0, *spreads, Spread(14.25, 14, 15), **fields)  # type: ignore[arg-type]
 
 
 RESULT = Result(
@@ -80,7 +80,7 @@ def test_what_is_usual_is_said_with_its_runs() -> None:
 
 
 def test_failures_and_an_early_end_are_named_on_one_line() -> None:
-    bad = Level(4, "static", 12, 12, None, None, None, None, None, fault="HTTP 503 \x1b[31mdraining")
+    bad = LevelFigures(4, "static", 12, 12, None, None, None, None, None, fault="HTTP 503 \x1b[31mdraining")
     found = Result("2026-11-23T10:00", "n", "r", "m", "d", "1", 64, 128, levels=(bad,), fault=bad.fault)
     text = plain(bench_table.tables(found, {}, None))
     assert "4 requests: 12 of 12 failed: HTTP 503 \\x1b[31mdraining" in text
@@ -158,7 +158,7 @@ def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected", "said", "too_small"),
+    ("tokens", "expected", "message", "too_small"),
     [
         (551_107, 612_341, "551,107 tokens, 90% of the recipe's 612,341", False),
         (360_858, 612_341, "59% of the recipe's 612,341; too few", True),
@@ -167,9 +167,9 @@ def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_a_kv_cache_smaller_than_the_recipes_is_a_fault(
-    tokens: int | None, expected: int | None, said: str, too_small: bool
+    tokens: int | None, expected: int | None, message: str, too_small: bool
 ) -> None:
     text, fault = describe_cache(tokens, expected)
-    assert said in text
+    assert message in text
     assert fault is too_small
     assert len("KV cache            " + text) <= COLUMNS

@@ -11,7 +11,8 @@ from tests.unit.commands import sparkd
 from tests.unit.nodes import report
 from tests.unit.plans import HEAD, WORKER, configured
 
-from sparkd.base.cluster.membership import NodeContext, find_address, find_key
+from sparkd.base.cluster.endpoint import find_address, find_key
+from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.plan.model import Node
@@ -25,7 +26,7 @@ KEYED = {"secrets": {"VLLM_API_KEY": "/etc/sparkd/api.key"}}
     ("node", "host", "address", "note"),
     [
         (plans.ALONE, "192.168.1.7", "192.168.1.7", ""),
-        (plans.ALONE, "127.0.0.1", "127.0.0.1", "only the head itself reaches it"),
+        (plans.ALONE, "127.0.0.1", "127.0.0.1", "the API listens on loopback only"),
         (plans.ALONE, None, "127.0.0.1", "no route to other networks"),
         (HEAD, "0.0.0.0", "10.0.0.1", "no route to other networks"),
         (WORKER, "0.0.0.0", "10.0.0.1", "the head's address on the fabric"),
@@ -36,8 +37,8 @@ def test_the_address_is_one_that_clients_reach(
     node: Node, host: str | None, address: str, note: str, tree: Tree
 ) -> None:
     plan = plans.plan(node, args={"host": host} if host else {})
-    found, said = find_address(plan, Host(tree.root))
-    assert (found, note in said, bool(said)) == (address, True, bool(note))
+    found, note_text = find_address(plan, Host(tree.root))
+    assert (found, note in note_text, bool(note_text)) == (address, True, bool(note))
 
 
 def test_on_a_machine_with_a_route_it_is_the_machines_own_address() -> None:

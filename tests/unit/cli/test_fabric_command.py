@@ -125,9 +125,9 @@ def test_a_result_that_is_none_is_refused(port: int, result: str) -> None:
         fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
 
 
-@pytest.mark.parametrize("said", [b"{}", b"\xff", b'{"node": "x", "ports": [{"address": 1}]}'])
-def test_facts_that_are_none_are_refused(port: int, said: bytes) -> None:
-    with listening(port, said):
+@pytest.mark.parametrize("body", [b"{}", b"\xff", b'{"node": "x", "ports": [{"address": 1}]}'])
+def test_facts_that_are_none_are_refused(port: int, body: bytes) -> None:
+    with listening(port, body):
         assert "same on both" in refusal(port)
 
 

@@ -1,11 +1,11 @@
-"""What reads prints one JSON object where that is wanted, also where it fails."""
+"""Every command that reads prints one JSON object with --json, also on failure."""
 
 import json
 import os
 from pathlib import Path
 
 import pytest
-from tests.unit.commands import sparkd
+from tests.unit.commands import needs_no_agent, needs_no_unit, sparkd
 
 BROKEN = "schema: 1\nname: mine\nextends: tiny-cpu\nargs: {max-model-lenn: 512}\n"
 
@@ -32,13 +32,13 @@ def config(tmp_path: Path) -> Path:
         ("recipe list", 0, {"recipes"}),
         ("recipe show tiny-cpu", 0, {"name", "args"}),
         ("rollback --list", 0, {"known_good"}),
-        ("status", 21, set()),
+        pytest.param("status", 21, set(), marks=needs_no_agent),
         ("tune show", 0, {"settings"}),
-        ("units check", 78, {"error"}),
+        pytest.param("units check", 78, {"error"}, marks=needs_no_unit),
         *([] if os.geteuid() else [("use --list", 0, {"recipes"})]),
         ("model check /nowhere", 10, {"error"}),
         ("recipe show none-such", 78, {"error"}),
-        ("smoke", 2 if os.geteuid() else 10, {"error"}),
+        pytest.param("smoke", 2 if os.geteuid() else 10, {"error"}, marks=needs_no_agent),
     ],
 )
 def test_what_reads_prints_one_object_with_its_schema(config: Path, command: str, code: int, keys: set[str]) -> None:

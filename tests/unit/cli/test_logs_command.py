@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sparkd.agent.cluster.logs import Entry, Marks
+from sparkd.agent.cluster.failure_marks import FailureMarker
+from sparkd.agent.cluster.node_logs import Entry
 from sparkd.base.host.journal import Line
 from sparkd.base.lib.errors import UsageError
 from sparkd.tools.cli.logs import _report_trouble, parse_since, render_json, render_rows
@@ -45,7 +46,7 @@ ENTRIES = [
 
 
 def test_a_failure_has_its_meaning_below_it() -> None:
-    rows = list(render_rows(ENTRIES, Marks()))
+    rows = list(render_rows(ENTRIES, FailureMarker()))
     assert [(row[1], row[2].partition(":")[0], level) for row, level in rows] == [
         ("spark1", "agent.phase.changed phase=loading", ""),
         ("spark2", "engine| CUDA out of memory", "block"),
@@ -56,17 +57,17 @@ def test_a_failure_has_its_meaning_below_it() -> None:
     assert rows[0][0][0].endswith(".123")
 
 
-@pytest.mark.parametrize(("node", "said"), [("10.0.0.2", "sparkd: 10.0.0.2: refused\n"), ("", "sparkd: refused\n")])
-def test_a_nodes_trouble_is_among_the_objects_too(node: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("node", "reason"), [("10.0.0.2", "sparkd: 10.0.0.2: refused\n"), ("", "sparkd: refused\n")])
+def test_a_nodes_trouble_is_among_the_objects_too(node: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     _report_trouble(node, "refused", as_json=True)
     out, err = capsys.readouterr()
-    assert (json.loads(out), err) == ({"node": node, "trouble": "refused"}, said)
+    assert (json.loads(out), err) == ({"node": node, "trouble": "refused"}, reason)
     _report_trouble(node, "", as_json=False)
     assert capsys.readouterr().out == ""
 
 
 def test_json_has_one_object_a_line() -> None:
-    found = [json.loads(text) for text in render_json(ENTRIES, Marks())]
+    found = [json.loads(text) for text in render_json(ENTRIES, FailureMarker())]
     assert [(one["node"], one["level"], one["engine"], one["first_failure"]) for one in found] == [
         ("spark1", "info", False, False),
         ("spark2", "error", True, True),

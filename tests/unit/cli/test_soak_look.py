@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.node_reports import GIB, HEAD, PEER, WORKER
+from tests.unit.node_reports import GIB, HEAD_REPORT, PEER, WORKER
 
 from sparkd.base.host import Host
 from sparkd.base.status.figures import GpuReport
@@ -20,15 +20,15 @@ def machine(tree: Tree) -> Tree:
     return tree
 
 
-def report(tree: Tree, said: NodeReport) -> Host:
+def report(tree: Tree, node_report: NodeReport) -> Host:
     tree.process(50, "sparkd", start_time=7)
-    tree.file("/run/sparkd/report.json", dump(replace(said, pid=50, start_time=7)))
+    tree.file("/run/sparkd/report.json", dump(replace(node_report, pid=50, start_time=7)))
     return Host(tree.root)
 
 
 def test_it_has_each_nodes_memory_and_the_hottest_and_the_slowest_gpu(machine: Tree) -> None:
     peer = replace(PEER, report=replace(WORKER, gpu=HOT))
-    seen = read_sample(report(machine, replace(HEAD, gpu=COOL, peers=(peer,))))
+    seen = read_sample(report(machine, replace(HEAD_REPORT, gpu=COOL, peers=(peer,))))
     assert seen is not None
     assert seen.available_bytes == {"spark1": 9 * GIB, "spark2": WORKER.memory and WORKER.memory.available_bytes}
     assert (seen.cached_bytes, seen.swap_used_bytes) == (2 * GIB, 1 << 20)
@@ -37,14 +37,14 @@ def test_it_has_each_nodes_memory_and_the_hottest_and_the_slowest_gpu(machine: T
 
 def test_of_a_node_that_does_not_answer_nothing_is_known(machine: Tree) -> None:
     silent = replace(PEER, contact=Contact.SILENT, report=replace(WORKER, gpu=HOT))
-    seen = read_sample(report(machine, replace(HEAD, peers=(silent,))))
+    seen = read_sample(report(machine, replace(HEAD_REPORT, peers=(silent,))))
     assert seen is not None
     assert (seen.available_bytes["spark2"], seen.gpu_celsius, seen.gpu_mhz) == (None, None, None)
 
 
 def test_without_a_living_agent_there_is_this_node_alone(machine: Tree) -> None:
-    host = report(machine, HEAD)
-    machine.file("/run/sparkd/report.json", dump(replace(HEAD, pid=50, start_time=8)))
+    host = report(machine, HEAD_REPORT)
+    machine.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, pid=50, start_time=8)))
     seen = read_sample(host)
     assert seen is not None
     assert seen.available_bytes == {host.name(): 9 * GIB}

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import INTERRUPTIBLE
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 
 from sparkd.base.status.figures import ActivityReport
 from sparkd.base.status.model import Phase, dump
@@ -31,7 +31,7 @@ sys.exit(watch(Files(sys.argv[1])))
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[a-z]")
 OTHER_SCREEN, FIRST_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 DEADLINE_SECONDS = 20.0
-REPORT = replace(HEAD, pid=77, start_time=1234, activity=ActivityReport(2, 0, 0.0, 17.5, 0.1))
+REPORT = replace(HEAD_REPORT, pid=77, start_time=1234, activity=ActivityReport(2, 0, 0.0, 17.5, 0.1))
 
 
 class Watch:

@@ -123,7 +123,7 @@ BEYOND = "cluster.allow.mounts permits"
 
 
 @pytest.mark.parametrize(
-    ("attack", "said"),
+    ("attack", "reason"),
     [
         (image("evil/image:1"), "image evil/image:1: cluster.allow.images is empty, and no recipe on this node has it"),
         (image(f"{IMAGE}-evil"), "cluster.allow.images is empty"),
@@ -187,7 +187,7 @@ BEYOND = "cluster.allow.mounts permits"
     ],
 )  # fmt: skip
 def test_what_allow_does_not_permit_is_refused_and_not_kept(
-    pair: Pair, tree: Tree, port: int, attack: Change, said: str
+    pair: Pair, tree: Tree, port: int, attack: Change, reason: str
 ) -> None:
     lay_out_folders(tree)
     tree.link("/node1/srv/models/link", "/etc")
@@ -199,7 +199,7 @@ def test_what_allow_does_not_permit_is_refused_and_not_kept(
     with pytest.raises(BlockedError) as refused:
         pair.sends(body(document))
     assert type(refused.value) is BlockedError
-    assert said in refused.value.reason and refused.value.hint
+    assert reason in refused.value.reason and refused.value.hint
     written = pair.worker.agent.actions.written  # type: ignore[attr-defined]  # of the tests' own
     assert FILE.name not in written
     assert not pair.files.exists(HEAD_FILES)

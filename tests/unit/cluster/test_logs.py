@@ -3,17 +3,25 @@
 import asyncio
 import threading
 import time
+from itertools import takewhile
 
+import psutil
 import pytest
 from tests.tree import Tree
-from tests.unit.nodes import node, reading
+from tests.unit.cluster_nodes import addresses, machine, settings
+from tests.unit.nodes import KEY, node, reading, served
 
-from sparkd.agent.cluster import logs
-from sparkd.agent.cluster.logs import BusyError, Entry, Marks, NodeLog, Page, dump, make_path, merge, parse, parse_query
+from sparkd.agent.cluster import log_pages, node_logs
+from sparkd.agent.cluster.client import SignedClient, Source
+from sparkd.agent.cluster.failure_marks import FailureMarker
+from sparkd.agent.cluster.log_pages import Page, dump, make_path, parse, parse_query
+from sparkd.agent.cluster.node_logs import BusyError, Entry, NodeLog, merge, open_logs
+from sparkd.base.cluster import auth
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query
 from sparkd.base.lib.http_client import HttpClient, HttpError
+from sparkd.base.lib.http_connection import Request, Response
 from sparkd.base.lib.slow_document import SlowDocument
 
 
@@ -54,7 +62,7 @@ def test_an_answer_of_another_node_is_printable_and_bounded() -> None:
     hostile = Page("\x1b]0;x\x07" + "n" * 500, 1, Lines((line(1, "a\x1b[2Jb\nc"),)), "t\n" * 200)
     found = parse(dump(hostile))
     assert found.lines.lines[0].text == "ab\\nc"
-    assert found.node.isprintable() and len(found.node) <= logs.NAME_LIMIT
+    assert found.node.isprintable() and len(found.node) <= log_pages.NAME_LIMIT
     assert found.trouble.isprintable()
     with pytest.raises(ValueError, match="2000"):
         parse(dump(page(*[line(1)] * (MOST_LINES + 1))))
@@ -87,15 +95,15 @@ def test_lines_are_served_to_nodes_with_the_key_and_to_nobody_else() -> None:
     def read(query: str) -> bytes:
         return dump(page(line(7, "agent.run.failed"))) if parse_query(query) else b""
 
-    with node("127.0.0.2") as served, reading("127.0.0.2", served.port) as reader:
-        served.peer_api.slow[logs.PATH] = SlowDocument("log", read)
-        found = parse(served.loop.submit(reader.fetch(make_path(Query(0)))).result(5))
+    with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port) as reader:
+        peer.peer_api.slow[log_pages.PATH] = SlowDocument("log", read)
+        found = parse(peer.loop.submit(reader.fetch(make_path(Query(0)))).result(5))
         assert [one.text for one in found.lines.lines] == ["agent.run.failed"]
         with pytest.raises(HttpError, match="404"):
-            served.loop.submit(reader.fetch(f"{logs.PATH}?since=0")).result(5)
-        stranger = HttpClient(f"http://127.0.0.2:{served.port}")
-        assert served.loop.submit(stranger.request(make_path(Query(0)), 5.0)).result(6).status == 401
-        served.loop.submit(stranger.close()).result(5)
+            peer.loop.submit(reader.fetch(f"{log_pages.PATH}?since=0")).result(5)
+        stranger = HttpClient(f"http://127.0.0.2:{peer.port}")
+        assert peer.loop.submit(stranger.request(make_path(Query(0)), 5.0)).result(6).status == 401
+        peer.loop.submit(stranger.close()).result(5)
 
 
 def next_of(log: NodeLog) -> tuple[list[Entry], str]:
@@ -103,7 +111,7 @@ def next_of(log: NodeLog) -> tuple[list[Entry], str]:
 
 
 def test_a_line_is_shown_once_and_requested_from_the_last_time_on() -> None:
-    answers = [page(line(5, place="1"), line(7, place="2")), page(line(7, place="2"), line(7, place="3"), line(6))]
+    answers = [page(line(5, place="1"), line(7, place="2")), page(line(7, place="2"), line(7, place="3"))]
     requested = list[Query]()
 
     async def read(query: Query) -> Page:
@@ -137,6 +145,81 @@ def test_times_are_those_of_this_nodes_clock(ahead_us: int, shown: int) -> None:
     assert abs(entry.at_us - shown) < 200_000
 
 
+@pytest.mark.parametrize(
+    ("status", "is_busy", "reason"),
+    [
+        (503, True, "it answers another reader's request"),
+        (404, True, "HTTP 404: it is busy, or its sparkd is of another version"),
+        (400, False, "HTTP 400: its sparkd may be of another version"),
+    ],
+)
+def test_only_a_status_that_may_mean_busy_is_tried_again(status: int, is_busy: bool, reason: str) -> None:
+    """404 is how earlier versions say busy, and how versions without this document refuse."""
+
+    async def handle(request: Request) -> Response:
+        nonce = request.headers[auth.NONCE_HEADER.lower()]
+        signature = auth.sign_answer(KEY, nonce, "127.0.0.2", request.path, status, b"")
+        return Response(status, b"", headers=((auth.SIGNATURE_HEADER, signature),))
+
+    async def read(port: int) -> Page:
+        client = SignedClient(Source(1, "127.0.0.2", port, "127.0.0.1", 0), lambda: (KEY,))
+        try:
+            return await node_logs._request_page(client, Query(0))
+        finally:
+            await client.close()
+
+    with served("127.0.0.2", handle) as server, pytest.raises(HttpError) as refused:
+        asyncio.run(read(server.port))
+    assert (isinstance(refused.value, BusyError), str(refused.value)) == (is_busy, reason)
+
+
+def test_connections_to_the_other_nodes_are_closed_at_the_end(tree: Tree) -> None:
+    async def read(port: int) -> tuple[list[str], list[bool]]:
+        async with open_logs(settings(addresses(2), port), machine(tree, 0)) as ((_, log), trouble):
+            assert not trouble
+            entries, _ = await log.next(Query(0))
+            connected = [bool(connections_of(port))]
+        return [entry.line.text for entry in entries], [*connected, bool(connections_of(port))]
+
+    def connections_of(port: int) -> list[object]:
+        connections = psutil.Process().net_connections("tcp")
+        return [one for one in connections if one.status == psutil.CONN_ESTABLISHED and one.raddr[1:] == (port,)]
+
+    with node("127.0.0.2") as peer:
+        lines = dump(page(line(time.time_ns() // 1000, "agent.run.failed")))
+        peer.peer_api.slow[log_pages.PATH] = SlowDocument("log", lambda _: lines)
+        assert asyncio.run(read(peer.port)) == (["agent.run.failed"], [True, False])
+
+
+def test_a_node_that_answers_another_reader_says_so() -> None:
+    go = threading.Event()
+
+    def slow(_query: str) -> bytes:
+        go.wait(10)
+        return dump(page(line(1)))
+
+    with node("127.0.0.2") as peer:
+        peer.peer_api.slow[log_pages.PATH] = SlowDocument("log", slow)
+        source = Source(1, "127.0.0.2", peer.port, "127.0.0.1", 0)
+
+        async def request_twice() -> tuple[Page, object]:
+            clients = [SignedClient(source, lambda: (KEY,)) for _ in range(2)]
+            first = asyncio.create_task(node_logs._request_page(clients[0], Query(0)))
+            await asyncio.sleep(0.2)
+            (second,) = await asyncio.gather(node_logs._request_page(clients[1], Query(0)), return_exceptions=True)
+            go.set()
+            try:
+                return await first, second
+            finally:
+                for client in clients:
+                    await client.close()
+
+        answered, refused = peer.loop.submit(request_twice()).result(9)
+    assert len(answered.lines.lines) == 1
+    assert isinstance(refused, BusyError)
+    assert str(refused) == "it answers another reader's request"
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_node_that_answers_another_is_requested_again_and_a_silent_one_named(busy: bool) -> None:
     tries = list[Query]()
@@ -146,7 +229,7 @@ def test_a_node_that_answers_another_is_requested_again_and_a_silent_one_named(b
         raise (BusyError if busy else HttpError)("no answer")
 
     assert next_of(NodeLog("10.0.0.2", refuse)) == ([], "no answer")
-    assert len(tries) == (logs.TRIES if busy else 1)
+    assert len(tries) == (node_logs.TRIES if busy else 1)
 
 
 def test_lines_behind_a_clock_that_was_set_back_are_shown_once() -> None:
@@ -161,10 +244,95 @@ def test_lines_behind_a_clock_that_was_set_back_are_shown_once() -> None:
     assert [entry.line.place for entry in next_of(log)[0]] == ["4"]
 
 
+class JournalOf:
+    """Another node's journal and clock, which differs from this node's by `ahead_us`."""
+
+    def __init__(self, ahead_us: int = 0) -> None:
+        self.ahead_us, self.lines, self.queries = ahead_us, list[Line](), list[Query]()
+
+    def write(self, text: str, ago_us: int = 0) -> None:
+        place = str(len(self.lines))
+        self.lines.append(line(time.time_ns() // 1000 + self.ahead_us - ago_us, text, place))
+
+    async def read(self, query: Query) -> Page:
+        """The lines from the newest back to the first that is too old, as journalctl --reverse finds them."""
+        self.queries.append(query)
+        below = [one for one in self.lines if one.at_us <= query.until_us]
+        wanted = list(takewhile(lambda one: one.at_us >= query.since_us, reversed(below)))
+        return page(*reversed(wanted), ahead_us=self.ahead_us)
+
+
+HOUR_US, MINUTE_US = 3_600_000_000, 60_000_000
+
+
+@pytest.mark.parametrize("ahead_us", [-2 * HOUR_US, 0, 500_000, 2 * HOUR_US])
+def test_bounds_are_by_this_nodes_clock(ahead_us: int) -> None:
+    journal, now_us = JournalOf(ahead_us), time.time_ns() // 1000
+    for minutes in (90, 50, 20, 1):
+        journal.write(f"{minutes} min ago", minutes * MINUTE_US)
+
+    def read(query: Query) -> list[str]:
+        entries, trouble = asyncio.run(NodeLog("10.0.0.2", journal.read).next(query))
+        assert not trouble
+        return [entry.line.text for entry in entries]
+
+    assert read(Query(now_us - HOUR_US)) == ["50 min ago", "20 min ago", "1 min ago"]
+    assert len(journal.queries) == (1 if abs(ahead_us) < node_logs.CLOCK_US else 2), (
+        "only another clock costs a request"
+    )
+    assert journal.queries[-1].until_us == LATEST_US
+    assert read(Query(now_us - HOUR_US, now_us - 30 * MINUTE_US)) == ["50 min ago"]
+
+
+@pytest.mark.parametrize("moved_us", [-2 * HOUR_US, -5 * MINUTE_US, 5 * MINUTE_US])
+@pytest.mark.parametrize("ahead_us", [0, HOUR_US])
+def test_lines_of_a_clock_that_is_set_meanwhile_come_at_once_and_once(ahead_us: int, moved_us: int) -> None:
+    journal = JournalOf(ahead_us)
+    log, query = NodeLog("10.0.0.2", journal.read), Query(time.time_ns() // 1000 - HOUR_US)
+
+    def read() -> list[str]:
+        return [entry.line.text for entry in asyncio.run(log.next(query))[0]]
+
+    for minutes in (8, 4, 0):
+        journal.write(f"{minutes}", minutes * MINUTE_US)
+    assert read() == ["8", "4", "0"]
+    journal.write("just before")
+    journal.ahead_us += moved_us
+    journal.write("just after")
+    assert read() == ["just before", "just after"]
+    journal.write("later")
+    assert [read(), read()] == [["later"], []]
+
+
+def test_a_node_without_lines_has_its_clock_set_back() -> None:
+    journal = JournalOf()
+    log, query = NodeLog("", journal.read), Query(time.time_ns() // 1000)
+    assert asyncio.run(log.next(query)) == ([], "")
+    journal.ahead_us = -HOUR_US
+    journal.write("first")
+    assert [entry.line.text for entry in asyncio.run(log.next(query))[0]] == ["first"]
+
+
+def test_lines_that_were_shown_are_not_left_out() -> None:
+    """A set clock has them sent again, and the oldest of these may be cut."""
+    answers = [page(line(1, place="1"), line(2, place="2")), page(line(2, place="2"), line(3, place="3"), cut=True)]
+
+    async def read(_query: Query) -> Page:
+        return answers.pop(0)
+
+    log = NodeLog("10.0.0.2", read)
+    assert [next_of(log)[1], next_of(log)[1]] == ["", ""]
+
+
 def test_this_nodes_lines_are_there_where_it_has_no_place_among_the_others(tree: Tree) -> None:
-    settings = Settings.model_validate({"cluster": {"nodes": ["10.9.0.1", "10.9.0.2"]}})
-    opened, trouble = logs.open_logs(settings, Host(str(tree.root)))
-    assert [one.name for one in opened] == [""]
+    two_nodes = Settings.model_validate({"cluster": {"nodes": ["10.9.0.1", "10.9.0.2"]}})
+
+    async def open_them() -> tuple[list[str], str]:
+        async with open_logs(two_nodes, Host(str(tree.root))) as (opened, trouble):
+            return [log.name for log in opened], trouble
+
+    names, trouble = asyncio.run(open_them())
+    assert names == [""]
     assert "addresses can't be read" in trouble
 
 
@@ -185,9 +353,9 @@ def test_lines_of_one_time_stay_in_the_order_of_their_node() -> None:
 
 
 def judged(*texts: str) -> list[tuple[bool, bool]]:
-    marks = Marks()
-    found = (marks.judge(line(1, text)) for text in texts)
-    return [(known is not None, first) for known, first in found]
+    marker = FailureMarker()
+    marks = [marker.mark(line(1, text)) for text in texts]
+    return [(mark.known_error is not None, mark.is_first_failure) for mark in marks]
 
 
 def test_the_first_failure_since_service_is_marked() -> None:

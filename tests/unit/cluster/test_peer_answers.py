@@ -121,8 +121,8 @@ def test_an_answer_that_was_changed_on_its_way_is_not_believed(change: tuple[byt
             answering("127.0.0.2", lambda request: (pass_on(request).replace(*change, 1),)) as port,
             reading("127.0.0.2", port) as reader,
         ):
-            said = contact_of(reader, Contact.UNSIGNED)
-            assert said == f"its answer is not signed with this node's key; {KEYS}"
+            reason = contact_of(reader, Contact.UNSIGNED)
+            assert reason == f"its answer is not signed with this node's key; {KEYS}"
             assert reader.status.report is None
 
 

@@ -30,7 +30,7 @@ class Known(PeerReader):
     """One node as the test says, with no wire."""
 
     def __init__(self, rank: int) -> None:
-        self.status = status(said=report(rank, phase=Phase.SERVING, epoch="e"))
+        self.status = status(answer=report(rank, phase=Phase.SERVING, epoch="e"))
 
     def silent(self, seconds: float) -> None:
         self.heard_at = time.monotonic() - seconds
@@ -278,7 +278,7 @@ def test_tokens_do_not_excuse_a_loss() -> None:
     peers[1].silent(LATE)
     monitor.check()
     engine.makes(True)
-    peers[1].status = status(said=report(phase=Phase.FAILED, message="boom", epoch="e"))
+    peers[1].status = status(answer=report(phase=Phase.FAILED, message="boom", epoch="e"))
     with pytest.raises(PeerLostError, match="failed: boom"):
         monitor.check()
 
@@ -375,7 +375,7 @@ def test_an_event_is_a_loss_at_once_and_has_its_cause(
 @pytest.mark.parametrize("phase", [phase for phase in Phase if PHASES[phase].loss is None])
 @pytest.mark.parametrize("epoch", ["", "e1"])
 def test_an_agent_that_continues_is_no_loss_whatever_it_does(phase: Phase, epoch: str) -> None:
-    seen = status(said=report(phase=phase, epoch=epoch))
+    seen = status(answer=report(phase=phase, epoch=epoch))
     assert find_loss(EXPECTED, seen) is None
 
 
@@ -391,14 +391,14 @@ def test_silence_is_never_a_loss_by_itself(contact: Contact) -> None:
 
 
 def test_the_reported_rank_is_expected_and_the_incarnation_of_an_earlier_version() -> None:
-    assert expect_peer(status(said=report(3, incarnation="i", rank_id="r")), "e") == ExpectedPeer(3, "r", "e")
-    assert expect_peer(status(said=report(3, incarnation="i")), "e") == ExpectedPeer(3, "i", "e")
+    assert expect_peer(status(answer=report(3, incarnation="i", rank_id="r")), "e") == ExpectedPeer(3, "r", "e")
+    assert expect_peer(status(answer=report(3, incarnation="i")), "e") == ExpectedPeer(3, "i", "e")
 
 
 def test_the_rank_counts_whatever_process_has_it() -> None:
     expected = ExpectedPeer(1, "r", "e1")
-    assert find_loss(expected, status(said=replace(RUNNING, rank_id="r", incarnation="another"))) is None
-    placeless = status(said=replace(RUNNING, rank=-1, epoch="", phase=Phase.AWAITING_PEERS, incarnation="another"))
+    assert find_loss(expected, status(answer=replace(RUNNING, rank_id="r", incarnation="another"))) is None
+    placeless = status(answer=replace(RUNNING, rank=-1, epoch="", phase=Phase.AWAITING_PEERS, incarnation="another"))
     assert find_loss(expected, replace(placeless, rank=1)) is not None
 
 
@@ -416,8 +416,8 @@ def test_a_standstill_of_this_process_is_no_silence_of_the_others() -> None:
 
 
 def refuse(peer: Known, seconds: float, **changes: object) -> None:
-    said = replace(report(1, phase=Phase.SERVING, epoch="e"), **changes)
-    peer.status = status(Contact.REFUSED, said)
+    answer = replace(report(1, phase=Phase.SERVING, epoch="e"), **changes)
+    peer.status = status(Contact.REFUSED, answer)
     peer.silent(seconds)
 
 
@@ -432,7 +432,7 @@ def test_an_agent_that_is_away_while_its_rank_serves_is_awaited_for_a_while() ->
     refuse(peers[1], 14)
     monitor.check()
     assert monitor.trouble.startswith("the agent of rank 1 on spark2 (10.0.0.2) is away, and its rank serves")
-    peers[1].status = status(said=replace(RUNNING, epoch="e", rank_id=""))
+    peers[1].status = status(answer=replace(RUNNING, epoch="e", rank_id=""))
     peers[1].silent(0)
     monitor.check()
     assert monitor.trouble == ""

@@ -69,7 +69,7 @@ def test_a_report_is_read_and_news_come_at_once_and_wake_the_loop_once(one: Node
             for message in ("first", "second", "third"):
                 time.sleep(0.1)  # the next request is held
                 slow.publish(report(message=message))
-                until(lambda said=message: heard(reader).message == said)  # type: ignore[misc]  # bound now
+                until(lambda expected=message: heard(reader).message == expected)  # type: ignore[misc]  # bound now
             assert len(rings) == 4
     rings.clear()
     with reading("127.0.0.2", one.port, answer_seconds=10, wake=wake) as reader:

@@ -63,8 +63,8 @@ def test_an_address_that_is_still_being_probed_is_not_owned_yet(tree: Tree) -> N
 
 
 def test_fabric_settings_go_before_what_is_found(tree: Tree) -> None:
-    said = Fabric(interface="eth9", hcas=("mlx5_9",))
-    node = membership.find_place(settings(*THREE, fabric=said), owning(tree, "10.0.0.2"))
+    fabric = Fabric(interface="eth9", hcas=("mlx5_9",))
+    node = membership.find_place(settings(*THREE, fabric=fabric), owning(tree, "10.0.0.2"))
     assert (node.interface, node.hcas) == ("eth9", ("mlx5_9",))
 
 

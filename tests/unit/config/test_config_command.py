@@ -215,9 +215,9 @@ def test_plan_says_what_the_checked_image_lacks_of_flashinfer(tree: Tree, unbuil
     tree.file(FILE.path, FILE.encode(history))
     found = read_unbuilt(CheckInputs(plan, Settings()), Host(tree.root))
     assert found == unbuilt
-    said = "pip install flashinfer-jit-cache==0.6.12 --index-url"
+    command = "pip install flashinfer-jit-cache==0.6.12 --index-url"
     shown = describe_plan(plan, (), None, None, found)
-    assert (said in shown) == ("usual folders" in shown) == ("print(torch.version.cuda)" in shown) == bool(unbuilt)
+    assert (command in shown) == ("usual folders" in shown) == ("print(torch.version.cuda)" in shown) == bool(unbuilt)
     assert "the image has no" not in shown, "it may have it elsewhere"
 
 

@@ -62,14 +62,30 @@ class Compilers:
         for pid, start_time in (A, B, C):
             yield Process(pid, "cicc", "T" if (pid, start_time) in self.stopped else "R", 1, 1, 1, start_time)
 
-    def signal(self, key: Key, resume: bool) -> bool:
-        if key[0] == self.failing:
-            raise OSError("no descriptor")
-        (self.stopped.discard if resume else self.stopped.add)(key)
+    def pause(self, key: Key) -> bool:
+        self._fail(key)
+        self.stopped.add(key)
         return True
 
-    def watch(self, short_bytes: int = LIMIT) -> CompilerWatch:
-        return CompilerWatch(short_bytes, threading.Event(), self.list, lambda: SHORT, self.signal, self.events)
+    def resume(self, key: Key) -> bool:
+        self._fail(key)
+        self.stopped.discard(key)
+        return True
+
+    def _fail(self, key: Key) -> None:
+        if key[0] == self.failing:
+            raise OSError("no descriptor")
+
+    def watch(self, floor_bytes: int = LIMIT) -> CompilerWatch:
+        return CompilerWatch(
+            floor_bytes=floor_bytes,
+            ended=threading.Event(),
+            processes=self.list,
+            available_bytes=lambda: SHORT,
+            pause=self.pause,
+            resume=self.resume,
+            events=self.events,
+        )
 
 
 @pytest.mark.parametrize(("failing", "stopped"), [(0, {B, C}), (3, {B}), (2, set())])
@@ -89,7 +105,7 @@ def test_what_was_stopped_continues_at_the_end_also_after_errors(failing: int, s
 def test_what_an_earlier_agent_has_stopped_continues_where_memory_is_no_longer_watched() -> None:
     compilers = Compilers()
     compilers.stopped = {B, C}
-    watch = compilers.watch(short_bytes=0)
+    watch = compilers.watch(floor_bytes=0)
     thread = threading.Thread(target=watch.run)
     thread.start()
     try:
@@ -102,7 +118,15 @@ def test_what_an_earlier_agent_has_stopped_continues_where_memory_is_no_longer_w
 def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_not() -> None:
     present = [Process(7, "VLLM::Worker_TP", "S", 1, 1, 9, 1), Process(8, "cicc", "R", 1, 1, 1, 1)]
     ended = threading.Event()
-    watch = CompilerWatch(0, ended, lambda: tuple(present), lambda: SHORT, lambda _key, _resume: True, EventLines())
+    watch = CompilerWatch(
+        floor_bytes=0,
+        ended=ended,
+        processes=lambda: tuple(present),
+        available_bytes=lambda: SHORT,
+        pause=lambda _key: True,
+        resume=lambda _key: True,
+        events=EventLines(),
+    )
     thread = threading.Thread(target=watch.run)
     thread.start()
     until(lambda: 7 in watch.pids)

@@ -7,8 +7,8 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines
 
 from sparkd.agent.actions import page_cache
-from sparkd.agent.engine.contiguous_memory import LONGEST_PAUSE_SECONDS, WORTH_BYTES, CompactionPace, ContiguousMemory
-from sparkd.agent.preflight.fixes import Applied, CompactMemory
+from sparkd.agent.engine.contiguous_memory import LONGEST_PAUSE_SECONDS, CompactionPace, ContiguousMemory
+from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, Applied, CompactMemory
 from sparkd.base.host import Host
 from sparkd.base.lib.text import GIB
 
@@ -18,8 +18,8 @@ COMPACT = "/proc/sys/vm/compact_memory"
 @pytest.mark.parametrize(
     ("gained_bytes", "seconds", "next_in_seconds"),
     [
-        pytest.param(WORTH_BYTES, 0.5, 10, id="gained"),
-        pytest.param(WORTH_BYTES - 1, 0.5, 20, id="too little"),
+        pytest.param(WORTH_COMPACTING_BYTES, 0.5, 10, id="gained"),
+        pytest.param(WORTH_COMPACTING_BYTES - 1, 0.5, 20, id="too little"),
         pytest.param(8 * GIB, 4.0, 40, id="ten times as long as it took"),
         pytest.param(0, 30.0, 300, id="also where it gained nothing"),
     ],
@@ -37,7 +37,9 @@ def test_a_load_of_ten_minutes_where_nothing_is_gained_compacts_six_times() -> N
         now += 1
     assert done == [0, 20, 60, 140, 300, 460]
     assert pace.pause_seconds == LONGEST_PAUSE_SECONDS
-    assert pace.after(WORTH_BYTES, now, now).pause_seconds == CompactionPace().pause_seconds, "a gain begins again"
+    assert pace.after(WORTH_COMPACTING_BYTES, now, now).pause_seconds == CompactionPace().pause_seconds, (
+        "a gain begins again"
+    )
 
 
 class Machine:

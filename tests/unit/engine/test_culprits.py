@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from tests.tree import Tree
@@ -35,8 +36,8 @@ AUDIT = (
 def reader(*lines: str, anti_oom: tuple[str, ...] = ()) -> Reader:
     def read(query: Query, matches: tuple[str, ...], _seconds: float) -> Lines:
         assert query.since_us == (NOW - 120) * 1e6
-        said = anti_oom if "anti-oom" in matches[0] else lines
-        return Lines(tuple(Line(round(NOW * 1e6) + 1000 * at, "i", 6, text) for at, text in enumerate(said)))
+        texts = anti_oom if "anti-oom" in matches[0] else lines
+        return Lines(tuple(Line(round(NOW * 1e6) + 1000 * at, "i", 6, text) for at, text in enumerate(texts)))
 
     return read
 
@@ -70,47 +71,63 @@ def test_the_audit_names_a_process_but_is_no_proof(tree: Tree) -> None:
     assert found(tree, AUDIT) == (text, "", None)
 
 
-@pytest.mark.parametrize(("transport", "counts"), [("syslog", True), ("stdout", False)])
-def test_of_sudo_only_what_it_logs_counts(tree: Tree, transport: str, counts: bool) -> None:
-    """Any user has it print a line: systemd-cat sudo -S -p LINE true, and journald takes that for sudo's."""
-    fields = {"_EXE": "/usr/bin/sudo", "_TRANSPORT": transport}
+def test_of_sudo_only_what_it_logs_is_read(tree: Tree) -> None:
+    """Any user has it print a line: systemd-cat sudo -S -p LINE true, and journald takes that for sudo's, as stdout."""
+    passed = []
 
-    def read(query: Query, matches: tuple[str, ...], _seconds: float) -> Lines:
-        groups = " ".join(matches).split(" + ")  # journalctl(1): all fields of a group
-        named = any(all(fields.get(key) == value for key, value in map(split, group.split())) for group in groups)
-        return Lines((Line(query.since_us, "i", 6, SUDO),) if named else ())
+    def read(_query: Query, matches: tuple[str, ...], _seconds: float) -> Lines:
+        passed.append(matches)
+        return Lines(())
 
-    def split(match: str) -> tuple[str, str]:
-        key, _, value = match.partition("=")
-        return key, value
+    find_culprit(Host(tree.root), (ID, NAME), PIDS, NOW, read)
+    assert passed == [
+        (
+            *("_SYSTEMD_UNIT=systemd-oomd.service", "+"),
+            *("_SYSTEMD_UNIT=earlyoom.service", "+"),
+            *("_EXE=/usr/bin/sudo", "_TRANSPORT=syslog", "+"),
+            *("_TRANSPORT=audit", "_AUDIT_TYPE=1300"),
+        )
+    ]
 
-    culprit = find_culprit(Host(tree.root), (ID, NAME), PIDS, NOW, read)
-    assert (culprit.cause is not None) is counts
+
+USERS_EARLYOOM = (
+    'sending SIGTERM to process 9 uid 0 "VLLM::Worker_TP": oom_score 1733, oom_score_adj 0, VmRSS 33010 MiB, cmdline "'
+)
+"""Its victim is a user's process, whose command line continues like another line."""
+KILL_IN_FOLDER_NAME = (
+    "    milo : TTY=pts/0 ; PWD=/x ; USER=root ; COMMAND=/usr/bin/kill -9 411856 ; USER=root ; "
+    "COMMAND=/usr/bin/kill 1 411856"
+)
 
 
 @pytest.mark.parametrize(
     "lines",
     [
-        # Signals that end nobody.
-        *((SUDO.replace("-9", option),) for option in ("-0", "-CONT", "-s USR1", "-s 0", "-l")),
-        (AUDIT.replace("a1=9", "a1=0"),),
-        (AUDIT.replace("a1=9", "a1=12"),),
-        (AUDIT.replace("auid=1000", "auid=4294967295"),),  # runc's, for docker stop
-        (AUDIT.replace("arch=c00000b7", "arch=c000003e"),),
-        (OOMD.replace("/system.slice/docker", "/user.slice/user-1000.slice/user@1000.service/docker", 1),),
-        (f"Considered 1 cgroups for killing: {OOMD}",),
-        (EARLYOOM.replace("411856", "411857"),),
-        # A user's process, whose command line continues like another line.
-        (EARLYOOM_19.replace("411856", "9", 1).partition("VLLM::Worker_TP0")[0] + "x", EARLYOOM),
-        (EARLYOOM_19.replace("411856", "9", 1).partition("VLLM::Worker_TP0")[0] + 'x"', "filler", OOMD),
-        # Refused, or in a folder with such a name, or as the argument of another command.
-        (SUDO.replace("milo : ", "milo : command not allowed ; "),),
-        (SUDO.replace("milo : ", "milo : 3 incorrect password attempts ; "),),
-        (SUDO.replace("PWD=/home/milo", "PWD=/x ; USER=root ; COMMAND=/usr/bin/kill -9 411856").replace("-9 12", "1"),),
-        (SUDO.replace("COMMAND=/usr", "COMMAND=/usr/bin/echo /usr"),),
-        (f"milo: {SUDO}",),
-        (AUDIT.replace("a0=648d0", "a0=648d1"),),
-        (AUDIT.replace("syscall=129", "syscall=101"),),
+        *(
+            pytest.param((SUDO.replace("-9", option),), id=f"kill {option} ends nobody")
+            for option in ("-0", "-CONT", "-s USR1", "-s 0", "-l")
+        ),
+        pytest.param((AUDIT.replace("a1=9", "a1=0"),), id="signal 0 ends nobody"),
+        pytest.param((AUDIT.replace("a1=9", "a1=12"),), id="signal 18 ends nobody"),
+        pytest.param((AUDIT.replace("auid=1000", "auid=4294967295"),), id="runc's signal for docker stop"),
+        pytest.param((AUDIT.replace("arch=c00000b7", "arch=c000003e"),), id="this number is no kill on x86"),
+        pytest.param(
+            (OOMD.replace("/system.slice/docker", "/user.slice/user-1000.slice/user@1000.service/docker", 1),),
+            id="a user's own scope",
+        ),
+        pytest.param((f"Considered 1 cgroups for killing: {OOMD}",), id="oomd considered it"),
+        pytest.param((EARLYOOM.replace("411856", "411857"),), id="earlyoom ended another process"),
+        pytest.param((f"{USERS_EARLYOOM}x", EARLYOOM), id="a line that a command line forges"),
+        pytest.param((f'{USERS_EARLYOOM}x"', "filler", OOMD), id="a line that a command line forges two lines later"),
+        pytest.param((SUDO.replace("milo : ", "milo : command not allowed ; "),), id="sudo refused the command"),
+        pytest.param((SUDO.replace("milo : ", "milo : 3 incorrect password attempts ; "),), id="sudo got no password"),
+        pytest.param((KILL_IN_FOLDER_NAME,), id="a kill in a folder's name"),
+        pytest.param(
+            (SUDO.replace("COMMAND=/usr", "COMMAND=/usr/bin/echo /usr"),), id="an argument of another command"
+        ),
+        pytest.param((f"milo: {SUDO}",), id="text before sudo's"),
+        pytest.param((AUDIT.replace("a0=648d0", "a0=648d1"),), id="the audit has another process"),
+        pytest.param((AUDIT.replace("syscall=129", "syscall=101"),), id="another system call"),
     ],
 )
 def test_what_proves_nothing_names_nobody(tree: Tree, lines: tuple[str, ...]) -> None:
@@ -172,21 +189,24 @@ def test_events_without_a_signal_name_nobody(events: object) -> None:
 
 
 class HostWithDocker(Host):
-    path = ""
+    """A tree of files, beside a dockerd that listens at `socket_path`."""
+
+    def __init__(self, root: Path, socket_path: str) -> None:
+        super().__init__(root)
+        self._socket_path = socket_path
 
     def docker_reader(self) -> DockerReader:
-        return connect(self.path)
+        return connect(self._socket_path)
 
 
 @pytest.mark.parametrize(
-    ("said", "named"),
+    ("line", "named"),
     [(f"MemAvailable 2.9 GB below 3 GB: killing {NAME}", True), (f"killed {ID[:12]}", True), ("killing comfy", False)],
 )
-def test_an_ending_by_dgx_anti_oom_is_named(tree: Tree, said: str, named: bool) -> None:
+def test_an_ending_by_dgx_anti_oom_is_named(tree: Tree, line: str, named: bool) -> None:
     tree.dockerd()
-    host = HostWithDocker(tree.root)
-    with dockerd(lambda _: (STREAM, chunk(STOP[1]), STREAM_END)) as host.path:
-        culprit = find_culprit(host, (ID, NAME), PIDS, NOW, reader(anti_oom=(said,)))
+    with dockerd(lambda _: (STREAM, chunk(STOP[1]), STREAM_END)) as path:
+        culprit = find_culprit(HostWithDocker(tree.root, path), (ID, NAME), PIDS, NOW, reader(anti_oom=(line,)))
     assert culprit.text.startswith("dockerd sent signal 9")
     assert culprit.text.endswith(": dgx-anti-oom") is named
     assert ("systemctl disable --now dgx-anti-oom" in culprit.hint) is named

@@ -35,19 +35,19 @@ def gpu(mhz: int | None, watts: float | None, percent: int | None, name: str = "
 
 
 SLOW, FAST, IDLE = gpu(611, 22.4, 96), gpu(2411, 61, 96), gpu(208, 4, 0)
-SAID = "the GPU is slow: 611 MHz and 22 W under load"
+WARNING = "the GPU is slow: 611 MHz and 22 W under load"
 
 
 @pytest.mark.parametrize(
     ("looks", "warning"),
     [
         ([SLOW], ""),
-        ([SLOW, SLOW], SAID),
+        ([SLOW, SLOW], WARNING),
         ([SLOW, FAST, SLOW], ""),
         ([SLOW, IDLE, SLOW], ""),
         ([SLOW, (), SLOW], ""),
-        ([SLOW, SLOW, IDLE], SAID),
-        ([SLOW, SLOW, ()], SAID),
+        ([SLOW, SLOW, IDLE], WARNING),
+        ([SLOW, SLOW, ()], WARNING),
         ([SLOW, SLOW, FAST], ""),
         ([FAST] * 3, ""),
         ([IDLE] * 3, ""),
@@ -60,7 +60,7 @@ SAID = "the GPU is slow: 611 MHz and 22 W under load"
         ([gpu(611, None, 96)] * 2, "the GPU is slow: 611 MHz under load"),
         ([gpu(611, 22, None)] * 2, ""),
         ([gpu(611, 22, 96, "NVIDIA T4")] * 2, ""),
-        ([gpu(611, 22, 96, "NVIDIA GB10", "its power cap")] * 2, f"{SAID}, held down by its power cap"),
+        ([gpu(611, 22, 96, "NVIDIA GB10", "its power cap")] * 2, f"{WARNING}, held down by its power cap"),
         # A latched clock, at half speed under load and at little power; then clocks that have a reason.
         ([gpu(702, 33.8, 96), gpu(702, 36.1, 95), gpu(705, 34.9, 96)], "the GPU is slow: 702 MHz and 36 W under load"),
         ([gpu(799, 19.5, 96)] * 3, "the GPU is slow: 799 MHz and 20 W under load"),
@@ -82,7 +82,7 @@ def test_a_gpu_is_slow_where_two_looks_under_load_find_it_so(looks: list[Clocks]
 def test_a_gpu_is_slow_after_half_a_minute_under_load() -> None:
     slow = decide_throttle(ThrottleState(), SLOW, 0)
     assert decide_throttle(slow, SLOW, 29.9).warning == ""
-    assert decide_throttle(slow, SLOW, 30).warning == SAID
+    assert decide_throttle(slow, SLOW, 30).warning == WARNING
 
 
 def at_once(work: Callable[[], Clocks]) -> Future[Clocks]:
@@ -99,8 +99,8 @@ def clock() -> Callable[[], float]:
 def test_a_slow_gpu_is_logged_once_and_again_when_it_recovers() -> None:
     events, answers = EventLines(), [SLOW, SLOW, SLOW, IDLE, FAST, FAST]
     watch = GpuThrottleMonitor(at_once, events, lambda: answers.pop(0), clock())
-    said = [watch.check() for _ in range(6)]
-    assert said == ["", "", SAID, SAID, SAID, ""]
+    reports = [watch.check() for _ in range(6)]
+    assert reports == ["", "", WARNING, WARNING, WARNING, ""]
     assert [line.split()[0] for line in events.lines] == ["gpu.throttle.detected", "gpu.throttle.ended"]
 
 
@@ -136,8 +136,8 @@ def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phas
     watch = GpuThrottleMonitor(at_once, EventLines(), lambda: answers.pop(0), clock())
     assert report_gpu(agent, "m on port 8000", watch) == "m on port 8000"
     assert report_gpu(agent, "m on port 8000", watch) == "m on port 8000"
-    assert report_gpu(agent, "m on port 8000", watch) == f"m on port 8000; {SAID}: {THROTTLE_HINT}"
-    slow = FindingReport("gpu-clocks", "warn", SAID, THROTTLE_HINT)
+    assert report_gpu(agent, "m on port 8000", watch) == f"m on port 8000; {WARNING}: {THROTTLE_HINT}"
+    slow = FindingReport("gpu-clocks", "warn", WARNING, THROTTLE_HINT)
     assert list(agent.reporter.report.findings) == [preflight, slow]
     assert (
         report_gpu(agent, "m on port 8000", GpuThrottleMonitor(at_once, EventLines(), lambda: FAST, clock()))

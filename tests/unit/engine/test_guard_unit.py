@@ -16,7 +16,7 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 import sparkd
-from sparkd.agent.daemon.taking_over import open_ended
+from sparkd.agent.actions.processes import open_ended
 from sparkd.agent.engine.memory_guard.guard import ANSWER_SECONDS, BOOT, MemoryGuard
 
 LEASE_SECONDS = 2.0
@@ -233,10 +233,10 @@ def test_a_kept_rank_whose_pid_is_anothers_now_is_not_touched(
 def test_who_says_anything_else_is_left_and_the_rank_stays_watched(unit: Unit, rank: subprocess.Popen[bytes]) -> None:
     process = unit.start()
     agent = unit.agent(rank)
-    for said in (b"", b"-1", b"x" * 200, b"512"):
+    for request in (b"", b"-1", b"x" * 200, b"512"):
         with unit.connect() as stranger:
-            stranger.send(said)
-            assert stranger.recv(100) == b"", said
+            stranger.send(request)
+            assert stranger.recv(100) == b"", request
     time.sleep(LEASE_SECONDS + 0.5)
     assert (process.poll(), rank.poll()) == (None, None)
     end(agent)
@@ -315,8 +315,8 @@ def test_another_agent_whose_rank_has_ended_gets_no_account(
     guard = guarded(rank, unit.path, stack)
     until(lambda: guard.over)
     assert guard.killed is not None
-    said = subprocess.run([sys.executable, "-c", ENDED_RANK, unit.path], capture_output=True, text=True, timeout=20)
-    assert said.stdout.startswith(("locked", "unlocked")), said
+    done = subprocess.run([sys.executable, "-c", ENDED_RANK, unit.path], capture_output=True, text=True, timeout=20)
+    assert done.stdout.startswith(("locked", "unlocked")), done
 
 
 def test_a_guard_of_the_agents_own_keeps_no_file_and_its_next_one_kills_nothing(

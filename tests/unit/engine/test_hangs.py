@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from sparkd.agent.engine.health import PROBE_SECONDS, TROUBLED_PROBE_SECONDS, Continue, Observation, decide, healthy
+from sparkd.agent.engine.health import Continue, Observation, decide, healthy
+from sparkd.agent.engine.health_monitor import PROBE_SECONDS, TROUBLED_PROBE_SECONDS
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import Unanswered
 from sparkd.base.vllm.api import Completion, Counters
@@ -29,6 +30,19 @@ def no_connections(_: float) -> tuple[Unanswered, ...]:
     return ()
 
 
+def no_failure(_: float) -> bool:
+    return False
+
+
+def each(seconds: float) -> Callable[[float], bool]:
+    """One probe fails in this time, and no other."""
+    return lambda now: now % seconds < PROBE_SECONDS
+
+
+def since(second: float) -> Callable[[float], bool]:
+    return lambda now: now >= second
+
+
 def canary_at_once(sent: float) -> float:
     return sent + 0.1
 
@@ -40,8 +54,10 @@ class Situation:
     counters: Callable[[float], Counters | None] = idle
     unanswered: Callable[[float], tuple[Unanswered, ...]] = no_connections
     canary: Callable[[float], float] = canary_at_once
-    api_hangs_at: float = NEVER
-    computes: Callable[[float], bool] = lambda _: False
+    health_fails: Callable[[float], bool] = no_failure
+    metrics_fail: Callable[[float], bool] = no_failure
+    computes: Callable[[float], bool] = no_failure
+    compiles: Callable[[float], bool] = no_failure
 
 
 @dataclass
@@ -56,16 +72,22 @@ def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, firs
     outcome, state, at = Outcome([], []), healthy(0.0), first
     sent: float | None = None
     while at < seconds and outcome.ended is None:
-        answers = at < situation.api_hangs_at
-        if not answers:
+        answers = not situation.health_fails(at)
+        is_read = answers and not situation.metrics_fail(at)
+        if not is_read:
             at += PROBE_TIMEOUT_SECONDS
         canary, answer_at = None, situation.canary(sent) if sent is not None else NEVER
         if sent is not None and at >= min(answer_at, sent + CANARY_TIMEOUT_SECONDS):
             late = answer_at > sent + CANARY_TIMEOUT_SECONDS
             canary, sent = Completion(token=not late, said="no answer within 120 s" if late else ""), None
-        counters = situation.counters(at) if answers else None
         seen = Observation(
-            at, 200 if answers else None, counters, canary, situation.unanswered(at), situation.computes(at)
+            at,
+            health=200 if answers else None,
+            counters=situation.counters(at) if is_read else None,
+            canary=canary,
+            unanswered=situation.unanswered(at),
+            computes=situation.computes(at),
+            compiles=situation.compiles(at),
         )
         decision = decide(state, seen, limits)
         if not isinstance(decision, Continue):
@@ -143,7 +165,25 @@ HANGS = [
         ),
         id="from idle, a stream, and connections that are kept for ever",
     ),
-    pytest.param(lambda at: Situation(api_hangs_at=at, unanswered=request_at(at)), id="the API server"),
+    pytest.param(lambda at: Situation(health_fails=since(at), unanswered=request_at(at)), id="the API server"),
+    *(
+        pytest.param(
+            lambda at, seconds=seconds: Situation(steps(0.5, at - 9, at), canary=never, health_fails=each(seconds)),
+            id=f"under requests, and one /health in {seconds} s fails",
+        )
+        for seconds in (60, 200, 350)
+    ),
+    *(
+        pytest.param(
+            lambda at, seconds=seconds: Situation(steps(0.5, at - 9, at), canary=never, metrics_fail=each(seconds)),
+            id=f"under requests, and one /metrics in {seconds} s fails",
+        )
+        for seconds in (60, 200, 350)
+    ),
+    pytest.param(
+        lambda at: Situation(unanswered=request_at(at), canary=never, health_fails=each(60), metrics_fail=each(35)),
+        id="from idle, and some probes fail",
+    ),
 ]
 
 
@@ -175,6 +215,67 @@ def test_a_hang_without_any_request_is_found_by_the_canary_that_is_due() -> None
 def test_canaries_that_are_switched_off_are_not_sent_in_doubt_either() -> None:
     outcome = watch(Situation(unanswered=request_at(10), canary=never), 400, Supervise(canary_seconds=0))
     assert (outcome.canaries, outcome.degraded, outcome.ended) == ([], [], None)
+
+
+@pytest.mark.parametrize(
+    ("failing", "latest"),
+    [
+        (each(20), 475),
+        (each(60), 475),
+        (each(350), 475),
+        (lambda now: now % 100 < 80, 590),  # progress until 100 shows at 180, and is 360 s ago at the read of 580
+    ],
+)
+def test_a_hang_under_requests_is_ended_without_canaries_though_probes_fail(
+    failing: Callable[[float], bool], latest: float
+) -> None:
+    hung = Situation(counters=steps(0.5, 91, 100))
+    for situation in (replace(hung, health_fails=failing), replace(hung, metrics_fail=failing)):
+        outcome = watch(situation, 1000, Supervise(stall_seconds=360, canary_seconds=0))
+        assert outcome.ended is not None
+        assert 455 <= outcome.ended[0] <= latest
+
+
+@pytest.mark.parametrize("stall", [60, 360])
+def test_where_the_counters_of_running_requests_are_lost_a_canary_decides_after_half_a_minute(stall: int) -> None:
+    lost = Situation(counters=steps(0.5, 91, 300), metrics_fail=since(110), canary=never)
+    outcome = watch(lost, 1000, Supervise(stall_seconds=stall, canary_seconds=300))
+    assert 135 <= outcome.canaries[0] <= 145
+    assert outcome.ended is not None
+    assert outcome.canaries[0] + stall <= outcome.ended[0] <= outcome.canaries[0] + stall + 2 * PROBE_SECONDS
+
+
+def test_while_a_compiler_excuses_the_wait_no_further_canary_is_sent() -> None:
+    first_step = Situation(
+        unanswered=request_at(10, 1500), canary=lambda sent: max(1500.0, sent + 0.1), compiles=lambda now: now < 1500
+    )
+    outcome = watch(first_step, 1500)
+    assert (len(outcome.canaries), outcome.degraded, outcome.ended) == (1, [], None)
+    gaps = replace(first_step, compiles=lambda now: now < 1500 and now % 100 > 5)
+    outcome = watch(gaps, 1500)
+    assert (len(outcome.canaries), outcome.degraded, outcome.ended) == (1, [], None)
+
+
+@pytest.mark.parametrize("counters", [idle, lambda _: None])
+def test_after_a_compile_a_canary_that_failed_meanwhile_is_repeated(
+    counters: Callable[[float], Counters | None],
+) -> None:
+    compiled = Situation(
+        counters, request_at(10, 700), canary=lambda sent: max(700.0, sent + 0.1), compiles=lambda now: now < 700
+    )
+    outcome = watch(compiled, 2000)
+    assert outcome.ended is None
+    assert all(700 <= at <= 730 for at, _ in outcome.degraded)
+    hung = watch(replace(compiled, canary=never), 2000)
+    assert hung.ended is not None and 1050 <= hung.ended[0] <= 1075
+
+
+@pytest.mark.parametrize("stall", [10, 360])
+def test_an_idle_engine_is_never_ended_for_single_slow_probes(stall: int) -> None:
+    for every in (12, 20, 60, 200, 350):
+        limits = Supervise(stall_seconds=stall, canary_seconds=300)
+        assert watch(Situation(health_fails=each(every)), 4000, limits).ended is None
+        assert watch(Situation(metrics_fail=each(every)), 4000, limits).ended is None
 
 
 def test_requests_that_queue_in_an_engine_without_statistics_are_no_reason_for_a_canary() -> None:
@@ -244,6 +345,31 @@ def slow_uploads(now: float) -> tuple[Unanswered, ...]:
             ),
             3,
             id="a stream whose first token comes after ten seconds",
+        ),
+        *(
+            pytest.param(Situation(health_fails=each(seconds)), 2, id=f"idle, and one /health in {seconds} s fails")
+            for seconds in (11, 60, 200, 350)
+        ),
+        *(
+            pytest.param(Situation(metrics_fail=each(seconds)), 2, id=f"idle, and one /metrics in {seconds} s fails")
+            for seconds in (6, 60, 200, 350)
+        ),
+        pytest.param(Situation(metrics_fail=since(50)), 2, id="idle, and its counters are lost for ever"),
+        pytest.param(
+            Situation(counters=steps(8, 100), health_fails=each(11)), 2, id="streams, and each second /health fails"
+        ),
+        pytest.param(
+            Situation(counters=steps(8, 100), metrics_fail=lambda now: now % 100 < 80),
+            8,
+            id="streams, and /metrics fails for most of the time",
+        ),
+        pytest.param(
+            Situation(counters=steps(8, 100), metrics_fail=since(200)), 4, id="streams, and their counters are lost"
+        ),
+        pytest.param(
+            Situation(counters=lambda now: steps(8, 100)(now) if now < 210 else IDLE, metrics_fail=since(200)),
+            4,
+            id="a stream whose end is not seen, since the counters are lost",
         ),
         pytest.param(Situation(unanswered=polled(1)), 2, id="polled each second"),
         pytest.param(Situation(unanswered=polled(15, kept=5)), 2, id="polled each 15 s, and not kept"),

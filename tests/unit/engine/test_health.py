@@ -1,25 +1,13 @@
 """When an engine is given up, degraded, or sent for a canary. The situations are in test_hangs.py."""
 
-import threading
-import time
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
-from tests.unit.engine_server import Reply, engine, token
-from tests.unit.nodes import until
 
-from sparkd.agent.engine.health import DOUBT_SECONDS, Continue, Failure, HealthMonitor, Observation, decide, healthy
-from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.agent.engine.health import Continue, Failure, Observation, decide, healthy
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host.sockets import Unanswered
-from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import EngineDeadError, StalledError
-from sparkd.base.lib.main_loop import MainLoop
-from sparkd.base.lib.systemd import Notifier
-from sparkd.base.vllm.api import Completion, Counters, Endpoint, parse_counters
+from sparkd.base.vllm.api import Completion, Counters
 
-METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
 START = healthy(0)
 TOKEN, FAILED = Completion(token=True), Completion(token=False, said="HTTP 500")
@@ -45,6 +33,11 @@ def at(
     """`tokens` None: the engine has no statistics."""
     counters = None if tokens is None else Counters(running, waiting, tokens, tokens, tokens)
     return Observation(seconds, health, counters, canary)
+
+
+def unread(seconds: float, health: int | None = None) -> Observation:
+    """A probe without counters, while no rank does anything."""
+    return Observation(seconds, health, idle=True)
 
 
 def compiling(seconds: float) -> Observation:
@@ -91,8 +84,42 @@ PREFILL = Counters(1, 0, prompt_tokens=5, generation_tokens=5, iterations=6)
             Continue,
             id="any counter that moves is progress",
         ),
-        pytest.param([at(359, None, health=None)], Continue, id="no answer, in time"),
-        pytest.param([at(360, None, health=None)], StalledError, id="no answer, too long"),
+        pytest.param(
+            [at(10, running=1), unread(369), at(369, running=1)], Continue, id="requests, a failed probe, in time"
+        ),
+        pytest.param(
+            [at(10, running=1), unread(369), at(370, running=1)], StalledError, id="requests, a failed probe, too long"
+        ),
+        pytest.param(
+            [
+                at(10, running=1),
+                *(unread(s, 200) for s in range(15, 35, 5)),
+                at(200, 6, running=1),
+                at(559, 6, running=1),
+            ],
+            Continue,
+            id="progress that failed probes have missed",
+        ),
+        pytest.param(
+            [at(10, running=1), *(unread(s) for s in range(15, 369, 5))],
+            Continue,
+            id="requests may end while nothing answers: idle ranks prove no hang",
+        ),
+        pytest.param(
+            [at(10, running=1), *(unread(s) for s in range(15, 375, 5))], StalledError, id="nothing answers, too long"
+        ),
+        pytest.param(
+            [unread(10), at(20, running=1), at(379, running=1)], Continue, id="a first read that is late, in time"
+        ),
+        pytest.param(
+            [unread(10), at(20, running=1), at(380, running=1)], StalledError, id="a first read that is late, too long"
+        ),
+        pytest.param(
+            [unread(s, 200) for s in range(5, 300, 5)], Continue, id="nothing was ever read, and no canary is due"
+        ),
+        pytest.param([at(355, None, health=None), at(359, None, health=None)], Continue, id="no answer, in time"),
+        pytest.param([at(355, None, health=None), at(360, None, health=None)], StalledError, id="no answer, too long"),
+        pytest.param([at(4000, None, health=None)], Continue, id="one slow answer after a standstill of the agent"),
         pytest.param([at(300), at(310, canary=FAILED), at(661)], StalledError, id="idle, canaries fail for too long"),
         pytest.param(
             [at(300, None), at(420, None, canary=FAILED), at(661, None)], StalledError, id="no counters, canaries fail"
@@ -135,86 +162,3 @@ def test_canaries_can_be_switched_off() -> None:
     decision = look(at(5000), limits=Supervise(stall_seconds=360, canary_seconds=0))
     assert isinstance(decision, Continue)
     assert not decision.wants_canary
-
-
-def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_that_fails() -> None:
-    requests: list[str] = []
-    problems: list[str] = []
-
-    def on_check(trouble: str, _: Counters | None) -> None:
-        problems.append(trouble)
-
-    def reply(request: str, _: str) -> Reply:
-        requests.append(request)
-        canary = "POST /v1/completions"
-        dead = canary in requests and requests[requests.index(canary) :].count("GET /health") > 4
-        return {"GET /health": (503 if dead else 200, b""), "GET /metrics": (404, b"")}.get(request, (500, b"no"))
-
-    progress = LoadProgress(failing_since=time.monotonic())
-    ended: list[object] = []
-    with engine(reply) as port, MainLoop(Notifier(), {}) as main:
-        endpoint = Endpoint("127.0.0.1", port, "tiny")
-        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(canary_seconds=1), 5.0, on_check)
-        thread = threading.Thread(target=lambda: ended.append(monitor.run()))
-        thread.start()
-        until(lambda: ended)
-        thread.join()
-    (error,) = ended
-    assert isinstance(error, EngineDeadError)
-    assert error.reason == "the engine is dead: /health answers 503"
-    assert "a canary completion failed: HTTP 500 no" in problems
-    assert requests.count("POST /v1/completions") == 1
-    assert (monitor.figures.canaries, monitor.figures.canaries_failed) == (1, 1)
-
-
-def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
-    requests: list[str] = []
-    problems: list[str] = []
-    read: list[Counters | None] = []
-    metrics = METRICS.read_bytes()
-
-    def on_check(trouble: str, counters: Counters | None) -> None:
-        read.append(counters)
-        problems.append(trouble)
-
-    def reply(request: str, _: str) -> Reply:
-        requests.append(request)
-        return {"GET /health": (200, b""), "GET /metrics": (200, metrics)}.get(request, token())
-
-    began = time.monotonic()
-    came_at = began + 0.5  # after the monitor has begun
-    with engine(reply) as port, MainLoop(Notifier(), {}) as main:
-        endpoint = Endpoint("127.0.0.1", port, "tiny")
-        progress = LoadProgress(failing_since=began)  # probes are frequent
-
-        def unanswered() -> tuple[Unanswered, ...]:
-            return (Unanswered(time.monotonic() - came_at),)
-
-        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(), 5.0, on_check, unanswered)
-
-        ended = threading.Event()
-
-        def raise_if_ended() -> None:
-            if ended.is_set():
-                raise LookupError("the rank ended")
-
-        main.endings.end_by(Ending(raise_if_ended))
-
-        def run() -> None:
-            with pytest.raises(LookupError, match="the rank ended"):
-                monitor.run()
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        until(lambda: "POST /v1/completions" in requests)
-        took = time.monotonic() - began
-        until(lambda: monitor.figures.canaries == 1)
-        ended.set()
-        main.wake()
-        thread.join()
-    assert set(read) == {parse_counters(metrics)}
-    assert monitor.figures.canaries_failed == 0
-    assert 0 < (monitor.figures.canary_seconds or 0) < 2 and monitor.figures.probe_seconds is not None
-    assert DOUBT_SECONDS <= took - 0.5 < DOUBT_SECONDS + 2
-    assert set(problems) == {""}
-    assert requests.count("POST /v1/completions") == 1

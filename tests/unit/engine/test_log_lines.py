@@ -1,5 +1,6 @@
 """The engine's log lines: split from the stream, and prepared for the journal."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,9 +52,27 @@ def test_a_long_line_is_cut_and_marked() -> None:
     assert line.endswith(" ... (+15 bytes)")
 
 
+@pytest.mark.parametrize(
+    ("log", "cut_bytes"),
+    [
+        (b"\0" * (LINE_LIMIT_BYTES // 4), 0),
+        (b"\0" * 16_000, 47_616),  # 64,000 bytes of escapes
+        (b"\0" * 17_000, 616 + 3 * LINE_LIMIT_BYTES),
+        (b"\xff" * LINE_LIMIT_BYTES, 2 * LINE_LIMIT_BYTES),  # each becomes U+FFFD, three bytes
+        ("é".encode() * (LINE_LIMIT_BYTES // 2), 0),
+    ],
+)
+def test_a_line_that_grows_in_print_is_cut_by_its_bytes_and_marked(log: bytes, cut_bytes: int) -> None:
+    mark = f" ... (+{cut_bytes} bytes)" if cut_bytes else ""
+    for pieces in ((log + b"\n",), (log, b"\n")):
+        (line,) = split(*pieces)
+        assert line.endswith(mark)
+        assert LINE_LIMIT_BYTES - 3 < len(line.removesuffix(mark).encode()) <= LINE_LIMIT_BYTES
+
+
 def forwarded(*lines: tuple[float, str]) -> list[tuple[int, str]]:
     forwarder = LogForwarder(Redactor(("s3cret-value",)), "127.0.0.1")
-    return [out for now, line in lines for out in forwarder.lines(line, now)] + list(forwarder.flush())
+    return [out for now, line in lines for out in forwarder.forward(line, now)] + list(forwarder.flush())
 
 
 def test_priority_follows_the_engines_level_and_cannot_be_forged() -> None:

@@ -94,11 +94,11 @@ def meters(tree: Tree, kib: int, full: str = "") -> Meter:
 
 
 def test_the_meter_reads_what_the_kernel_writes() -> None:
-    meter, said = Meter("/proc"), 0
+    meter, printed_bytes = Meter("/proc"), 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            said = int(line.split()[1]) * 1024
-    assert abs(meter.available_bytes() - said) < 256 * MIB
+            printed_bytes = int(line.split()[1]) * 1024
+    assert abs(meter.available_bytes() - printed_bytes) < 256 * MIB
     assert 0 <= meter.full_avg10() <= 100
 
 
@@ -145,7 +145,7 @@ def falling(*gib: float, pressure: float = 0) -> list[tuple[float, int, float]]:
 
 
 @pytest.mark.parametrize(
-    ("samples", "said"),
+    ("samples", "text"),
     [
         pytest.param(
             falling(8, 7.5, 5, 2.5, 0.25, pressure=12),
@@ -161,8 +161,8 @@ def falling(*gib: float, pressure: float = 0) -> list[tuple[float, int, float]]:
         ),
     ],
 )
-def test_the_samples_are_described_in_one_line(samples: list[tuple[float, int, float]], said: str) -> None:
-    assert describe_kill(samples, FLOOR) == said
+def test_the_samples_are_described_in_one_line(samples: list[tuple[float, int, float]], text: str) -> None:
+    assert describe_kill(samples, FLOOR) == text
 
 
 class Rank:

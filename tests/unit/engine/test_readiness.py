@@ -43,7 +43,7 @@ def test_brackets_without_end_list_no_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "reason"),
     [
         ((500, b"engine is dead"), "HTTP 500 engine is dead"),
         ((200, b'{"usage": {"completion_tokens": 0}}'), "no token was made"),
@@ -51,10 +51,10 @@ def test_brackets_without_end_list_no_model() -> None:
         ((200, b"[" * 100_000), f"no completion: {'[' * 199}…"),
     ],
 )
-def test_a_completion_without_a_token_fails_the_third_stage(answer: Reply, said: str) -> None:
+def test_a_completion_without_a_token_fails_the_third_stage(answer: Reply, reason: str) -> None:
     with engine(lambda request, _: models("tiny") if request.startswith("GET") else answer) as port:
         result = tried(port, 10)
-    assert (result.failed, result.answer) == (ReadinessStage.COMPLETION, said)
+    assert (result.failed, result.answer) == (ReadinessStage.COMPLETION, reason)
 
 
 def test_a_completion_has_its_own_deadline() -> None:

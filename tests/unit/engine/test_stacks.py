@@ -15,7 +15,8 @@ from tests.tree import Tree
 from tests.unit.clock import unstalled
 from tests.unit.nodes import until
 
-from sparkd.agent.actions import KEPT_STACKS, Actions
+from sparkd.agent.actions import Actions
+from sparkd.agent.actions.kept_folders import KEPT_STACKS
 from sparkd.agent.engine import stacks
 from sparkd.agent.engine.stacks import OUTPUT_BYTES, PYTHON_SECONDS, read_stacks
 from sparkd.base.host import Host
@@ -140,7 +141,7 @@ def test_what_a_program_writes_is_made_printable(rank: list[Process], tmp_path: 
 def test_the_last_ten_are_kept_for_root_and_without_secrets(tree: Tree) -> None:
     actions = Actions.acquire(Host(tree.root), MainLoop(Notifier(), {}), NodeOwner(os.getpid(), "a test", "x"))
     for number in range(KEPT_STACKS + 3):
-        path = actions.keep_stacks(
+        path = actions.write_stacks(
             f"2026010{number // 10}T00000{number % 10}Z.txt", lambda: Redaction()("token=abcdefgh")
         )
         assert path.startswith(f"{STACKS}/2026")

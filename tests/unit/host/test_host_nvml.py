@@ -4,6 +4,8 @@ import subprocess
 import sys
 import threading
 import time
+from ctypes.util import find_library
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -114,15 +116,23 @@ def test_a_gb10_has_no_memory_of_its_own(driver: pytest.MonkeyPatch) -> None:
     assert nvml.query() == GpuFacts(("NVIDIA GB10",), None, (), driver="580.95\\x1b[2J")
 
 
-def test_use_is_added_up_over_gpus_and_kinds_and_a_rank_has_one_gpu_s_memory(driver: pytest.MonkeyPatch) -> None:
+def test_use_is_added_up_over_gpus_and_a_rank_has_one_gpu_s_memory(driver: pytest.MonkeyPatch) -> None:
     library = Library()
     library.names = (b"NVIDIA H100", b"NVIDIA H100")
-    library.compute, library.graphics = ((7, 5), (8, 2**64 - 1)), ((7, 1),)
+    library.compute, library.graphics = ((7, 5), (8, 2**64 - 1)), ((9, 1),)
     load(driver, library)
     facts = nvml.query()
     assert facts.names == ("NVIDIA H100", "NVIDIA H100")
     assert facts.total_bytes == 80 << 30
-    assert facts.processes == (GpuProcess(7, 12), GpuProcess(8, None))
+    assert facts.processes == (GpuProcess(7, 10), GpuProcess(8, None), GpuProcess(9, 2))
+
+
+def test_a_process_that_computes_and_draws_is_in_both_lists_and_counts_once(driver: pytest.MonkeyPatch) -> None:
+    library = Library()
+    library.compute = ((7, 5), (8, 4), (9, 2**64 - 1))
+    library.graphics = ((7, 5), (8, 6), (9, 3))
+    load(driver, library)
+    assert nvml.query().processes == (GpuProcess(7, 5), GpuProcess(8, 6), GpuProcess(9, None))
 
 
 def test_a_list_of_processes_that_outgrows_its_buffer_is_read_again(driver: pytest.MonkeyPatch) -> None:
@@ -155,6 +165,13 @@ def test_a_failing_driver_is_an_error_not_a_crash(
     load(driver, Library(init=code))
     assert nvml.query() == GpuFacts((), error=f"{words} (NVML error {code})", trouble=trouble)
     assert nvml.query_clocks() == ()
+
+
+@pytest.mark.skipif(find_library("nvidia-ml") is not None, reason="the driver's library is here")
+def test_a_module_without_its_library_is_no_missing_gpu(driver: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load(driver, None)
+    assert nvml.query(str(tmp_path / "none")) == NO_GPU
+    assert nvml.query(str(tmp_path)).trouble is Trouble.NO_LIBRARY
 
 
 class Unnamed(Library):

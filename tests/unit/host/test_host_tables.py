@@ -6,6 +6,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.base.host import Host
+from sparkd.base.host.meminfo import read_meminfo
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.sockets import Holder, Listener
 from sparkd.base.lib.text import sanitize
@@ -59,6 +60,47 @@ def test_meminfo_without_the_figures_that_decide_is_an_error(tree: Tree) -> None
 def test_memory_in_no_counter_is_the_drivers(tree: Tree) -> None:
     tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=12, Cached=3, AnonPages=4, Slab=9, SReclaimable=1, SUnreclaim=2)
     assert Host(tree.root).meminfo().unaccounted_bytes == 100 << 30
+
+
+@pytest.mark.parametrize(
+    ("nr_zspages", "zswap_gib", "compressed_gib"),
+    [
+        pytest.param(30 << 18, 0, 30, id="zram"),
+        pytest.param(30 << 18, 20, 30, id="zram, and zswap in the same allocator"),
+        pytest.param(0, 20, 20, id="zswap in an allocator of its own"),
+        pytest.param(None, 20, 20, id="a kernel without zsmalloc"),
+    ],
+)
+def test_compressed_swap_is_not_the_drivers(
+    tree: Tree, nr_zspages: int | None, zswap_gib: int, compressed_gib: int
+) -> None:
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, Zswap=zswap_gib)
+    if nr_zspages is not None:
+        tree.file("/proc/vmstat", f"nr_bounce 0\nnr_zspages {nr_zspages}\nnr_free_cma 0\n")
+    info = read_meminfo(Host(tree.root).files, page_bytes=4096)
+    assert (info.kernel_bytes, info.unaccounted_bytes) == (compressed_gib << 30, (100 - compressed_gib) << 30)
+
+
+@pytest.mark.parametrize(
+    ("anonymous_gib", "shared_gib", "locked_gib", "unmapped_gib"),
+    [
+        pytest.param(30, 0, 0, 10, id="not mapped"),
+        pytest.param(40, 0, 0, 0, id="mapped"),
+        pytest.param(36, 0, 0, 4, id="mapped in part"),
+        pytest.param(20, 10, 0, 10, id="shared memory is in the same lists"),
+        pytest.param(40, 5, 5, 0, id="locked shared memory is in a list of its own"),
+        pytest.param(10, 0, 0, 10, id="no more than the swap cache"),
+        pytest.param(50, 0, 0, 0, id="pages on their way to a list"),
+    ],
+)
+def test_what_no_process_maps_of_the_swap_cache_is_not_the_drivers(
+    tree: Tree, anonymous_gib: int, shared_gib: int, locked_gib: int, unmapped_gib: int
+) -> None:
+    """Of it AnonPages has what is mapped, and Cached none."""
+    lists = {"Active(anon)": 25, "Inactive(anon)": 15, "Unevictable": locked_gib}
+    counters = {"AnonPages": anonymous_gib, "Shmem": shared_gib, "SwapCached": 10, **lists}
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, **counters)
+    assert Host(tree.root).meminfo().kernel_bytes == unmapped_gib << 30
 
 
 def test_own_addresses_are_the_local_leaves_and_no_others(tree: Tree) -> None:

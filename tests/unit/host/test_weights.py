@@ -95,6 +95,22 @@ def test_an_index_without_end_raises(tree: Tree) -> None:
         manifest(tree)
 
 
+def test_many_small_files_are_hashed_up_to_a_bound(tree: Tree) -> None:
+    """Sparse ones of a user's take no disk, and half an hour of reading."""
+    for number in range(9):
+        os.truncate(tree.file(f"{FOLDER}/{number}.jinja", ""), weights.HASHED_LIMIT_BYTES - number)
+    with pytest.raises(OSError, match="more than 512 MiB of files that are hashed"):
+        manifest(tree)
+
+
+def test_an_offset_that_no_file_can_have_is_an_error(tree: Tree) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 10**400]}}).encode()
+    tree.file(f"{FOLDER}/model.safetensors", "")
+    (tree.root / f"{FOLDER[1:]}/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match="data_offsets"):
+        weights.read_sizes(Files(str(tree.root)), (f"{FOLDER}/model.safetensors",))
+
+
 def test_of_an_index_without_names_or_end_little_is_read(tree: Tree) -> None:
     """A sparse one of a user's takes no disk, and a reader of all of it hours."""
     path = tree.file(f"{FOLDER}/model.safetensors.index.json", "{")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.clock import unstalled
-from tests.unit.conftest import Said
+from tests.unit.conftest import Notifications
 from tests.unit.docker_server import listening
 
 from sparkd.base.lib.dockerd.reader import connect
@@ -37,28 +37,28 @@ def signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_a_wait_feeds_the_watchdog_and_extends_the_start_until_ready(said: Said) -> None:
+def test_a_wait_feeds_the_watchdog_and_extends_the_start_until_ready(notifications: Notifications) -> None:
     main = MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"})
     main.wait(0.5)
-    starting = said()
+    starting = notifications()
     main.report_ready()
     main.wait(0.5)
     main.report_ready()
-    serving = said()
+    serving = notifications()
     assert starting.count("WATCHDOG=1") >= 3
     assert "EXTEND_TIMEOUT_USEC=60000000" in starting
     assert set(serving) == {"READY=1", "WATCHDOG=1"}
     assert serving.count("READY=1") == 1
     main.extend_timeout(True)
     main.wait(0.2)
-    assert "EXTEND_TIMEOUT_USEC=60000000" in said()
+    assert "EXTEND_TIMEOUT_USEC=60000000" in notifications()
 
 
-def test_a_status_is_sent_once_and_on_one_line_in_utf_8(said: Said) -> None:
+def test_a_status_is_sent_once_and_on_one_line_in_utf_8(notifications: Notifications) -> None:
     notifier = Notifier()
     for _ in range(3):
         notifier.status("Größe …\n木")
-    assert said() == ["STATUS=Größe … 木"]
+    assert notifications() == ["STATUS=Größe … 木"]
 
 
 def test_a_wake_up_ends_a_wait_early(main: MainLoop) -> None:
@@ -109,13 +109,13 @@ def test_where_no_thread_can_be_started_a_call_fails_for_now(main: MainLoop, no_
     assert unstalled() - begun < 1
 
 
-def test_a_blocking_call_runs_while_the_watchdog_is_fed(said: Said) -> None:
+def test_a_blocking_call_runs_while_the_watchdog_is_fed(notifications: Notifications) -> None:
     def slow() -> str:
         time.sleep(0.5)
         return "done"
 
     assert MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"}).beside(slow, 5, "a nap") == "done"
-    assert said().count("WATCHDOG=1") >= 3
+    assert notifications().count("WATCHDOG=1") >= 3
 
 
 def test_an_error_of_a_blocking_call_is_raised_to_the_caller(main: MainLoop) -> None:
@@ -329,7 +329,7 @@ def test_a_task_that_must_not_end_and_does_is_a_bug(main: MainLoop) -> None:
         main.wait_until(never, 10)
 
 
-def test_a_task_wakes_the_loop_and_is_cancelled_alone_at_its_timeout(said: Said) -> None:
+def test_a_task_wakes_the_loop_and_is_cancelled_alone_at_its_timeout(notifications: Notifications) -> None:
     cancelled: list[bool] = []
 
     async def work(seconds: float) -> str:
@@ -352,7 +352,7 @@ def test_a_task_wakes_the_loop_and_is_cancelled_alone_at_its_timeout(said: Said)
         assert main.wait_until(other.done, 5) and other.result() == "done"
         assert main.beside(work(0.5), 5, "a nap") == "done"
         assert unstalled() - began < 5
-        assert said().count("WATCHDOG=1") >= 3
+        assert notifications().count("WATCHDOG=1") >= 3
         assert cancelled == [True]
 
 

@@ -59,13 +59,13 @@ def test_threads_that_are_the_first_to_decode_a_type_at_once_get_it_whole() -> N
 def decoders(tree: ast.Module) -> Iterator[ast.Call]:
     """Calls in functions that may name a type for msgspec."""
     for function in ast.walk(tree):
-        for one in ast.walk(function) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else ():
-            if isinstance(one, ast.Call) and ast.unparse(one.func).rpartition(".")[2] in (
+        for node in ast.walk(function) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
                 "decode",
                 "convert",
                 "Decoder",
             ):
-                yield one
+                yield node
 
 
 def test_each_type_that_a_function_decodes_is_prepared() -> None:

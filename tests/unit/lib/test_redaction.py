@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 import re
+import time
 from collections.abc import Callable
 
 import pytest
@@ -153,6 +154,16 @@ def test_a_password_of_digits_or_with_a_sign_of_urls_is_hidden() -> None:
     for text in ("password=123456", "DB_PASS: 4711", "http://joe:p@12345@proxy:3128/x", '{"passwd": 123456}'):
         shown = Redaction(())(text)
         assert not re.search(r"\d{5,6}|4711", shown.replace("3128", "")), shown
+
+
+def test_a_line_that_begins_a_key_hides_no_log_behind_it() -> None:
+    """A client of the engine writes such a line; also often, which takes no longer."""
+    rest = "\n".join(f"engine| 10:00:{number % 60:02} a cause, exit code 13" for number in range(40_000))
+    begun = time.process_time()
+    shown = Redaction(())(f"x -----BEGIN PRIVATE KEY-----\n{rest}\n" + "-----BEGIN KEY----- x\n" * 20_000)
+    assert rest[:1000] in shown
+    assert len(shown) > len(rest) - 100_000
+    assert time.process_time() - begun < 5
 
 
 @pytest.mark.parametrize("kind", ["RSA PRIVATE KEY", "OPENSSH PRIVATE KEY", "PRIVATE KEY"])

@@ -10,20 +10,20 @@ from tests.unit.stream_server import streaming
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.streaming import Streamed
 from sparkd.tools.measure.bench import Prompts, Wanted, measure, send
-from sparkd.tools.measure.figures import Depth, Level
+from sparkd.tools.measure.figures import Depth, LevelFigures
 
 WANTED = Wanted((1, 4), (60,), 30, 10, 2, staggered=False, seed=1)
 
 
-async def collect(port: int, wanted: Wanted) -> list[Level | Depth]:
+async def collect(port: int, wanted: Wanted) -> list[LevelFigures | Depth]:
     return [one async for one in measure(Endpoint("127.0.0.1", port, "tiny", connections=100), wanted)]
 
 
 def test_levels_and_depths_of_a_server_with_known_times() -> None:
     with streaming(0.1, 0.02) as port:
         one, four, deep = asyncio.run(collect(port, WANTED))
-    assert isinstance(one, Level)
-    assert isinstance(four, Level)
+    assert isinstance(one, LevelFigures)
+    assert isinstance(four, LevelFigures)
     assert isinstance(deep, Depth)
     assert (one.requests, four.requests, one.failed, four.failed) == (2, 8, 0, 0)
     for level, most in ((one, 10 / 0.28), (four, 40 / 0.28)):  # a busy machine is slower, none is faster
@@ -52,8 +52,8 @@ def test_a_measurement_ends_after_a_level_without_an_answer() -> None:
 
     with engine(reply) as port:
         one, four = asyncio.run(collect(port, WANTED))
-    assert isinstance(one, Level)
-    assert isinstance(four, Level)
+    assert isinstance(one, LevelFigures)
+    assert isinstance(four, LevelFigures)
     assert (one.failed, four.failed, four.fault) == (0, 8, "HTTP 503 draining")
 
 

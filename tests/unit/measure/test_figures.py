@@ -8,9 +8,9 @@ from sparkd.tools.measure.figures import (
     DECODE,
     Reply,
     Spread,
-    accepted,
+    acceptance_by_position,
     compare_depth,
-    expected,
+    expected_figure,
     find_level,
     output_rate,
     ratio,
@@ -78,7 +78,7 @@ def test_a_drafters_events_of_several_tokens_count_by_the_servers_number() -> No
 def test_acceptance_is_of_the_time_between(
     before: Drafts | None, after: Drafts | None, shares: tuple[float, ...]
 ) -> None:
-    assert accepted(before, after) == pytest.approx(shares)
+    assert acceptance_by_position(before, after) == pytest.approx(shares)
 
 
 def test_a_depth_compares_the_same_prompt_with_and_without_the_prefix_cache() -> None:
@@ -92,8 +92,8 @@ def test_a_depth_compares_the_same_prompt_with_and_without_the_prefix_cache() ->
      ({"4": True}, None), ({"4": float("inf")}, None), (None, None)],
 )  # fmt: skip
 def test_the_recipes_figure_is_used_where_it_is_one(figures: object, figure: float | None) -> None:
-    assert expected({DECODE: figures}, DECODE, 4) == figure
-    assert expected({}, DECODE, 4) is None
+    assert expected_figure({DECODE: figures}, DECODE, 4) == figure
+    assert expected_figure({}, DECODE, 4) is None
 
 
 def test_ratios_are_to_what_was_measured_alike() -> None:

@@ -5,23 +5,32 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.known_good_entries import RECIPE, SETTINGS
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.plans import configured
 
 from sparkd.agent.actions import history
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.errors import BlockedError, NotReadyError
 from sparkd.base.state.history import Bench, Launch, Row
 from sparkd.base.state.known_good import Facts
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.measure.bench import Result
-from sparkd.tools.measure.figures import Level, Spread
-from sparkd.tools.measure.image_trial import ImageTrial, compare, find_baseline
+from sparkd.tools.measure.figures import LevelFigures, Spread
+from sparkd.tools.measure.image_trial import (
+    ImageTrial,
+    StillCompilingError,
+    check_bench,
+    compare,
+    explain_fault,
+    find_baseline,
+)
 
 RATE = Spread(100, 95, 105)
-LEVELS = tuple(Level(number, "static", 3 * number, 0, RATE, None, None, None, None) for number in (1, 4, 2))
-RESULT = Result("2026-11-23T10:00:00.000+00:00", "n", "tiny", "tiny", HEAD.plan_digest, "1", 128, 128, levels=LEVELS)
+LEVELS = tuple(LevelFigures(number, "static", 3 * number, 0, RATE, None, None, None, None) for number in (1, 4, 2))
+RESULT = Result(
+    "2026-11-23T10:00:00.000+00:00", "n", "tiny", "tiny", HEAD_REPORT.plan_digest, "1", 128, 128, levels=LEVELS
+)
 
 
 def rows(result: Result = RESULT, kernel: str = "6.1") -> tuple[Row, ...]:
@@ -29,12 +38,12 @@ def rows(result: Result = RESULT, kernel: str = "6.1") -> tuple[Row, ...]:
     then, now = (Facts({}, {"kernel": version}, {}) for version in (kernel, "6.1"))
     before = Launch("before", "2026-11-23", 0, "d", "tiny", then)
     bench = Bench("b", result.made, before.id, "tiny", msgspec.Raw(msgspec.json.encode(result)))
-    return before, bench, replace(before, id=HEAD.launch_id, facts=now)
+    return before, bench, replace(before, id=HEAD_REPORT.launch_id, facts=now)
 
 
 def test_the_last_bench_of_the_very_plan_counts_under_its_largest_load() -> None:
     slow = replace(RESULT, plan="e")
-    found = find_baseline((*rows(), *rows(slow)), HEAD)
+    found = find_baseline((*rows(), *rows(slow)), HEAD_REPORT)
     assert found == replace(RESULT, levels=(LEVELS[1],))
 
 
@@ -53,7 +62,7 @@ def test_the_last_bench_of_the_very_plan_counts_under_its_largest_load() -> None
     ids=["none", "of no known launch", "plan", "kernel", "failed", "cold", "two batches", "no rate"],
 )
 def test_what_is_not_to_be_compared_is_measured_again(known: tuple[Row, ...]) -> None:
-    assert find_baseline(known, HEAD) is None
+    assert find_baseline(known, HEAD_REPORT) is None
     assert find_baseline(rows(), None) is None
 
 
@@ -68,10 +77,46 @@ def test_what_is_not_to_be_compared_is_measured_again(known: tuple[Row, ...]) ->
     ],
 )
 def test_slower_is_beyond_the_spread_and_both_figures_are_named(rate: Spread, slower: bool) -> None:
-    figures, fault = compare(replace(RESULT, levels=LEVELS[1:2]), rate)
-    assert figures.startswith(f"4 requests at once: {rate.median:.1f} tokens/s (")
-    assert figures.endswith("; 100.0 tokens/s (95.0 to 105.0) before, 2026-11-23 10:00 UTC")
-    assert bool(fault) is slower
+    comparison = compare(replace(RESULT, levels=LEVELS[1:2]), rate)
+    assert comparison.figures.startswith(f"4 requests at once: {rate.median:.1f} tokens/s (")
+    assert comparison.figures.endswith("; 100.0 tokens/s (95.0 to 105.0) before, 2026-11-23 10:00 UTC")
+    assert bool(comparison.fault) is slower
+
+
+def bench(**changes: object) -> Result:
+    return replace(RESULT, levels=(replace(LEVELS[1], **changes),))
+
+
+def test_a_bench_that_compiled_kernels_to_the_end_is_compared_with_none() -> None:
+    """Neither as the figure before, which would let a slower image stay, nor as the new one, which would go back."""
+    assert check_bench(bench()) == RATE
+    with pytest.raises(StillCompilingError, match=r"^bench: 3 kernel\(s\) were compiled meanwhile") as raised:
+        check_bench(bench(compiled=3))
+    assert raised.value.hint == "sudo sparkd warm; then the same command again"
+    assert explain_fault(raised.value, "vllm/vllm-openai:nightly") == (
+        "bench: 3 kernel(s) were compiled meanwhile, so it has no speed to compare; "
+        "to try it again, with the kernels it has now: sudo sparkd use --image vllm/vllm-openai:nightly"
+    )
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "reason"),
+    [
+        (replace(RESULT, levels=()), "bench: no answer"),
+        (replace(RESULT, fault="HTTP 500"), "bench: HTTP 500"),
+        (bench(fault="HTTP 500", compiled=3), "bench: HTTP 500"),
+        (bench(output_tokens_per_second=None), "bench: no figure"),
+    ],
+)
+def test_a_bench_without_a_figure_is_a_fault(benchmark: Result, reason: str) -> None:
+    with pytest.raises(NotReadyError) as raised:
+        check_bench(benchmark)
+    assert (raised.value.reason, explain_fault(raised.value, "i:2")) == (reason, reason)
+
+
+def test_an_interrupted_bench_interrupts() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        check_bench(replace(bench(compiled=3), interrupted=True))
 
 
 TO = Chosen(RECIPE, SETTINGS.engine.model_copy(update={"image": "i:2"}))
@@ -80,8 +125,8 @@ SWITCH = Switch("f", Stage.DRAINING, TO, (), 0, 60, "2026-11-27")
 
 def trial(tree: Tree, meanwhile: object = None) -> ImageTrial:
     """On a node that serves and has a bench of this plan. `meanwhile`: what becomes of the choice once it is shown."""
-    tree.process(HEAD.pid, "sparkd", start_time=HEAD.start_time)
-    tree.file("/run/sparkd/report.json", dump(replace(HEAD, phase=Phase.SERVING)))
+    tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
+    tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, phase=Phase.SERVING)))
     for row in rows():
         history.write(Host(tree.root).files, row)
 

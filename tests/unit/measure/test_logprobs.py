@@ -1,4 +1,4 @@
-"""Well-formed nonsense is found by log-probabilities, over HTTP; what the engine refuses is skipped, and said so."""
+"""Well-formed nonsense is found by log-probabilities, over HTTP; what the engine refuses is skipped and reported."""
 
 import asyncio
 import json

@@ -6,13 +6,13 @@ from msgspec.structs import replace
 from sparkd.base.state.history import Bench, Launch, Row, Smoke
 from sparkd.base.state.known_good import Facts
 from sparkd.tools.measure.bench import Result
-from sparkd.tools.measure.figures import Level, Spread
-from sparkd.tools.measure.past import Run, describe_slower, find_runs, find_slower, find_usual
+from sparkd.tools.measure.figures import LevelFigures, Spread
+from sparkd.tools.measure.past import Run, describe_decline, describe_slower_benches, find_runs, usual_figures
 
 
 def run(day: int, rate: float, dtype: str = "half", plan: str = "d", prompt_tokens: int = 128) -> Run:
     rates = Spread(rate, rate * 0.9, rate * 1.1)
-    level = Level(4, "static", 12, 0, rates, rates, None, None, None)
+    level = LevelFigures(4, "static", 12, 0, rates, rates, None, None, None)
     made = f"2026-11-{day:02}T10:00:00.000+00:00"
     result = Result(made, "spark1", "tiny", "tiny", plan, "1", prompt_tokens, 128, levels=(level,))
     return Run(result, Launch(str(day), made, 0, plan, "tiny", Facts({"args.dtype": dtype}, {}, {})))
@@ -22,7 +22,7 @@ EARLIER = (run(1, 37.0), run(2, 36.0), run(3, 38.0), run(4, 99.0, prompt_tokens=
 
 
 def test_the_usual_rate_is_the_median_of_runs_with_the_same_lengths() -> None:
-    found = find_usual(run(5, 37).result, EARLIER)
+    found = usual_figures(run(5, 37).result, EARLIER)
     assert found is not None
     assert (found.runs, found.since[:10], found.same_plan) == (3, "2026-11-01", True)
     assert found.levels[0].output_tokens_per_second is not None
@@ -30,24 +30,24 @@ def test_the_usual_rate_is_the_median_of_runs_with_the_same_lengths() -> None:
 
 
 def test_runs_of_the_same_plan_come_first() -> None:
-    found = find_usual(run(5, 37, plan="e").result, (*EARLIER, run(4, 50, plan="e")))
+    found = usual_figures(run(5, 37, plan="e").result, (*EARLIER, run(4, 50, plan="e")))
     assert found is not None
     assert (found.runs, found.same_plan) == (1, True)
-    other = find_usual(run(5, 37, plan="f").result, EARLIER)
+    other = usual_figures(run(5, 37, plan="f").result, EARLIER)
     assert other is not None
     assert (other.runs, other.same_plan) == (3, False)
-    assert find_usual(run(5, 37).result, ()) is None
+    assert usual_figures(run(5, 37).result, ()) is None
 
 
 def test_a_decline_is_reported_with_what_changed_between() -> None:
-    (line,) = describe_slower((*EARLIER, run(6, 20.0, "float32")))
+    (line,) = describe_slower_benches((*EARLIER, run(6, 20.0, "float32")))
     figures, _, change = line.partition("; ")
     assert figures == "tiny, 4 at once: slower since 2026-11-06 10:00 UTC: 20.0 tokens/s, 37.0 before"
     assert change == "changed: args.dtype half -> float32"
     gone = Run(run(6, 20.0).result, None)
-    assert describe_slower((*EARLIER, gone))[0].endswith("; what changed is not known any more")
-    assert describe_slower((*EARLIER, run(6, 36.0))) == ()
-    assert describe_slower(()) == ()
+    assert describe_slower_benches((*EARLIER, gone))[0].endswith("; what changed is not known any more")
+    assert describe_slower_benches((*EARLIER, run(6, 36.0))) == ()
+    assert describe_slower_benches(()) == ()
 
 
 def test_runs_are_read_from_rows_without_those_of_another_form() -> None:
@@ -64,7 +64,7 @@ def test_slower_loads_are_judged_among_those_of_the_same_recipe_and_rank() -> No
     launch = Launch("a", "2026-11-23T10:00:00.000+00:00", 0, "d", "tiny", Facts({}, {}, {}))
     loads = [replace(launch, load_seconds=seconds) for seconds in (90.0, 91.0, 90.5)]
     other = replace(launch, recipe="other", load_seconds=300.0)
-    assert find_slower(()) == ()
-    assert find_slower((*loads, other)) == ()
-    (line,) = find_slower((*loads, other, replace(launch, load_seconds=300.0)))
+    assert describe_decline(()) == ()
+    assert describe_decline((*loads, other)) == ()
+    (line,) = describe_decline((*loads, other, replace(launch, load_seconds=300.0)))
     assert line.startswith("tiny: loads are slower since 2026-11-23 10:00 UTC: 300 s, 90 s before")

@@ -166,8 +166,8 @@ def test_a_containers_own_shared_memory_is_large_unless_the_recipe_says_how_larg
     assert size_bytes() is None
     assert size_bytes(shm_bytes=1 << 20) == size_bytes(ipc="private", shm_bytes=1 << 20) == 1 << 20
     assert size_bytes(ipc="private") == size_bytes(ipc="shareable") == 32 << 30
-    silent, said = (plan(container={"ipc": "private", "shm_bytes": size}) for size in (None, 32 << 30))
-    assert (silent.digest, dict(silent.shared)["container.shm_bytes"]) == (said.digest, str(32 << 30))
+    silent, explicit = (plan(container={"ipc": "private", "shm_bytes": size}) for size in (None, 32 << 30))
+    assert (silent.digest, dict(silent.shared)["container.shm_bytes"]) == (explicit.digest, str(32 << 30))
     text = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\ncontainer: {ipc: private}\n"
     (tmp_path / "x.yaml").write_text(text)
     shown = {one.key: (one.value, one.by) for one in explain(load_recipe("x", [tmp_path]), None)}

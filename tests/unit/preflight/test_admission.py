@@ -10,7 +10,8 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.agent.preflight.check import AnyCheck, Finding, Level, Verdict
-from sparkd.agent.preflight.checks.memory import PageCache, UnifiedMemory
+from sparkd.agent.preflight.checks.free_memory import PageCache
+from sparkd.agent.preflight.checks.memory import UnifiedMemory
 from sparkd.agent.preflight.checks.rdma import Rdma
 from sparkd.agent.preflight.checks.shared_memory import SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
@@ -19,12 +20,12 @@ from sparkd.agent.preflight.gate import MAX_ROUNDS, Admission, BuildChecks, Gate
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
-from sparkd.base.host.gpu import NO_GPU, GpuFacts
+from sparkd.base.host.gpu import NO_GPU, GpuFacts, GpuProcess
 from sparkd.base.host.infiniband import CONNECTX, PCI
 from sparkd.base.lib.errors import Action, BlockedError, ConfigError, ExitCode, LaunchError, NeedsPersonError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.lib.text import GIB
+from sparkd.base.lib.text import GIB, MIB
 from sparkd.base.plan.inputs import MemoryNeed, MemorySample
 
 POLICY = Preflight(wait_seconds=100)
@@ -64,6 +65,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.tree.process(1, "systemd", parent=0)
         self.tree.listening()
+        self.tree.file("/sys/fs/cgroup/memory.stat", "kernel 0\n")
         self.tree.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)
         self.uptime(10_000)
 
@@ -277,8 +279,17 @@ def test_no_wait_that_clears_nothing(machine: Machine) -> None:
     assert machine.waits == []
 
 
-def test_memory_that_comes_back_while_waited_for_admits(machine: Machine) -> None:
+def desktop(machine: Machine) -> None:
+    machine.tree.process(40, "Xorg", opened=("/dev/nvidia0",))
+    machine.tree.process(41, "dcgm-exporter", opened=("/dev/nvidia0",))
+    machine.gpu = GpuFacts(("NVIDIA GB10",), None, (GpuProcess(40, 43 * MIB),))
+
+
+@pytest.mark.parametrize("beside_desktop", [False, True])
+def test_memory_that_comes_back_while_waited_for_admits(machine: Machine, beside_desktop: bool) -> None:
     machine.gpu = GB10
+    if beside_desktop:
+        desktop(machine)
     machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
 
     def on_wait(waited: float) -> None:
@@ -300,6 +311,40 @@ def test_memory_that_stays_away_needs_a_person_once_it_has_settled(machine: Mach
     assert (refused.value.hint, refused.value.action) == ("reboot this node", Action.REBOOT)
     assert machine.waited_seconds == 60
     assert all("waiting for memory since" in one for one in machine.waits)
+
+
+def test_memory_that_stays_away_beside_users_of_the_gpu_blocks_and_is_looked_at_again(machine: Machine) -> None:
+    """They may have managed memory, which no list has: nothing proves that a reboot is needed."""
+    desktop(machine)
+    machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    with pytest.raises(BlockedError, match=r"lists 43 MiB for pid 40 \(Xorg\), pid 41 \(dcgm-exporter\)") as refused:
+        machine.gate().admit()
+    assert refused.value.code is ExitCode.BLOCKED
+    assert (refused.value.action, machine.waited_seconds) == (Action.INSPECT, 60)
+
+
+def test_a_user_who_takes_the_name_of_the_drivers_daemon_brings_no_reboot(machine: Machine) -> None:
+    machine.tree.process(
+        40, "nvidia-persiste", cgroup="0::/user.slice/user-1000.slice/session-3.scope", opened=("/dev/nvidia0",)
+    )
+    machine.gpu = GpuFacts(("NVIDIA GB10",), None, (GpuProcess(40, 90 * GIB),))
+    machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    with pytest.raises(BlockedError, match=r"the GPU is used by pid 40 \(nvidia-persiste\)"):
+        machine.gate().admit()
+
+
+def test_memory_that_is_taken_meanwhile_does_not_put_the_decision_off(machine: Machine) -> None:
+    machine.gpu = GB10
+    machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+
+    def on_wait(waited: float) -> None:
+        available = 20 - waited / 30
+        machine.tree.meminfo(MemTotal=120, MemFree=available, MemAvailable=available)
+
+    machine.on_wait = on_wait
+    with pytest.raises(NeedsPersonError):
+        machine.gate().admit()
+    assert machine.waited_seconds == 60
 
 
 def test_what_needs_a_person_is_named_first(machine: Machine) -> None:

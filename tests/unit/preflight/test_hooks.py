@@ -164,9 +164,9 @@ def test_a_hook_gets_its_node_and_none_of_our_environment(tree: Tree) -> None:
     proof = tree.root / "proof"
     path = hook(tree, "10-site", f"/usr/bin/env > {proof}; pwd >> {proof}")
     hooks.run_hooks([Hook("10-site", str(path))], time.sleep, hooks.hook_environment("worker", 1))
-    said = proof.read_text().split()
-    assert {"NODE_ROLE=worker", "NODE_RANK=1", "LANG=C.UTF-8", "/"} < set(said)
-    assert not any(word.startswith(("SPARKD_", "HOME=")) for word in said)
+    words = proof.read_text().split()
+    assert {"NODE_ROLE=worker", "NODE_RANK=1", "LANG=C.UTF-8", "/"} < set(words)
+    assert not any(word.startswith(("SPARKD_", "HOME=")) for word in words)
 
 
 def gone(pid: int) -> bool:

@@ -178,6 +178,17 @@ def test_what_the_gpu_holds_for_the_rank_comes_back_too(serving: Tree) -> None:
     assert unknown.gpu().processes is None
 
 
+def test_what_the_driver_leaks_does_not_come_back_with_a_rank_that_only_has_its_devices_open(serving: Tree) -> None:
+    """The start would block, so the dry run must."""
+    serving.file("/dev/nvidia0")
+    serving.meminfo(MemTotal=120, MemFree=10, MemAvailable=10)
+    serving.link("/proc/60/fd/9", "/dev/nvidia0")
+    listed = (GpuProcess(62, 10 * GIB),)
+    host = NextStart(Host(serving.root, gpu=lambda: GpuFacts(("NVIDIA GB10",), None, listed)))
+    before = Host(serving.root).meminfo().available_bytes
+    assert host.meminfo().available_bytes - before == 90 * GIB, "10 by the driver's list, 80 of the process's own"
+
+
 def test_a_tree_that_can_not_be_read_releases_nothing(serving: Tree) -> None:
     os.truncate(serving.root / "proc/60/status", 0)
     assert NextStart(Host(serving.root)).ranks == ()

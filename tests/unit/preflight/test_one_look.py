@@ -93,9 +93,9 @@ def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: Doc
     seen = CachedHost(Elsewhere(machine, silent))
     StaleContainer("sparkd-rank0").run(seen)
     began = unstalled()
-    said = [check.run(seen)[1].reason for check in others]
+    reasons = [check.run(seen)[1].reason for check in others]
     assert unstalled() - began < SECONDS
-    assert [one for one in said if not any(word in one for word in ("not inspected", "not checked"))] == []
+    assert [one for one in reasons if not any(word in one for word in ("not inspected", "not checked"))] == []
 
 
 def test_answers_that_drag_on_have_one_limit_together() -> None:
@@ -109,7 +109,7 @@ def test_answers_that_drag_on_have_one_limit_together() -> None:
         for ref in ("2", "3"):
             with pytest.raises(DockerError, match=rf"GET /images/{ref}/json: no answer within {SECONDS} s"):
                 known.image(ref)
-        assert known.image("1") == {}, "what it has said stays said"
+        assert known.image("1") == {}, "what it has answered stays known"
         assert unstalled() - began < 2 * SECONDS
 
 

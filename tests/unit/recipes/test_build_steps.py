@@ -20,11 +20,11 @@ from sparkd.base.recipes.schema import Recipe, json_schema
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GIT = {"git": "https://github.com/deepseek-ai/DeepGEMM.git", "commit": COMMIT, "to": "/opt/DeepGEMM"}
-HEAD = {"schema": 1, "name": "r", "model": {"path": "m"}}
+MINIMAL_RECIPE = {"schema": 1, "name": "r", "model": {"path": "m"}}
 
 
 def load(folder: Path, build: object, ref: str = "mine:1") -> Recipe:
-    document = {**HEAD, "image": {"ref": ref, "build": build}}
+    document = {**MINIMAL_RECIPE, "image": {"ref": ref, "build": build}}
     (folder / "r.yaml").write_text(json.dumps(document))  # which is YAML, too
     return load_recipe(str(folder / "r.yaml"), [folder]).recipe
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.recipe_files import HEAD, write
+from tests.unit.recipe_files import MINIMAL_RECIPE, write
 
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import ConfigError
@@ -12,7 +12,7 @@ from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 
 
 def test_the_administrators_recipe_hides_the_shipped_one_and_may_extend_it(tmp_path: Path) -> None:
-    write(tmp_path / "shipped", "x", HEAD + "args: {seed: 1}\n")
+    write(tmp_path / "shipped", "x", MINIMAL_RECIPE + "args: {seed: 1}\n")
     folders = [tmp_path / "etc", tmp_path / "shipped"]
     assert load_recipe("x", folders).recipe.args == {"seed": 1}
     mine = write(tmp_path / "etc", "x", "schema: 1\nname: x\nextends: x\nargs: {dtype: auto}\n")
@@ -25,7 +25,7 @@ def test_lookup_begins_below_etc_of_the_root(tmp_path: Path) -> None:
 
 
 def test_an_unknown_recipe_gives_the_nearest_name_and_the_folders(tmp_path: Path) -> None:
-    write(tmp_path, "tiny-cpu", HEAD)
+    write(tmp_path, "tiny-cpu", MINIMAL_RECIPE)
     with pytest.raises(ConfigError) as caught:
         load_recipe("tiny-gpu", [tmp_path, tmp_path / "absent"])
     assert "did you mean tiny-cpu?" in caught.value.reason
@@ -33,7 +33,7 @@ def test_an_unknown_recipe_gives_the_nearest_name_and_the_folders(tmp_path: Path
 
 
 def test_a_path_names_a_recipe_of_any_file_name(tmp_path: Path) -> None:
-    path = write(tmp_path, "some file", HEAD)
+    path = write(tmp_path, "some file", MINIMAL_RECIPE)
     assert load_recipe(str(path), []).recipe.name == "x"
     with pytest.raises(ConfigError, match="does not exist"):
         load_recipe(str(tmp_path / "none.yaml"), [])

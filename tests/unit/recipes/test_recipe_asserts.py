@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.recipe_files import HEAD, load_text
+from tests.unit.recipe_files import MINIMAL_RECIPE, load_text
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.image import Lines
 
-ASSERTS = HEAD.replace("image: {ref: i}\n", "image:\n  ref: i\n  assert:\n")
+ASSERTS = MINIMAL_RECIPE.replace("image: {ref: i}\n", "image:\n  ref: i\n  assert:\n")
 
 
 def test_an_image_is_checked_by_a_command_or_a_count_of_lines(tmp_path: Path) -> None:

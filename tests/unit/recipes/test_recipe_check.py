@@ -17,12 +17,12 @@ class Checker:
         self._file, self._capsys = folder / "x.yaml", capsys
 
     def check(self, args: Table, *options: str, **keys: object) -> tuple[int, str]:
-        """Exit code, and all that is said of a recipe that is good except for these keys."""
+        """Exit code, and the output about a recipe that is good except for these keys."""
         table = {"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}, **keys}
         self._file.write_text(json.dumps({**table, "args": {"gpu-memory-utilization": 0.9, **args}}, indent=1))
         code = main.main(["recipe", "check", str(self._file), *options])
-        said = self._capsys.readouterr()
-        return code, said.out + said.err
+        captured = self._capsys.readouterr()
+        return code, captured.out + captured.err
 
 
 @pytest.fixture
@@ -48,23 +48,23 @@ def checker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Checker:
     ],
 )
 def test_a_recipe_that_some_nodes_can_serve_is_good(checker: Checker, args: Table, nodes: Table) -> None:
-    code, said = checker.check(args, nodes=nodes)
-    assert (code, "x is good (" in said) == (0, True), said
+    code, output = checker.check(args, nodes=nodes)
+    assert (code, "x is good (" in output) == (0, True), output
 
 
 @pytest.mark.parametrize(("gpus", "right"), [(1, False), (2, True)])
 def test_the_gpus_of_a_node_are_those_of_the_recipe(checker: Checker, gpus: int, right: bool) -> None:
     env = {"CUDA_VISIBLE_DEVICES": "0,1", "MAX_JOBS": "4"}
-    _, said = checker.check({TP: gpus}, nodes={"max": 1, "gpus": gpus}, env=env, expect={"weights_gb": 40})
-    assert ("CUDA_VISIBLE_DEVICES" not in said) is right
-    assert ("on a cold cache 8 compilers at once" in said) is right, "each rank has four"
+    _, output = checker.check({TP: gpus}, nodes={"max": 1, "gpus": gpus}, env=env, expect={"weights_gb": 40})
+    assert ("CUDA_VISIBLE_DEVICES" not in output) is right
+    assert ("on a cold cache 8 compilers at once" in output) is right, "each rank has four"
 
 
 @pytest.mark.parametrize(("jobs", "fits"), [("1", True), ("2", False), ("22", False), (None, False)])
 def test_compilers_beside_the_weights_are_counted(checker: Checker, jobs: str | None, fits: bool) -> None:
-    code, said = checker.check({}, env={"MAX_JOBS": jobs}, expect={"weights_gb": 85})
+    code, output = checker.check({}, env={"MAX_JOBS": jobs}, expect={"weights_gb": 85})
     assert code == 0
-    assert ("compilers at once (MAX_JOBS) take" not in said) is fits, said
+    assert ("compilers at once (MAX_JOBS) take" not in output) is fits, output
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_compilers_beside_the_weights_are_counted(checker: Checker, jobs: str | 
     ],
 )
 def test_sizes_that_the_nodes_cannot_hold_are_found(checker: Checker, args: Table, nodes: Table, expected: str) -> None:
-    code, said = checker.check(args, nodes=nodes)
-    assert expected in said
-    assert "x.yaml: " in said
+    code, output = checker.check(args, nodes=nodes)
+    assert expected in output
+    assert "x.yaml: " in output
     assert code == (0 if "only" in expected else 78)
 
 
@@ -132,8 +132,8 @@ def test_sizes_that_the_nodes_cannot_hold_are_found(checker: Checker, args: Tabl
     ],
 )
 def test_ports_that_two_would_take_are_found(checker: Checker, args: Table, env: Table, expected: str) -> None:
-    code, said = checker.check(args, env=env, flags={"extra": ["some-port", "one-port", "other-port"]})
-    assert (code, expected in said) == (78, True), said
+    code, output = checker.check(args, env=env, flags={"extra": ["some-port", "one-port", "other-port"]})
+    assert (code, expected in output) == (78, True), output
 
 
 def test_ports_that_nothing_listens_on_are_none(checker: Checker) -> None:
@@ -169,8 +169,8 @@ def test_ports_that_nothing_listens_on_are_none(checker: Checker) -> None:
     ],
 )  # fmt: skip
 def test_placeholders_that_nothing_fills_are_found(checker: Checker, keys: Table, expected: str, code: int) -> None:
-    found, said = checker.check(**{"args": {}, **keys})  # type: ignore[arg-type]  # args is a table
-    assert (found, expected in said) == (code, True), said
+    found, output = checker.check(**{"args": {}, **keys})  # type: ignore[arg-type]  # args is a table
+    assert (found, expected in output) == (code, True), output
 
 
 @pytest.mark.parametrize(
@@ -202,18 +202,18 @@ def test_files_that_are_nowhere_are_found_once(checker: Checker, tmp_path: Path)
             ("/t/deeper/good.jinj", "there/good.jinj"),
             ("/t/x/../bad", "there/bad"),
         ):
-            code, said = checker.check({flag: path}, container={"volumes": volumes})
-            lines = [line for line in said.splitlines() if "does not exist on this machine" in line]
-            assert (code, len(lines)) == (0, 2 if missing else 1), said
+            code, output = checker.check({flag: path}, container={"volumes": volumes})
+            lines = [line for line in output.splitlines() if "does not exist on this machine" in line]
+            assert (code, len(lines)) == (0, 2 if missing else 1), output
             assert f"{tmp_path}/gone does not exist on this machine: the source of the container's /g" in lines[0]
             assert not missing or f"{tmp_path}/{missing} does not exist on this machine: --{flag}" in lines[1]
 
 
 def test_other_files_that_are_nowhere_are_found(checker: Checker, tmp_path: Path) -> None:
     devices = {"devices": ["/dev/infiniband", f"{tmp_path}/dev"]}
-    code, said = checker.check({}, secrets={"A": f"{tmp_path}/none"}, container=devices)
-    assert (code, said.count("on this machine")) == (0, 2), "RDMA devices may come later"
-    assert "/none does not exist on this machine: secret A" in said
+    code, output = checker.check({}, secrets={"A": f"{tmp_path}/none"}, container=devices)
+    assert (code, output.count("on this machine")) == (0, 2), "RDMA devices may come later"
+    assert "/none does not exist on this machine: secret A" in output
     for flag, path, warned in (
         ("chat-template", "relative.jinja", True),
         ("tool-parser-plugin", "/workspace/mods/m/x.py", True),
@@ -240,18 +240,18 @@ def test_a_recipe_is_held_against_a_folder_of_a_model(checker: Checker, tmp_path
     own = {"num_attention_heads": 40, "max_position_embeddings": 4096, "quantization_config": {"quant_method": "fp8"}}
     (folder / "config.json").write_text(json.dumps(own))
     assert checker.check(lengths, nodes={"min": 3})[0] == 0
-    code, said = checker.check(lengths, "--model", str(folder), nodes={"min": 3})
+    code, output = checker.check(lengths, "--model", str(folder), nodes={"min": 3})
     assert code == 78
     for line in (
         "x.yaml: line 15: --max-model-len 100000, and the model's config.json allows 4096 (lower max-model-len)",
         "x.yaml: line 16: --quantization awq, and the model's config.json says fp8 (take quantization out",
         "x.yaml: line 17: --tensor-parallel-size 3, and the model has 40 attention heads: 1, 2, 4, 5, 8, 10 would fit",
     ):
-        assert line in said, said
+        assert line in output, output
     # Without the option the recipe's own model counts, if it is here.
     assert checker.check(lengths, nodes={"min": 3}, model={"path": str(folder)})[1].count("config.json") == 2
-    code, said = checker.check({}, "--model", str(tmp_path))
-    assert (code, f"{tmp_path}/config.json: --model needs" in said) == (78, True)
+    code, output = checker.check({}, "--model", str(tmp_path))
+    assert (code, f"{tmp_path}/config.json: --model needs" in output) == (78, True)
 
 
 def test_the_weights_in_a_folder_of_a_model_are_added_up(checker: Checker, tmp_path: Path) -> None:
@@ -262,5 +262,5 @@ def test_the_weights_in_a_folder_of_a_model_are_added_up(checker: Checker, tmp_p
         stream.write(len(header).to_bytes(8, "little") + header)
         stream.truncate(8 + len(header) + end)
     assert checker.check({})[0] == 0
-    code, said = checker.check({}, "--model", str(tmp_path))
-    assert (code, "weights of 200.0 GiB on each node are" in said) == (78, True), said
+    code, output = checker.check({}, "--model", str(tmp_path))
+    assert (code, "weights of 200.0 GiB on each node are" in output) == (78, True), output

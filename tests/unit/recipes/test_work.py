@@ -20,7 +20,7 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml, parse_yaml
 from sparkd.tools.node.recipe_lint import lint
 
-HEAD = "schema: 1\nname: x\nmodel: {path: M}\nimage: {ref: i:1}\n"
+MINIMAL_RECIPE = "schema: 1\nname: x\nmodel: {path: M}\nimage: {ref: i:1}\n"
 LOOP = "for number in range(10_000_000): str(number)"
 """About 0.5 s of a core of its own, and longer as all does where others work beside it."""
 ENV = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -78,7 +78,7 @@ def run(*words: str) -> tuple[float, str]:
 def test_60000_keys_are_judged_in_two_seconds(tmp_path: Path, section: str, entry: str) -> None:
     files = {number: tmp_path / f"{number}.yaml" for number in (6_000, 60_000)}
     for number, file in files.items():
-        file.write_text(HEAD + section + "".join(entry.format(one) for one in range(number)))
+        file.write_text(MINIMAL_RECIPE + section + "".join(entry.format(one) for one in range(number)))
     few, many, unit = 99.0, 99.0, 99.0
     for _ in range(2):
         few = min(few, run("recipe", "check", str(files[6_000]))[0])
@@ -91,7 +91,7 @@ def test_60000_keys_are_judged_in_two_seconds(tmp_path: Path, section: str, entr
 
 def test_faults_that_the_agent_logs_are_bounded(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
-    file.write_text(HEAD + "".join(f"key{number}: 1\n" for number in range(200)))
+    file.write_text(MINIMAL_RECIPE + "".join(f"key{number}: 1\n" for number in range(200)))
     with pytest.raises(ConfigError) as fault:
         load_recipe(str(file), ())
     assert fault.value.reason.count("there is no such key") == 100
@@ -106,7 +106,7 @@ def test_work_grows_with_the_number_of_faults(tmp_path: Path, section: str, entr
     seconds = []
     for number in (1_000, 8_000):
         file = tmp_path / f"{number}.yaml"
-        file.write_text(HEAD + section + "".join(entry.format(one) for one in range(number)))
+        file.write_text(MINIMAL_RECIPE + section + "".join(entry.format(one) for one in range(number)))
         start = process_time()
         loaded, _ = read_recipe(str(file), ())
         assert loaded

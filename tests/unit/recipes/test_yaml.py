@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.recipe_files import HEAD, load_text
+from tests.unit.recipe_files import MINIMAL_RECIPE, load_text
 
 from sparkd.base.recipes.yaml import YamlError, parse_yaml
 
@@ -37,14 +37,14 @@ from sparkd.base.recipes.yaml import YamlError, parse_yaml
     ],
 )
 def test_a_flags_value_is_what_was_written(tmp_path: Path, written: str, value: object) -> None:
-    assert load_text(tmp_path, f"{HEAD}args:\n  a_b: {written}\n").args == {"a-b": value}
+    assert load_text(tmp_path, f"{MINIMAL_RECIPE}args:\n  a_b: {written}\n").args == {"a-b": value}
 
 
 @pytest.mark.parametrize(
     ("written", "value"), [("12.10", "12.10"), ("8", "8"), ("08", "08"), ("12.1a", "12.1a"), ("~", None)]
 )
 def test_a_variable_keeps_the_text_of_a_number(tmp_path: Path, written: str, value: str | None) -> None:
-    assert load_text(tmp_path, f"{HEAD}env:\n  A: {written}\n").env == {"A": value}
+    assert load_text(tmp_path, f"{MINIMAL_RECIPE}env:\n  A: {written}\n").env == {"A": value}
 
 
 @pytest.mark.parametrize("depth", [60, 1_000_000])

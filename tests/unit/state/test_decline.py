@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.base.state.history import find_decline
+from sparkd.base.state.decline import find_decline
 
 STEADY = [37.2, 36.9, 37.4, 37.1]
 

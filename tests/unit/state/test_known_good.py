@@ -234,9 +234,9 @@ def test_the_diff_names_flag_then_and_now(tree: Tree) -> None:
     assert [line.split() for line in lines[1:3]] == [["then", "now"], ["args.dtype", "-", "half"]]
     assert lines[3] == "not compared: image.identity: docker is away"
     assert len(lines) == 4
-    said = json.loads(command.as_json(last, now))
-    assert said["differences"] == [{"name": "args.dtype", "then": None, "now": "half"}]
-    assert said["known_good"]["plan"] == last.plan
+    shown = json.loads(command.as_json(last, now))
+    assert shown["differences"] == [{"name": "args.dtype", "then": None, "now": "half"}]
+    assert shown["known_good"]["plan"] == last.plan
     assert json.loads(command.as_json(None, None))["known_good"] is None
 
 

@@ -14,7 +14,7 @@ from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.paths import ScriptPaths
 from sparkd.agent.preflight.runner import build_checks
-from sparkd.base.cluster import membership
+from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
@@ -42,8 +42,8 @@ def check_of(node: membership.NodeContext, kind: type[T]) -> T:
 
 def written(tree: Tree, **args: object) -> Path:
     """The recipe `mine` as a file."""
-    said = {"schema": 1, "name": "mine", "model": {"path": "m"}, "image": {"ref": "i:2"}, "args": args}
-    return tree.file(RECIPE, json.dumps(said))
+    recipe = {"schema": 1, "name": "mine", "model": {"path": "m"}, "image": {"ref": "i:2"}, "args": args}
+    return tree.file(RECIPE, json.dumps(recipe))
 
 
 def settings(**engine: object) -> Settings:
@@ -58,7 +58,7 @@ def good(**engine: object) -> known_good.Entry:
 
 
 def put_in_force(tree: Tree, config: Settings, image: str = "", **engine: object) -> Switch:
-    made = make_rollback(good(**engine), membership.fingerprint_config(config, Host(tree.root)), image)
+    made = make_rollback(good(**engine), chosen_plan.fingerprint_config(config, Host(tree.root)), image)
     assert made is not None
     tree.file(FILE.path, FILE.encode(made))
     return made
@@ -224,12 +224,12 @@ def test_the_newest_that_is_not_configured_is_chosen() -> None:
 
 def test_without_a_plan_to_go_back_to_it_fails() -> None:
     now = plan()
-    for known, wanted, said in (
+    for known, wanted, reason in (
         ((), "", "nothing to go back to"),
         ((of(known_good_entry(), now.digest),), "", "the last known good plan itself"),
         ((known_good_entry(),), "zz", "begins with 'zz'"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=reason):
             choose(known, wanted, now, "")
 
 
@@ -263,7 +263,7 @@ def test_a_recorded_image_that_is_gone_is_pulled_by_its_digest(tree: Tree, diges
     tree.dockerd()
     entry = replace(good(), image_digest=digest)
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((entry,))))
-    said = list(roll_back("", settings(), Host(tree.root)))
-    assert f"the recorded image, {IMAGE_ID}, is not on this node any more: the one that has its name will run" in said
+    lines = list(roll_back("", settings(), Host(tree.root)))
+    assert f"the recorded image, {IMAGE_ID}, is not on this node any more: the one that has its name will run" in lines
     pull = f"to run the recorded one: sudo docker pull {digest} && sudo sparkd rollback {entry.plan[:12]}"
-    assert (pull in said) is bool(digest)
+    assert (pull in lines) is bool(digest)

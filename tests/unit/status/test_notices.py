@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.node_reports import HEAD, PEER, WORKER
+from tests.unit.node_reports import HEAD_REPORT, PEER, WORKER
 
 from sparkd.base.lib.errors import Cause
 from sparkd.base.status import notices
@@ -16,7 +16,7 @@ from sparkd.base.status.notices import Notice, NotifyState
 MINUTE = 60.0
 WAYS = ("webhook_file",)
 DEGRADED_SECONDS = 10 * MINUTE
-LOADING = replace(HEAD, phase=Phase.LOADING, last_cause="", recipe="tiny", peers=())
+LOADING = replace(HEAD_REPORT, phase=Phase.LOADING, last_cause="", recipe="tiny", peers=())
 SERVING = replace(LOADING, phase=Phase.SERVING)
 DEGRADED = replace(LOADING, phase=Phase.DEGRADED, message="spark2 is silent; the engine answers")
 FAILED = replace(LOADING, phase=Phase.FAILED, message="the engine ended", cause="engine-ended")

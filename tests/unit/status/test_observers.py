@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
-from tests.unit.node_reports import ALONE, HEAD, NOW, PEER
+from tests.unit.node_reports import ALONE, HEAD_REPORT, NOW, PEER
 from tests.unit.nodes import network
 
 from sparkd.agent.status.http_api import make_handler
@@ -164,7 +164,7 @@ def test_the_figures_of_a_report() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    known = page(replace(HEAD, engine=EngineReport(progress=0.25, kv_cache_tokens=1)))
+    known = page(replace(HEAD_REPORT, engine=EngineReport(progress=0.25, kv_cache_tokens=1)))
     unknown = page(replace(ALONE, memory=None, since="?"))
     for name in ("memory", "engine_progress", "kv_cache", "phase_seconds", "peer"):
         assert f"sparkd_{name}" in known
@@ -173,7 +173,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 @pytest.mark.parametrize("contact", list(Contact))
 def test_a_peer_is_up_while_it_answers(contact: Contact) -> None:
-    found = values(replace(HEAD, peers=(replace(PEER, contact=contact),)))
+    found = values(replace(HEAD_REPORT, peers=(replace(PEER, contact=contact),)))
     peer = {("address", "10.0.0.2"), ("rank", "1")}
     assert found["sparkd_peer_up", frozenset(peer)] == (contact is Contact.ANSWERS)
     assert found["sparkd_peer_phase", frozenset({*peer, ("phase", "loading")})] == 1
@@ -192,4 +192,4 @@ def test_every_name_is_read_back_whole_except_its_end_and_lone_surrogates(name: 
 
 
 def test_the_page_has_no_metrics_of_the_process_or_of_the_library() -> None:
-    assert {name.partition("_")[0] for name, _ in values(HEAD)} == {"sparkd"}
+    assert {name.partition("_")[0] for name, _ in values(HEAD_REPORT)} == {"sparkd"}

@@ -17,7 +17,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 from tests.unit import page_reports
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.nodes import network
 
 from sparkd.agent.status import page
@@ -261,7 +261,7 @@ def test_figures_of_all_nodes_are_shown() -> None:
 )  # fmt: skip
 def test_a_bench_of_another_version_is_none_that_the_page_shows(figures: bytes, text: str) -> None:
     disk = Disk((Bench("b", page_reports.ago(60), "l", "r", Raw(figures)),))
-    assert f"Last bench, 1 min ago: {text}\n" in texts(page_reports.serving(), page_reports.kept(HEAD, disk))
+    assert f"Last bench, 1 min ago: {text}\n" in texts(page_reports.serving(), page_reports.kept(HEAD_REPORT, disk))
 
 
 def test_the_page_shows_an_hour_a_day_and_the_log() -> None:
@@ -296,7 +296,7 @@ def test_a_page_of_eight_nodes_has_a_bounded_size() -> None:
 
 
 def test_a_request_for_news_waits_for_a_change_until_its_hold_ends() -> None:
-    current = [HEAD]
+    current = [HEAD_REPORT]
     handle = make_handler(lambda: Published(current[0], ""), lambda: 0.0)
     limits = Limits(requests_per_second=1e6)
     server = HttpServer("127.0.0.1", 0, handle, limits)
@@ -314,7 +314,7 @@ def test_a_request_for_news_waits_for_a_change_until_its_hold_ends() -> None:
         known = first["report"][1]["data-digest"]  # type: ignore[index]  # attributes
         same, waited = news(known)
         assert (same, waited >= page.HOLD_SECONDS) == (first, True)
-        loop.call(lambda: current.__setitem__(0, replace(HEAD, phase=Phase.FAILED)))
+        loop.call(lambda: current.__setitem__(0, replace(HEAD_REPORT, phase=Phase.FAILED)))
         other, waited = news(known)
         assert waited < page.HOLD_SECONDS / 2, "woken"
         assert other != first

@@ -4,7 +4,7 @@ from datetime import timedelta, timezone
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.node_reports import ALONE, HEAD, NOW, PEER, WORKER, ago
+from tests.unit.node_reports import ALONE, HEAD_REPORT, NOW, PEER, WORKER, ago
 from tests.unit.terminal import shown
 
 from sparkd.base.lib.text import plain
@@ -42,7 +42,7 @@ def test_a_node_alone_is_two_lines_and_what_is_not_as_it_should_be() -> None:
 
 
 def test_several_nodes_are_listed_in_rank_order() -> None:
-    head, _, worker, _, blank, *findings = rows(HEAD)
+    head, _, worker, _, blank, *findings = rows(HEAD_REPORT)
     assert head.startswith("0  spark1 (10.0.0.1)  serving for 3 min") and "(exit 13)" in head
     assert worker == "1  spark2 (10.0.0.2)  loading for 12 s  ████░░░░░░ loading weights 43%"
     assert (blank, findings) == (
@@ -56,12 +56,12 @@ def test_several_nodes_are_listed_in_rank_order() -> None:
 
 
 def test_the_list_of_a_worker_begins_with_the_head() -> None:
-    own = replace(WORKER, peers=(PeerStatus("10.0.0.1", 0, Contact.ANSWERS, ago(9), replace(HEAD, peers=())),))
+    own = replace(WORKER, peers=(PeerStatus("10.0.0.1", 0, Contact.ANSWERS, ago(9), replace(HEAD_REPORT, peers=())),))
     assert [line.split()[1] for line in rows(own)[:4:2]] == ["spark1", "spark2"]
 
 
 @pytest.mark.parametrize(
-    ("contact", "said"),
+    ("contact", "text"),
     [
         (Contact.UNHEARD, "not heard yet (loading)"),
         (Contact.REFUSED, "refused (loading)"),
@@ -69,47 +69,47 @@ def test_the_list_of_a_worker_begins_with_the_head() -> None:
         (Contact.UNSIGNED, "unsigned (loading)"),
     ],
 )
-def test_a_node_out_of_contact_shows_its_contact_and_its_last_known_phase(contact: Contact, said: str) -> None:
+def test_a_node_out_of_contact_shows_its_contact_and_its_last_known_phase(contact: Contact, text: str) -> None:
     cause = replace(WORKER, last_cause="a shard is missing")
-    peer = rows(replace(HEAD, peers=(replace(PEER, contact=contact, since=ago(12), report=cause),)))[2]
-    assert said in peer
+    peer = rows(replace(HEAD_REPORT, peers=(replace(PEER, contact=contact, since=ago(12), report=cause),)))[2]
+    assert text in peer
     assert "a shard is missing" in peer
     assert "GiB" not in peer and "%" not in peer
 
 
 def test_a_node_never_heard_is_named_by_its_address() -> None:
-    peer = rows(replace(HEAD, peers=(PeerStatus("10.0.0.2", 1, Contact.UNHEARD, ago(90)),)))[2]
+    peer = rows(replace(HEAD_REPORT, peers=(PeerStatus("10.0.0.2", 1, Contact.UNHEARD, ago(90)),)))[2]
     assert peer.split() == ["1", "10.0.0.2", "not", "heard", "yet", "for", "1", "min"]
 
 
 def test_news_of_an_agent_that_is_gone_are_no_news() -> None:
-    own, peer = rows(HEAD, replace(VIEW, alive=False))[:2]
+    own, peer = rows(HEAD_REPORT, replace(VIEW, alive=False))[:2]
     assert "serving (its agent is gone)" in own
     assert "not known (loading)" in peer
 
 
 def test_what_is_awaited_comes_before_what_ended_the_life_before() -> None:
-    waits = replace(HEAD, phase=Phase.AWAITING_PEERS, message="waiting for rank 1", last_cause="rank 1 was lost")
+    waits = replace(HEAD_REPORT, phase=Phase.AWAITING_PEERS, message="waiting for rank 1", last_cause="rank 1 was lost")
     assert rows(waits)[0].endswith("waiting for rank 1; last: rank 1 was lost")
 
 
 def test_what_to_do_about_the_last_cause_is_shown_for_every_node() -> None:
     seen = replace(PEER, report=replace(WORKER, last_hint="give it memlock -1"))
-    assert "hint        spark2: last cause: give it memlock -1" in rows(replace(HEAD, peers=(seen,)))
-    assert "hint        last cause: drink tea" in rows(replace(HEAD, peers=(), last_hint="drink tea"))
+    assert "hint        spark2: last cause: give it memlock -1" in rows(replace(HEAD_REPORT, peers=(seen,)))
+    assert "hint        last cause: drink tea" in rows(replace(HEAD_REPORT, peers=(), last_hint="drink tea"))
 
 
 def test_the_action_that_is_required_is_shown_and_none_is_no_work() -> None:
     assert "down; action: inspect" in "\n".join(
-        rows(replace(HEAD, peers=(), phase=Phase.FAILED, message="down", action="inspect"))
+        rows(replace(HEAD_REPORT, peers=(), phase=Phase.FAILED, message="down", action="inspect"))
     )
-    ended = replace(HEAD, peers=(), last_action="reboot", last_hint="sudo reboot")
+    ended = replace(HEAD_REPORT, peers=(), last_action="reboot", last_hint="sudo reboot")
     assert "hint        last cause: reboot: sudo reboot" in rows(ended)
-    assert not [row for row in rows(replace(HEAD, peers=(), last_action="none")) if row.startswith("hint")]
+    assert not [row for row in rows(replace(HEAD_REPORT, peers=(), last_action="none")) if row.startswith("hint")]
 
 
 def test_a_cause_is_cut_on_a_terminal_and_whole_without_one() -> None:
-    long = replace(HEAD, message="", last_cause="x" * 1500)
+    long = replace(HEAD_REPORT, message="", last_cause="x" * 1500)
     assert "x" * 1500 in rows(long)[0]
     lines = on_terminal(long, 80)
     assert max(map(len, lines)) <= 80
@@ -117,7 +117,7 @@ def test_a_cause_is_cut_on_a_terminal_and_whole_without_one() -> None:
 
 
 def test_a_screen_shows_no_rank_before_it_is_known() -> None:
-    assert rows(replace(HEAD, rank=-1, peers=()))[0].startswith("?  ")
+    assert rows(replace(HEAD_REPORT, rank=-1, peers=()))[0].startswith("?  ")
 
 
 def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
@@ -128,7 +128,7 @@ def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
     report = replace(
         WORKER, node=evil, last_cause=evil, since=evil, findings=findings, engine=engine, memory=memory, message=evil
     )
-    shown = plain(render(replace(HEAD, peers=(replace(PEER, address=evil, since=evil, report=report),)), VIEW))
+    shown = plain(render(replace(HEAD_REPORT, peers=(replace(PEER, address=evil, since=evil, report=report),)), VIEW))
     assert len(shown.splitlines()) == 11
     assert all(character == "\n" or character.isprintable() for character in shown)
     alone = plain(render(replace(report, peers=()), VIEW))

@@ -7,7 +7,7 @@ from sparkd.base.status.figures import ActivityReport, GpuReport, HealthReport
 from sparkd.base.status.model import Contact, FindingReport, MemoryReport, Phase, parse
 from sparkd.base.status.publisher import FIGURES_SECONDS, NOISE_BYTES, PACE_SECONDS, Changes, Published, Reporter
 
-PEER = status(said=report(1, phase=Phase.LOADING))
+PEER = status(answer=report(1, phase=Phase.LOADING))
 HEALTH = HealthReport(0.1)
 BUSY = ActivityReport(1, 0, 0.0, 20.5, 0.1)
 TOTAL, FREE = 128 << 30, 60 << 30
@@ -20,9 +20,9 @@ TOTAL, FREE = 128 << 30, 60 << 30
         (Changes(phase=Phase.LOADING), True, False),
         (Changes(epoch="e"), True, False),
         (Changes(plan_digest="d"), True, False),
-        (Changes(peers=(status(said=report(1, phase=Phase.SERVING)),)), True, False),
-        (Changes(peers=(status(Contact.SILENT, said=report(1, phase=Phase.LOADING)),)), True, False),
-        (Changes(peers=(status(said=report(1, phase=Phase.LOADING, message="50 %")),)), False, True),
+        (Changes(peers=(status(answer=report(1, phase=Phase.SERVING)),)), True, False),
+        (Changes(peers=(status(Contact.SILENT, answer=report(1, phase=Phase.LOADING)),)), True, False),
+        (Changes(peers=(status(answer=report(1, phase=Phase.LOADING, message="50 %")),)), False, True),
     ],
 )
 def test_what_others_wait_for_is_published_at_once_progress_at_a_pace_and_noise_not_at_all(
@@ -52,7 +52,7 @@ def test_what_others_wait_for_is_published_at_once_progress_at_a_pace_and_noise_
         (Changes(activity=BUSY), True),
         (Changes(health=HEALTH), True),
         (Changes(gpu=GpuReport("GB10", 2400)), True),
-        (Changes(peers=(status(said=report(1, phase=Phase.LOADING, activity=BUSY)),)), True),
+        (Changes(peers=(status(answer=report(1, phase=Phase.LOADING, activity=BUSY)),)), True),
     ],
 )
 def test_figures_alone_wait_for_a_slower_pace_and_go_with_other_news(changes: Changes, later: bool) -> None:

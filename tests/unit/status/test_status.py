@@ -134,7 +134,7 @@ def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said", "to_do"),
+    ("settings", "reason", "to_do"),
     [
         ("", "this node is not set up: engine.recipe names no recipe", "sudo sparkd init --plan"),
         ('[engine]\nrecipe = "tiny-cpu"\n', SINCE_BOOT, "sudo systemctl start sparkd-head"),
@@ -155,12 +155,12 @@ def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
         ("[engin]\n", "not running: the configuration is wrong", "sparkd config check"),
     ],
 )
-def test_no_report_is_said_with_what_to_do(tree: Tree, settings: str, said: str, to_do: str) -> None:
+def test_a_missing_report_is_explained_with_what_to_do(tree: Tree, settings: str, reason: str, to_do: str) -> None:
     tree.file("/etc/sparkd/sparkd.toml", settings)
     tree.file("/proc/net/fib_trie", "Local:\n  |-- 10.0.0.2\n     /32 host LOCAL\n")
     text, code = looked_at(tree)
     first, second = text.splitlines()
-    assert (first, code) == (said, ExitCode.DOWN)
+    assert (first, code) == (reason, ExitCode.DOWN)
     assert second == f"next: {to_do}"
 
 
@@ -170,7 +170,7 @@ def test_an_unreadable_report_is_no_missing_one(tree: Tree, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "by", "said"),
+    ("expected", "by", "text"),
     [
         (500.0, "recipe", "about 6 min left (recipe)"),
         (500.0, "last load", "about 6 min left (last load)"),
@@ -179,9 +179,9 @@ def test_an_unreadable_report_is_no_missing_one(tree: Tree, text: str) -> None:
         (1e12, "recipe", ""),
     ],
 )
-def test_the_time_left_of_a_load_is_that_to_its_first_token(expected: float | None, by: str, said: str) -> None:
+def test_the_time_left_of_a_load_is_that_to_its_first_token(expected: float | None, by: str, text: str) -> None:
     begun = EngineReport(started="2026-11-23T10:00:00+00:00", expected_seconds=expected, expected_by=by)
-    assert describe_time_left(begun, datetime(2026, 11, 23, 10, 2, 13, tzinfo=UTC)) == said
+    assert describe_time_left(begun, datetime(2026, 11, 23, 10, 2, 13, tzinfo=UTC)) == text
 
 
 def test_a_report_is_read_as_it_was_written() -> None:

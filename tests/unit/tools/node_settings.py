@@ -10,12 +10,11 @@ PAIR = ["10.0.0.1", "10.0.0.2"]
 
 
 def files(tree: Tree) -> dict[str, str]:
-    found = (
-        path for folder in ("etc/sparkd", "etc/systemd", "var/lib/sparkd") for path in (tree.root / folder).rglob("*")
-    )
-    return {str(path): path.read_text(errors="replace") for path in found if path.is_file() and path.suffix != ".bin"}
+    folders = ("/etc/sparkd", "/etc/systemd", "/var/lib/sparkd")
+    paths = (path for folder in folders for path in tree.path(folder).rglob("*"))
+    return {str(path): path.read_text(errors="replace") for path in paths if path.is_file() and path.suffix != ".bin"}
 
 
 def settings(tree: Tree) -> dict[str, dict[str, object]]:
     """What `init` wrote."""
-    return tomllib.loads((tree.root / OWN.lstrip("/")).read_text())
+    return tomllib.loads(tree.path(OWN).read_text())

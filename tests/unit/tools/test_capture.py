@@ -9,14 +9,16 @@ import signal
 import tarfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.cluster.logs import NodeLog, Page
+from sparkd.agent.cluster.log_pages import Page
+from sparkd.agent.cluster.node_logs import NodeLog
 from sparkd.agent.preflight.engine_processes import is_serve
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Line, Lines, Query
@@ -183,15 +185,39 @@ def test_own_lines_are_there_where_another_node_is_silent(
         raise HttpError("no answer")
 
     made, failure = collector(), datetime(2026, 11, 23, 1, tzinfo=UTC)
-    monkeypatch.setattr(
-        capture_collector, "open_logs", lambda *_: ([NodeLog("", own), NodeLog("10.0.0.2", silent)], "")
-    )
+
+    @asynccontextmanager
+    async def open_both(*_: object) -> AsyncIterator[tuple[list[NodeLog], str]]:
+        yield [NodeLog("", own), NodeLog("10.0.0.2", silent)], ""
+
+    monkeypatch.setattr(capture_collector, "open_logs", open_both)
     monkeypatch.setattr(Collector, "_find_failures", lambda _: [failure])
     asyncio.run(made._read_nodes())
     assert len(made.of_nodes) == 2
     assert all("an own line" in text for text in made.of_nodes.values())
     assert requests == ["spark2"]
     assert "lines of 10.0.0.2 (there: sudo sparkd capture), recent: no answer" in made.missing
+
+
+def test_windows_are_by_this_nodes_clock(collector: Callable[[], Collector], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other node's clock is two hours behind."""
+    behind_us, queries = 7_200_000_000, list[Query]()
+
+    async def read(query: Query) -> Page:
+        queries.append(query)
+        return Page("spark2", time.time_ns() // 1000 - behind_us, Lines(()))
+
+    @asynccontextmanager
+    async def open_other(*_: object) -> AsyncIterator[tuple[list[NodeLog], str]]:
+        yield [NodeLog("10.0.0.2", read)], ""
+
+    failure = datetime(2026, 11, 23, 1, tzinfo=UTC)
+    monkeypatch.setattr(capture_collector, "open_logs", open_other)
+    monkeypatch.setattr(Collector, "_find_failures", lambda _: [failure])
+    asyncio.run(collector()._read_logs())
+    at_us = round(failure.timestamp() * 1e6) - behind_us
+    assert abs(queries[-1].since_us - (at_us - 900_000_000)) < 1_000_000
+    assert abs(queries[-1].until_us - (at_us + 60_000_000)) < 1_000_000
 
 
 def test_a_file_that_is_there_stays_and_the_hint_has_a_free_name(

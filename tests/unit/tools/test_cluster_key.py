@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.tools.node_settings import HEAD_OWN, HEAD_PUBLIC, KEY, PAIR, files
 
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import forget_command, read_keys
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.tools.setup.cluster_key import create_key, joined_files, key_text, new_files, rotate_key
-from sparkd.tools.setup.node_files import NodeFiles
+from sparkd.tools.setup.cluster_key import KeyFile, create_key, joined_files, key_text, new_files, rotate_key
+from sparkd.tools.setup.node_files import NodeFiles, Values
 from sparkd.tools.setup.setup_manifest import Setup
-
-KEY = "/etc/sparkd/cluster.key"
 
 
 def keys(root: Path) -> tuple[bytes, ...]:
@@ -39,16 +38,19 @@ def test_a_new_key_is_32_bytes_in_a_file_for_its_owner_alone(tmp_path: Path) -> 
     assert keys(tmp_path) != keys(tmp_path / "other")
 
 
-@pytest.mark.parametrize("link", [False, True])
-def test_a_file_that_exists_is_never_overwritten(tmp_path: Path, link: bool) -> None:
+def test_a_file_that_exists_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "cluster.key"
-    if link:  # a broken link
-        path.symlink_to(tmp_path / "elsewhere")
-    else:
-        path.write_text("mine")
-    with pytest.raises((UsageError, ConfigError), match=r"it is a symlink" if link else r"exists.*--rotate"):
+    path.write_text("mine")
+    with pytest.raises(UsageError, match=r"exists.*--rotate"):
         create_key("/cluster.key", Setup(tmp_path))
-    assert link or path.read_text() == "mine"
+    assert path.read_text() == "mine"
+    assert [file.name for file in tmp_path.iterdir()] == ["cluster.key"]
+
+
+def test_a_broken_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "cluster.key").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="it is a symlink"):
+        create_key("/cluster.key", Setup(tmp_path))
     assert [file.name for file in tmp_path.iterdir()] == ["cluster.key"]
 
 
@@ -119,7 +121,46 @@ def test_deinit_leaves_a_key_that_a_person_has_copied_here(tmp_path: Path) -> No
     assert file.exists()
 
 
-def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+def test_a_path_below_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises((UsageError, ConfigError), match=r"can't be (read|written)"):
+    with pytest.raises(ConfigError, match="can't be read"):
         create_key("/file/cluster.key", Setup(tmp_path))
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["by a person", "by an earlier version"])
+def test_a_key_from_before_a_join_is_kept_nowhere_and_does_not_come_back(spark: Tree, earlier: bool) -> None:
+    old, new = "ab" * 32, "cd" * 32
+    spark.file(KEY, f"{old}\n", mode=0o600)
+    node_files = NodeFiles(Host(spark.root), {})
+    if earlier:
+        Setup(spark.root).write(KEY, f"{new}\n", 0o600)
+    node_files.write({("cluster", "nodes"): PAIR}, [KeyFile(KEY, f"{new}\n", replaces=True)])
+    assert [name for name, text in files(spark).items() if old in text] == []
+    assert f"removed {KEY}" in node_files.take_back()
+    assert not spark.path(KEY).exists()
+
+
+def test_a_head_gets_a_key_of_its_own_that_stays_and_is_taken_back(spark: Tree) -> None:
+    node_files = NodeFiles(Host(spark.root), {})
+    values: Values = {("cluster", "nodes"): PAIR}
+    assert f"{HEAD_OWN}: a new key" in list(node_files.changes(values, node_files.load().settings, new_files(KEY)))
+    node_files.write(values, new_files(KEY))
+    own = spark.path(HEAD_OWN)
+    assert own.stat().st_mode & 0o7777 == 0o600
+    before = own.read_text()
+    assert before.split()[-1] != spark.path(KEY).read_text().split()[-1]
+    node_files.write(values, new_files(KEY))
+    assert own.read_text() == before
+    node_files.take_back()
+    assert not own.exists(), "a new head means a new join"
+
+
+def test_a_node_that_joins_keeps_the_public_key_of_the_last_head_alone(spark: Tree) -> None:
+    node_files, path = NodeFiles(Host(spark.root), {}), spark.path(HEAD_PUBLIC)
+    for head in (b"a" * 32, b"b" * 32):
+        node_files.write({("cluster", "nodes"): PAIR}, joined_files(KEY, (b"k" * 32,), (head,)))
+        assert path.read_text().split()[-1] == head.hex()
+        assert path.read_text().count("\n") == 2
+        assert path.stat().st_mode & 0o7777 == 0o600
+    node_files.take_back()
+    assert not path.exists()

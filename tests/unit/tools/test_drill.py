@@ -95,11 +95,11 @@ def test_it_is_over_when_another_rank_serves_and_no_earlier(tree: Tree, host: Ho
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("shown", "reason"),
     [(SERVING, "nothing has noticed it"), (replace(SERVING, phase=Phase.LOADING), "does not serve again 1 s after")],
 )
-def test_what_does_not_come_back_is_given_up(tree: Tree, host: Host, shown: NodeReport, said: str) -> None:
+def test_what_does_not_come_back_is_given_up(tree: Tree, host: Host, shown: NodeReport, reason: str) -> None:
     put(tree, shown)
-    with pytest.raises(NotReadyError, match=said) as refused:
+    with pytest.raises(NotReadyError, match=reason) as refused:
         follow(SERVING, host, 1, lambda _: None)
     assert "journalctl -u sparkd-head" in refused.value.hint

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.docker_server import STREAM, chunk, dockerd, json_response, plain
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 
 from sparkd.agent.actions import image_build as dockers
 from sparkd.base.config.settings import Memory
@@ -186,8 +186,8 @@ def test_a_steps_memory_is_bounded_without_swap() -> None:
 def node(tree: Tree, available_mib: int, phase: Phase | None = None) -> Host:
     tree.file("/proc/meminfo", f"MemTotal: 9 kB\nMemFree: 9 kB\nMemAvailable: {available_mib << 10} kB\n")
     if phase is not None:
-        tree.process(HEAD.pid, "sparkd", start_time=HEAD.start_time)
-        tree.file("/run/sparkd/report.json", dump(replace(HEAD, phase=phase)))
+        tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
+        tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, phase=phase)))
     return Host(tree.root)
 
 

@@ -48,12 +48,12 @@ def small(tree: Tree, name: str = "mine", **more: object) -> None:
 
 def test_a_node_alone_gets_the_recipe_that_is_complete_there(spark: Tree, run: Run) -> None:
     small(spark)
-    said = run()
-    assert "recipe    mine: Small and its image are here" in said
-    assert "needs 2 nodes" in said
+    output = run()
+    assert "recipe    mine: Small and its image are here" in output
+    assert "needs 2 nodes" in output
     assert settings(spark) == {"engine": {"recipe": "mine"}}
     assert not (spark.root / KEY.lstrip("/")).exists()
-    assert said.splitlines()[-1] == "next      sudo systemctl enable --now sparkd-head"
+    assert output.splitlines()[-1] == "next      sudo systemctl enable --now sparkd-head"
 
 
 def test_a_no_writes_nothing_and_says_so(spark: Tree, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,10 +106,10 @@ def test_with_others_the_model_that_is_whole_wins_and_a_plan_writes_nothing(
 ) -> None:
     spark.file("/.sparkd/neighbours.json", json.dumps([NEIGHBOUR]))
     before = files(spark)
-    said = run(plan=True, **options)
-    assert "deepseek-v4-flash-balanced on 2 nodes: DeepSeek-V4-Flash and its image are here" in said
-    assert f"{OWN}: cluster.nodes = ['10.0.0.1']" in said
-    assert f"{KEY}: a new key" in said
+    output = run(plan=True, **options)
+    assert "deepseek-v4-flash-balanced on 2 nodes: DeepSeek-V4-Flash and its image are here" in output
+    assert f"{OWN}: cluster.nodes = ['10.0.0.1']" in output
+    assert f"{KEY}: a new key" in output
     assert files(spark) == before
 
 
@@ -215,10 +215,12 @@ def test_what_was_written_is_taken_back_exactly(spark: Tree, run: Run) -> None:
 
 def test_what_is_missing_is_said_with_the_command_that_brings_it(spark: Tree, run: Run) -> None:
     shutil.rmtree(spark.root / "srv/models")
-    said = run()
-    assert "recipe    nemotron-3-super-nvfp4: /srv/models/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 is not there" in said
-    assert "next      sudo sparkd model pull nemotron-3-super-nvfp4" in said
-    assert "next      sudo docker pull vllm/vllm-openai:cu130-nightly" in said
+    output = run()
+    assert (
+        "recipe    nemotron-3-super-nvfp4: /srv/models/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 is not there" in output
+    )
+    assert "next      sudo sparkd model pull nemotron-3-super-nvfp4" in output
+    assert "next      sudo docker pull vllm/vllm-openai:cu130-nightly" in output
     assert settings(spark) == {"engine": {"recipe": "nemotron-3-super-nvfp4"}}
 
 
@@ -257,18 +259,18 @@ def test_a_head_without_an_address_gets_the_commands_for_one(
     spark.file("/proc/net/fib_trie", "Local:\n     |-- 127.0.0.1\n        /32 host LOCAL\n")
     with pytest.raises(BlockedError, match="no address on a fabric"):
         run(nodes=2)
-    said = capsys.readouterr().out
-    assert "sudo netplan apply" in said
-    assert "    enp1s0f0np0: {addresses: [10.100.0.1/24], mtu: 9000}\n" in said
-    assert "    enP2p1s0f0np0: {addresses: [10.100.1.1/24], mtu: 9000}\n" in said
+    output = capsys.readouterr().out
+    assert "sudo netplan apply" in output
+    assert "    enp1s0f0np0: {addresses: [10.100.0.1/24], mtu: 9000}\n" in output
+    assert "    enP2p1s0f0np0: {addresses: [10.100.1.1/24], mtu: 9000}\n" in output
 
 
 def test_a_worker_is_left_to_its_head(spark: Tree, run: Run) -> None:
     spark.file(TOML, '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n')
     before = files(spark)
-    said = run()
-    assert "a worker of 10.0.0.9" in said
-    assert said.endswith("next      sudo systemctl enable --now sparkd-worker\n")
+    output = run()
+    assert "a worker of 10.0.0.9" in output
+    assert output.endswith("next      sudo systemctl enable --now sparkd-worker\n")
     assert files(spark) == before
 
 
@@ -314,9 +316,9 @@ def test_beside_an_agent_that_runs_the_last_line_says_what_takes_effect_how(spar
 def test_docker_away_is_no_reason_to_say_that_an_image_is_there(spark: Tree, run: Run) -> None:
     small(spark)
     (spark.root / "run/docker.pid").unlink()
-    said = run(plan=True)
-    assert "recipe    mine: docker: away" in said
-    assert "next      sudo systemctl start docker" in said
+    output = run(plan=True)
+    assert "recipe    mine: docker: away" in output
+    assert "next      sudo systemctl start docker" in output
 
 
 def test_a_node_that_can_not_be_read_is_said(spark: Tree, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,9 +338,9 @@ def test_names_of_others_can_not_forge_lines(spark: Tree, run: Run) -> None:
     shutil.copytree(
         spark.root / "srv/models/Small", spark.root / "srv/models/x\nrecipe    evil: \x1b[2J", dirs_exist_ok=True
     )
-    said = run(plan=True)
-    assert "\x1b" not in said
-    assert not any(line.startswith("recipe    evil") for line in said.splitlines())
+    output = run(plan=True)
+    assert "\x1b" not in output
+    assert not any(line.startswith("recipe    evil") for line in output.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -355,8 +357,8 @@ def test_what_is_missing_on_the_command_line_is_said(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["sparkd", *words])
     assert main(words) == ExitCode.USAGE
-    said = capsys.readouterr().err
-    assert hint in said or "only root may" in said
+    errors = capsys.readouterr().err
+    assert hint in errors or "only root may" in errors
 
 
 def test_sparks_other_than_this_shape_are_read_too(spark: Tree, run: Run) -> None:
@@ -373,8 +375,8 @@ def test_a_head_that_was_set_up_before_gets_its_key_and_is_not_to_be_restarted(s
     node_files.write({("engine", "recipe"): "deepseek-v4-flash-balanced", ("cluster", "nodes"): PAIR}, new_files(KEY))
     (spark.root / HEAD_OWN.lstrip("/")).unlink()
     key = (spark.root / KEY.lstrip("/")).read_text()
-    said = run()
-    assert f"{HEAD_OWN}: a new key" in said
-    assert not any("restart" in line for line in said.splitlines())
+    output = run()
+    assert f"{HEAD_OWN}: a new key" in output
+    assert not any("restart" in line for line in output.splitlines())
     assert (spark.root / HEAD_OWN.lstrip("/")).exists()
     assert (spark.root / KEY.lstrip("/")).read_text() == key

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 
 from sparkd.agent.status.http_api import make_handler
 from sparkd.agent.status.notice_formats import render
@@ -163,16 +163,16 @@ def event(text: str) -> str:
 def published(text: str) -> Iterator[str]:
     """What the sinks have of a report: file, state of systemd, messages, page, metrics."""
     taken = list[Published]()
-    peers = tuple(replace(one, said=text) for one in HEAD.peers)
+    peers = tuple(replace(one, said=text) for one in HEAD_REPORT.peers)
     report = replace(
-        HEAD,
+        HEAD_REPORT,
         phase=Phase.FAILED,
         cause="engine-ended",
         message=text,
         last_cause=text,
         last_hint=f"look at {text}",
         findings=(FindingReport("hook", "block", text, f"repair {text}"),),
-        restarts=(RestartReport("engine-ended", 1, HEAD.since, text),),
+        restarts=(RestartReport("engine-ended", 1, HEAD_REPORT.since, text),),
         peers=peers,
     )
     Reporter(report, (taken.append,)).publish()

@@ -7,7 +7,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.state.rank_record import FILE as RECORD
-from sparkd.base.state.rank_record import GUARD, GUARD_COMM, KnownRank, RankStage
+from sparkd.base.state.rank_record import GUARD, KnownRank, RankStage
 from sparkd.tools.node.sweep import find_orphans, is_left
 
 MINE, OTHERS, OLD = "a" * 32, "b" * 32, "c" * 32
@@ -103,8 +103,8 @@ def left(tree: Tree) -> Tree:
     """A node whose agent of MINE has just ended, with a rank that serves."""
     tree.file("/proc/sys/kernel/random/boot_id", "b1\n")
     tree.process(400, "bash", start_time=9)
-    tree.process(410, GUARD_COMM)
-    tree.file(GUARD, "0 400 9 77 88 410")
+    tree.process(410, "sparkd-guard")
+    tree.file(GUARD, "0 400 9 77 88 410 100")
     served = {"stage": RankStage.READY, "container_id": "c", "pid": 400, "start_time": 9}
     record = rank_record(invocation=MINE, boot_id="b1", role="head", **served)
     tree.file(RECORD.path, RECORD.encode(record))

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.plans import configured
 from tests.unit.state.test_state_file import files_left
 
-from sparkd.base.cluster import membership
+from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, UsageError
@@ -117,7 +117,7 @@ def test_the_section_engine_holds_for_the_chosen_recipe_too(tree: Tree) -> None:
 
 
 def put(tree: Tree, found: Switch, config: Settings = CONFIG) -> Switch:
-    kept = replace(found, replaces=membership.fingerprint_config(config, Host(tree.root)))
+    kept = replace(found, replaces=chosen_plan.fingerprint_config(config, Host(tree.root)))
     tree.file(FILE.path, FILE.encode(kept))
     return kept
 
@@ -186,8 +186,8 @@ def runs_image(tree: Tree, running: str, **named: str) -> None:
     for name, identity in named.items():
         image = {"Id": identity, "Architecture": "arm64", "Os": "linux", "Config": {}}
         tree.docker(f"/images/{name.replace('_', ':')}/json", image)
-    tree.process(HEAD.pid, "sparkd", start_time=HEAD.start_time)
-    tree.file("/run/sparkd/report.json", dump(replace(HEAD, engine=replace(HEAD.engine, image=running))))
+    tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
+    tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, engine=replace(HEAD_REPORT.engine, image=running))))
 
 
 def test_the_image_alone_is_exchanged_and_the_plan_in_force_comes_back(tree: Tree) -> None:
@@ -276,8 +276,8 @@ def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None
 
 
 def living(tree: Tree, phase: Phase, message: str) -> None:
-    tree.process(HEAD.pid, "sparkd", start_time=HEAD.start_time)
-    tree.file("/run/sparkd/report.json", dump(replace(HEAD, phase=phase, message=message)))
+    tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
+    tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, phase=phase, message=message)))
 
 
 def test_it_prints_each_step_once_until_the_new_plan_is_in_force(

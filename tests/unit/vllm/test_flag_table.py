@@ -176,17 +176,17 @@ def test_no_two_flags_have_one_name() -> None:
     assert len(FLAGS) > 300
 
 
-HEAD = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
+MINIMAL_RECIPE = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
 
 
 def test_a_recipe_names_flags_of_a_fork_as_args_does(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
-    file.write_text(f"{HEAD}flags: {{extra: [fork_of_mine]}}\n")
+    file.write_text(f"{MINIMAL_RECIPE}flags: {{extra: [fork_of_mine]}}\n")
     assert load_recipe("x", [tmp_path]).recipe.flags.extra == ("fork-of-mine",)
-    file.write_text(f"{HEAD}flags: {{extra: [nnodes]}}\n")
+    file.write_text(f"{MINIMAL_RECIPE}flags: {{extra: [nnodes]}}\n")
     with pytest.raises(ConfigError, match="belongs to sparkd"):
         load_recipe("x", [tmp_path])
-    file.write_text(f"{HEAD}flags: {{extras: []}}\n")
+    file.write_text(f"{MINIMAL_RECIPE}flags: {{extras: []}}\n")
     with pytest.raises(ConfigError, match=r"did you mean flags\.extra"):
         load_recipe("x", [tmp_path])
 
@@ -205,7 +205,7 @@ def test_flags_of_the_settings_are_checked_like_a_recipes(
     tree: Tree, tmp_path: Path, args: dict[str, object], level: Level, says: str
 ) -> None:
     (tmp_path / "x.yaml").write_text(
-        f"{HEAD}nodes: {{max: 1}}\ncontainer: {{gpus: none}}\nflags: {{extra: [fork-of-mine]}}\n"
+        f"{MINIMAL_RECIPE}nodes: {{max: 1}}\ncontainer: {{gpus: none}}\nflags: {{extra: [fork-of-mine]}}\n"
     )
     recipe = load_recipe("x", [tmp_path]).recipe
     settings = Settings.model_validate({"engine": {"recipe": "x", "args": args}})
@@ -218,7 +218,7 @@ def test_flags_of_the_settings_are_checked_like_a_recipes(
 def test_recipe_check_reports_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(
-        f"{HEAD}args:\n  gpu-memory-utilization: 0.9\n  seed: one\n  max-num-sequences: 8\n  grpcs: false\n"
+        f"{MINIMAL_RECIPE}args:\n  gpu-memory-utilization: 0.9\n  seed: one\n  max-num-sequences: 8\n  grpcs: false\n"
     )
     assert main.main(["recipe", "check", str(file)]) == ExitCode.CONFIG
     output = capsys.readouterr()

@@ -22,7 +22,7 @@ KERNEL = "Nov 22 10:00:00 spark1 kernel: "
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "text"),
     [
         ("UnboundLocalError: local variable 'w13' referenced before assignment", "applied twice"),
         ("UnboundLocalError: cannot access local variable 'w13' where it is not associated with a value", "twice"),
@@ -124,10 +124,10 @@ KERNEL = "Nov 22 10:00:00 spark1 kernel: "
         ("safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete", "cut off"),
     ],
 )
-def test_lines_of_the_reports_are_explained(line: str, said: str) -> None:
+def test_lines_of_the_reports_are_explained(line: str, text: str) -> None:
     known = explain(line)
     assert known is not None
-    assert said in known.hint
+    assert text in known.hint
     assert explain(f"(EngineCore pid=9) ERROR 11-21 01:00:00 [core.py:1] {line}") == known
 
 
@@ -156,7 +156,7 @@ def test_lines_of_the_kernel_are_explained_by_its_own_table_with_the_action(line
 
 
 @pytest.mark.parametrize(
-    ("log", "said"),
+    ("log", "text"),
     [
         ("E5-worker", "--headless"),
         ("E6-head", "rendezvous"),
@@ -169,11 +169,11 @@ def test_lines_of_the_kernel_are_explained_by_its_own_table_with_the_action(line
         ("tp2-worker", "no error that sparkd knows"),
     ],
 )
-def test_whole_logs_are_explained_on_stdin(log: str, said: str) -> None:
+def test_whole_logs_are_explained_on_stdin(log: str, text: str) -> None:
     with (LOGS / f"{log}.log").open() as file, stdin_of(file):
         done = sparkd("explain", "-")
     assert (done.returncode, done.stderr) == (0, "")
-    assert said in done.stdout
+    assert text in done.stdout
 
 
 def test_a_stdin_that_is_closed_or_empty_is_named() -> None:

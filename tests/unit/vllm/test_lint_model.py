@@ -23,7 +23,7 @@ def seen(config: Config, **flags: str) -> list[tuple[str, bool, str]]:
 
 
 @pytest.mark.parametrize(
-    ("config", "ranks", "said"),
+    ("config", "ranks", "issue"),
     [
         ({"num_attention_heads": 40}, "3", ("model-heads", True, "40 attention heads: 1, 2, 4, 5, 8, 10 would fit")),
         ({"num_attention_heads": 40}, "4", None),
@@ -44,16 +44,16 @@ def seen(config: Config, **flags: str) -> list[tuple[str, bool, str]]:
     ],
 )
 def test_heads_are_divided_by_tensor_parallelism(
-    config: Config, ranks: str, said: tuple[str, bool, str] | None
+    config: Config, ranks: str, issue: tuple[str, bool, str] | None
 ) -> None:
     issues = seen(config, tensor_parallel_size=ranks)
-    if said is None:
+    if issue is None:
         assert issues == []
         return
     ((rule, blocks, reason),) = issues
-    assert (rule, blocks) == said[:2]
+    assert (rule, blocks) == issue[:2]
     assert reason.startswith(f"--{TP} {ranks}, and the model has ")
-    assert said[2] in reason
+    assert issue[2] in reason
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_heads_are_divided_by_tensor_parallelism(
         ("modelopt", "modelopt_fp4", False),
         ("modelopt", "awq", False),
         ("mxfp4", "fp8", False),
-        # Of what is not known here, nothing is said.
+        # What is not known here is not judged.
         ("bitsandbytes", "awq", False),
         ("fp8", "someones_own", False),
         ("", "awq", False),

@@ -20,8 +20,8 @@ DRAFTS = '{"method":"%s","num_speculative_tokens":%s}'
 
 
 def seen(launch: Launch, **flags: str | None) -> list[str]:
-    said = {name.replace("_", "-"): text for name, text in flags.items()}
-    return found(replace(launch, flags={**launch.flags, **said}))
+    changed = {name.replace("_", "-"): text for name, text in flags.items()}
+    return found(replace(launch, flags={**launch.flags, **changed}))
 
 
 def found(launch: Launch) -> list[str]:
@@ -245,7 +245,7 @@ def test_every_rule_has_its_own_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("line", "expected"),
     [
         ("vllm serve /m --max-model-len 5 --enable-x --y=1", {"max-model-len": "5", "enable-x": None, "y": "1"}),
         ("--max_model_len=5 --max-model-len 6", {"max-model-len": "6"}),
@@ -255,8 +255,8 @@ def test_every_rule_has_its_own_name() -> None:
         ("--allowed a b c", {"allowed": "a"}),
     ],
 )
-def test_words(said: str, expected: dict[str, str | None]) -> None:
-    assert first_values(said.split()) == expected
+def test_words(line: str, expected: dict[str, str | None]) -> None:
+    assert first_values(line.split()) == expected
 
 
 @pytest.mark.parametrize(

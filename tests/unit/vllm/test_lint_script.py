@@ -85,13 +85,13 @@ HF_HUB_OFFLINE=1 exec vllm serve "/models/a b" --max-model-len "$LENGTH" \\
     ],
 )
 def test_bash_gives_an_engine_the_words_that_are_read_here(tmp_path: Path, text: str) -> None:
-    said = tmp_path / "said"
-    (tmp_path / "vllm").write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >{said}\n")
+    words_file = tmp_path / "words_file"
+    (tmp_path / "vllm").write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >{words_file}\n")
     (tmp_path / "vllm").chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
     subprocess.run(["bash", "-c", text], env=env, cwd=tmp_path, check=True, timeout=30, stdout=subprocess.DEVNULL)
     (serve,) = script.parse_script(text, {}).serves
-    assert serve == first_values(said.read_text().split("\0")[1:-1])
+    assert serve == first_values(words_file.read_text().split("\0")[1:-1])
 
 
 SHELL = st.lists(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.unit.vllm_answers import ONE_FLAG, packed
 
 from sparkd.base.host.files import Files
 from sparkd.base.state.file import LIMIT_BYTES
@@ -124,36 +122,30 @@ def test_an_unknown_part_of_a_build_is_left_out(site: Path) -> None:
     assert query(site).variables == ()
 
 
-def packed(content: object, separators: tuple[str, str] | None = None) -> str:
-    text = json.dumps(content, separators=separators)
-    return "sparkd-vllm-parser:" + base64.b85encode(zlib.compress(text.encode())).decode()
-
-
-GOOD = {"version": "1", "flags": [{"name": "max-model-len", "kind": "int"}], "fields": {}}
 BAD: tuple[object, ...] = (
     [],
     {},
-    GOOD | {"flags": []},
-    GOOD | {"flags": [{"name": "max-model-len", "kind": "rubbish"}]},
-    GOOD | {"more": 1},
-    GOOD | {"version": "\x1b[31m"},
-    GOOD | {"variables": ["A\nB"]},
-    GOOD | {"version": "\x7f"},
-    GOOD | {"version": "v" * 201},
-    GOOD | {"variables": [f"V{number}" for number in range(MOST_NAMES + 1)]},
-    GOOD
+    ONE_FLAG | {"flags": []},
+    ONE_FLAG | {"flags": [{"name": "max-model-len", "kind": "rubbish"}]},
+    ONE_FLAG | {"more": 1},
+    ONE_FLAG | {"version": "\x1b[31m"},
+    ONE_FLAG | {"variables": ["A\nB"]},
+    ONE_FLAG | {"version": "\x7f"},
+    ONE_FLAG | {"version": "v" * 201},
+    ONE_FLAG | {"variables": [f"V{number}" for number in range(MOST_NAMES + 1)]},
+    ONE_FLAG
     | {"fields": {"compilation-config": [{"name": f"f{number}", "takes": "int"} for number in range(MOST_NAMES + 1)]}},
-    GOOD | {"variables": ["v" * 150] * 1999},
+    ONE_FLAG | {"variables": ["v" * 150] * 1999},
 )
 
 
 @pytest.mark.parametrize("content", BAD, ids=range(len(BAD)))
 def test_a_wrong_answer_is_none(content: object) -> None:
-    assert parse_answer(f"noise\n{packed(GOOD)}\nnoise", IMAGE).flags
+    assert parse_answer(f"noise\n{packed(ONE_FLAG)}\nnoise", IMAGE).flags
     assert parse_answer(packed(content), IMAGE) == EMPTY
 
 
-@pytest.mark.parametrize("log", ["", "sparkd-vllm-parser:", "sparkd-vllm-parser:rubbish", packed(GOOD)[:-9]])
+@pytest.mark.parametrize("log", ["", "sparkd-vllm-parser:", "sparkd-vllm-parser:rubbish", packed(ONE_FLAG)[:-9]])
 def test_an_answer_that_was_cut_off_is_none(log: str) -> None:
     assert parse_answer(log, IMAGE) == EMPTY
 
@@ -188,7 +180,7 @@ def test_the_largest_answers_fit_the_state_file() -> None:
     """Else images that answer so would take the tables of all others away."""
     choices = ["a"] * ((MOST_BYTES - 200) // 4)
     flags = [{"name": "max-model-len", "kind": "int", "choices": choices}]
-    table = parse_answer(packed(GOOD | {"flags": flags}, (",", ":")), IMAGE)
+    table = parse_answer(packed(ONE_FLAG | {"flags": flags}, (",", ":")), IMAGE)
     assert len(table.by_name["max-model-len"].choices) == len(choices)
     tables = VllmTables()
     for number in range(IMAGES_KEPT):

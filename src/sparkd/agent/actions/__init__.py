@@ -1,7 +1,8 @@
-"""The machine, changed: the only package that writes, kills, starts and stops.
+"""The machine, changed: files written, processes ended, containers started and stopped. Reading is in host.
 
-Read this file first: code that changes something gets `Actions`, of which one process holds one at a time. Reading
-is in host.
+Read this file first: code that changes something gets `Actions`, of which one process holds one at a time. Other
+packages start programs only: operators' hooks (daemon/hooks), what reads the stacks of a hung rank (engine/stacks),
+and the memory guard, which ends a rank where its agent can't.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from sparkd.agent.actions import compile_caches, files, page_cache, processes
+from sparkd.agent.actions import compile_caches, files, kept_folders, page_cache, processes
 from sparkd.agent.actions.owner_lock import acquire_lock, remove_account, require_room
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import (
@@ -67,8 +68,6 @@ LAUNCH_SECONDS = 300.0
 """Limit for docker to make and start a container: minutes on a machine that has just booted."""
 WRITE_SECONDS = 10.0
 SYNC_SECONDS = 30.0
-KEPT_STACKS = 10
-"""Files that are kept; the oldest go."""
 DISK_SECONDS = 10.0
 """Limit for the disk of the model, which may be a file server."""
 
@@ -197,7 +196,7 @@ class Actions:
                 self.write_rank(replace(record, stage=RankStage.ENDING, invocation=""))
 
     def set_aside_rank(self) -> str:
-        """Rename a record that is no such file, and return why. This process has the lock: no other one has a rank."""
+        """Rename a malformed record, and return why. This process has the lock: no other one has a rank."""
         reason = ""
         with suppress(OSError):  # then preflight blocks
             if reason := load_rank(self._host).error:
@@ -223,13 +222,13 @@ class Actions:
     def remove(self, rank: Rank) -> bool:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""
 
-        def remove() -> bool:
+        def remove_container() -> bool:
             if not docker.running(self._host):
                 return False
             self.containers.remove(rank.container_id)
             return True
 
-        return self._act(remove, 15.0, "docker")
+        return self._act(remove_container, 15.0, "docker")
 
     def prune_caches(self, image_id: str) -> Iterator[compile_caches.Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
@@ -253,9 +252,13 @@ class Actions:
         """Drop a shard's page cache while `should_continue` holds; returns its bytes. Raises OSError, ValueError."""
         return page_cache.drop_file_cache(self._host, shard, should_continue)
 
-    def pause_process(self, container_id: str, key: tuple[int, int], resume: bool) -> bool:
-        """Stop the container's process of that id and start time, or continue it; whether it was there."""
-        return signal_process(signal.SIGCONT if resume else signal.SIGSTOP, *key, container_id)
+    def pause_process(self, container_id: str, key: tuple[int, int]) -> bool:
+        """Stop the container's process of that id and start time; whether it was there."""
+        return signal_process(signal.SIGSTOP, *key, container_id)
+
+    def resume_process(self, container_id: str, key: tuple[int, int]) -> bool:
+        """Continue the container's process of that id and start time; whether it was there."""
+        return signal_process(signal.SIGCONT, *key, container_id)
 
     def compact_memory(self, fix: CompactMemory) -> Applied:
         """Blocks for seconds: runs in a thread of its own. Raises OSError, ValueError where it cannot look."""
@@ -276,60 +279,33 @@ class Actions:
         write = partial(files.write, self._state / name, text, mode, durable=True)
         self._act(write, WRITE_SECONDS, f"writing {name}")
 
-    def keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
+    def replace_head_files(self, wanted: Mapping[str, bytes]) -> None:
         """Let HEAD_FILES have these by name, and no others. Raises OSError."""
-        folder = Path(self._host.files.real(HEAD_FILES))
+        self._act(partial(kept_folders.replace_head_files, self._host, wanted), WRITE_SECONDS, f"writing {HEAD_FILES}")
 
-        def keep() -> None:
-            if not wanted and not folder.is_dir():
-                return
-            refuse_shared(folder)
-            folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o700)
-            for name, content in wanted.items():
-                if not (folder / name).is_file() or (folder / name).read_bytes() != content:
-                    files.write(folder / name, content, 0o644, durable=True)  # for an image with another user
-            for file in folder.iterdir():
-                if file.name not in wanted:
-                    file.unlink()
-
-        self._act(keep, WRITE_SECONDS, f"writing {HEAD_FILES}")
-
-    def keep_stacks(self, name: str, text: Callable[[], str]) -> str:
+    def write_stacks(self, name: str, text: Callable[[], str]) -> str:
         """Write a text, which is made beside the main loop, to a file for root alone; its path. Raises OSError."""
-        folder = Path(self._host.files.real(STACKS))
-
-        def keep() -> str:
-            files.write(folder / name, text(), 0o600, durable=False)
-            folder.chmod(0o700)
-            for old in sorted(folder.glob("*.txt"))[:-KEPT_STACKS]:
-                old.unlink(missing_ok=True)
-            return f"{STACKS}/{name}"
-
-        return self._act(keep, WRITE_SECONDS, f"writing {STACKS}")
+        return self._act(partial(kept_folders.write_stacks, self._host, name, text), WRITE_SECONDS, f"writing {STACKS}")
 
     def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         """Exchange, as `files.exchange` does, a file that people's commands write too."""
         work = partial(files.exchange, self._host.files, file, before, after)
         return self._act(work, WRITE_SECONDS, f"writing {file.name}")
 
-    def keep_row(self, row: Row) -> bool:
+    def write_history_row(self, row: Row) -> bool:
         """Write it to the history; True where a broken file was set aside. Raises OSError."""
         from sparkd.agent.actions import history
 
         return history.write(self._host.files, row)
 
     def read_past(self, end: End | None, recipe: str, rank: int) -> tuple[Past, bool]:
-        """The history, once its open launches have this end where that can be written; and as `keep_row`.
+        """The history, once its open launches have this end where that can be written; and as `write_history_row`.
 
         `end` None: they are under way. Raises OSError where it can't be read.
         """
         from sparkd.agent.actions import history
 
-        replaced = False
-        with suppress(OSError):
-            replaced = end is not None and history.close_open(self._host.files, end)
-        return history.read_past(self._host.files, recipe, rank), replaced
+        return history.close_and_read_past(self._host.files, end, recipe, rank)
 
     def sync_disks(self) -> None:
         """Raises TimeoutError where they hang."""

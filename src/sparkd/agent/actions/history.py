@@ -161,6 +161,14 @@ def read_past(files: Files, recipe: str, rank: int) -> Past:
     return Past(tuple(launches), read_totals(files))
 
 
+def close_and_read_past(files: Files, end: End | None, recipe: str, rank: int) -> tuple[Past, bool]:
+    """`read_past`, once `close_open` has tried; and its result. `end` None: the open launches are under way."""
+    replaced = False
+    with suppress(OSError):
+        replaced = end is not None and close_open(files, end)
+    return read_past(files, recipe, rank), replaced
+
+
 def _read_launches(files: Files) -> Iterator[Launch]:
     return (row for row in read(files, MOST_READ) if isinstance(row, Launch))
 

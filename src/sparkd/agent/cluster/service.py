@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.agent.cluster import inventory, logs
+from sparkd.agent.cluster import inventory, log_pages
 from sparkd.agent.cluster.client import PeerReader, Source
 from sparkd.agent.status import http_api
 from sparkd.agent.status.http_api import TokenFile
@@ -39,7 +39,7 @@ from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_connection import Limits, Request, Response
 from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.lib.log import Events
-from sparkd.base.lib.slow_document import SlowDocument
+from sparkd.base.lib.slow_document import BUSY_STATUS, SlowDocument
 from sparkd.base.plan.model import Node
 from sparkd.base.state import shared_config
 from sparkd.base.status.model import PEER_LIMIT_BYTES, NodeReport, fit, without_figures
@@ -90,7 +90,8 @@ class PeerApi(Struct):
         key = self._find_key(request, nonce) if 0 < len(nonce) <= 64 else None
         if key is None:
             return Response(401, headers=((auth.CHALLENGE_HEADER, request.challenge),))
-        path, body = urlsplit(request.path), b""
+        path = urlsplit(request.path)
+        body: bytes | None = b""
         if path.path == "/report" and self._report:
             known_digest = parse_qs(path.query).get("known", [""])[0]
             with suppress(TimeoutError):
@@ -99,10 +100,11 @@ class PeerApi(Struct):
                         await self._published.wait()
             body = self._report
         elif path.path in self.slow:
-            body = await self.slow[path.path].get(path.query) or b""
+            body = await self.slow[path.path].get(path.query)
         else:
             body = self.documents.get(path.path, b"")
-        status = 200 if body else 404
+        status = BUSY_STATUS if body is None else 200 if body else 404
+        body = body or b""
         signature = auth.sign_answer(key, nonce, self.own_address, request.path, status, body)
         date = formatdate(time.time(), usegmt=True)
         headers = {auth.SIGNATURE_HEADER: signature, "Date": date}
@@ -180,10 +182,10 @@ def join_cluster(
     read_node_inventory = partial(
         answer_or_log, "inventory", lambda _: inventory.dump(inventory.read_inventory(settings, host))
     )
-    read_node_log = partial(answer_or_log, "log", partial(logs.answer, host.name()))
+    read_node_log = partial(answer_or_log, "log", partial(log_pages.answer, host.name()))
     slow_documents = {
         inventory.PATH: SlowDocument("inventory", read_node_inventory, inventory.FRESH_SECONDS),
-        logs.PATH: SlowDocument("log", read_node_log),
+        log_pages.PATH: SlowDocument("log", read_node_log),
     }
     peer_api = PeerApi(own_address, keys, hold_seconds, slow=slow_documents, head_keys=head_keys)
     spawn(_make_server(own_address, port, peer_api, peers, events).serve())

@@ -24,7 +24,7 @@ from sparkd.agent.daemon.proving import ProvingPeriod
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.daemon.switching import Switching
-from sparkd.agent.daemon.taking_over import LeftRank, first_report
+from sparkd.agent.daemon.taking_over import AdoptableRank, first_report
 from sparkd.agent.status.kept import PageHistory
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import NodeContext
@@ -44,16 +44,16 @@ from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
 T = TypeVar("T")
 
 
-def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank | None = None) -> Agent:
+def assemble(base: Base, node: NodeContext, owner_uid: int = 0, adoptable: AdoptableRank | None = None) -> Agent:
     """Build the agent. It then serves its report and reads the other nodes.
 
-    `owner_uid`: owner of the key file. `left`: the rank that it is to take over.
+    `owner_uid`: owner of the key file. `adoptable`: the rank that it is to take over.
     """
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
     keys = read_keys_beside(base, node.settings, owner_uid)
-    if left is not None:
-        secrets = left.kept.secrets
+    if adoptable is not None:
+        secrets = adoptable.kept.secrets
     else:
         read_engine_secrets = partial(read_secrets, node.plan)
         secrets = _read_beside(base, read_engine_secrets, "reading the secrets", "a file of engine.secrets")
@@ -70,8 +70,8 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
         report = replace(
             report, last_cause=str(last_end), last_cause_code=last_end.cause, last_action=action, last_hint=hint
         )
-    if left is not None:
-        report = first_report(left, report)
+    if adoptable is not None:
+        report = first_report(adoptable, report)
     reporter = Reporter(report, (*report_sinks(base), *cluster.sinks), redact)
     monitor = PeerMonitor(
         cluster.readers,

@@ -34,7 +34,7 @@ from sparkd.agent.daemon.page_cache import restore_readahead
 from sparkd.agent.daemon.reloading import reap_inherited
 from sparkd.agent.daemon.switch_start import begin_switch, end_start, stamp_switch
 from sparkd.agent.daemon.switching import waiting_limit
-from sparkd.agent.daemon.taking_over import LeftRank, find_left, note_owner, open_rank, take_over
+from sparkd.agent.daemon.taking_over import AdoptableRank, find_adoptable_rank, note_owner, open_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
 from sparkd.base.config import Settings, load_with_origins
 from sparkd.base.host import Host
@@ -85,14 +85,14 @@ def build_agent(
     events = log.events(Redaction())
     loop.listen()
     refusals = list[str]()
-    left = find_left(host, role, owner.invocation, refusals.append, handed=handed is not None)
-    if left is not None:
-        settings = left.kept.configured
+    adoptable = find_adoptable_rank(host, role, owner.invocation, refusals.append, handed=handed is not None)
+    if adoptable is not None:
+        settings = adoptable.kept.configured
         log.configure(as_json=settings.log.format == "json", level=settings.log.level)
         actions = Actions.acquire(host, loop, owner, handed)
         base = Base(settings, host, actions, loop, notifier, journal, log, configured_at, object(), pace=pace)
-        if (rank := open_rank(host, left)) is not None:
-            return _take_over(base, left, rank)
+        if (rank := open_rank(host, adoptable)) is not None:
+            return _take_over(base, adoptable, rank)
         actions.release()
         handed = None
         refusals.append("its first process has just ended, or is in another container")
@@ -151,7 +151,7 @@ def _start_notifications(config: Settings, host: Host, events: Events) -> Sink |
     return start_notifications(host, config.notify, events)
 
 
-def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
+def _take_over(base: Base, adoptable: AdoptableRank, rank: Rank) -> Agent:
     """Build the agent for the rank of the one before it.
 
     Raises BlockedError (exit 10) where something is missing that may come back: the next process tries again, for as
@@ -161,10 +161,10 @@ def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
     events = base.log.events(Redaction())
     base = replace(base, notify=_start_notifications(base.settings, base.host, events))
     try:
-        agent = assemble(base, left.kept.context, left=left)
+        agent = assemble(base, adoptable.kept.context, adoptable=adoptable)
     except ConfigError as error:
         raise BlockedError(error.reason, error.hint) from None
-    take_over(agent, note_owner(agent, left), rank)
+    take_over(agent, note_owner(agent, adoptable), rank)
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
     base.loop.endings.enter(Stage.RUN)
     return agent

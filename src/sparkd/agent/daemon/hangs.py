@@ -92,5 +92,5 @@ def keep_stacks(agent: Agent, stacks: Stacks | None, error: SparkdError) -> None
         at = datetime.now(UTC)
         text = f"{at.isoformat(timespec='seconds')} rank {agent.context.rank}: {error.reason}\n\n{stacks.text}"
         with suppress(OSError):
-            path = agent.actions.keep_stacks(f"{at:%Y%m%dT%H%M%SZ}.txt", partial(agent.redact, text))
+            path = agent.actions.write_stacks(f"{at:%Y%m%dT%H%M%SZ}.txt", partial(agent.redact, text))
             agent.events.info("engine.stacks.kept", path=path, count=stacks.count, hint=f"sudo less {path}")

@@ -237,7 +237,7 @@ def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
         return
     try:
         contents = followed.config.files.values()
-        agent.actions.keep_head_files({shared_config.digest_of(content): content for content in contents})
+        agent.actions.replace_head_files({shared_config.digest_of(content): content for content in contents})
     except (OSError, TimeoutError) as error:
         hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
         agent.events.error("state.write.failed", file="head-files", reason=error.strerror or str(error), hint=hint)
@@ -264,8 +264,6 @@ def await_head(follower: HeadFollower, awaited: HeadAwaitedError, report: Callab
         follower.check()
         head = follower.head.status
         message = head.said or (head.living.message if head.living else "")
-        if head.living and not head.living.config_digest:
-            message = f"its sparkd is {head.living.version}, which serves none"
         phase = Phase.BLOCKED if isinstance(awaited, HeadRefusedError) else Phase.AWAITING_PEERS
         report(phase, f"{awaited}" + f"; {head.name} {head.contact.value}: {message}" * bool(message))
     except OutdatedPlanError:

@@ -26,7 +26,8 @@ from sparkd.base.host.journal import Line, read_warnings
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import sanitize
-from sparkd.base.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, describe_slower_load, last_load
+from sparkd.base.state.decline import describe_slower_load
+from sparkd.base.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, last_load
 from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import KILLED, End
 from sparkd.base.status.figures import ActivityReport
@@ -160,7 +161,7 @@ class LaunchRow(Struct):
         if self._unwritten and not self._writing:
             self._writing = True
             row = self._unwritten.pop(next(iter(self._unwritten)))
-            self.agent.loop.start(partial(self.agent.actions.keep_row, row), "history", self._note_written)
+            self.agent.loop.start(partial(self.agent.actions.write_history_row, row), "history", self._note_written)
 
     def _note_written(self, outcome: Outcome[bool]) -> None:
         self._writing = False

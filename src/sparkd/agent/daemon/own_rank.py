@@ -7,6 +7,8 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
+from msgspec import Struct
+
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
@@ -37,13 +39,16 @@ def start_threads(agent: Agent, running: Running) -> None:
 
 
 def _watch_compilers(agent: Agent, running: Running) -> None:
-    floor_bytes = agent.settings.memory.floor_mib << 20
+    node_floor_bytes = agent.settings.memory.floor_mib << 20
     running.compilers = CompilerWatch(
-        short_bytes=RESERVE_BYTES + 2 * floor_bytes if floor_bytes and agent.plan.container.gpus == "all" else 0,
+        floor_bytes=RESERVE_BYTES + 2 * node_floor_bytes
+        if node_floor_bytes and agent.plan.container.gpus == "all"
+        else 0,
         ended=running.rank.ended,
         processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
         available_bytes=lambda: agent.host.meminfo().available_bytes,
-        set_running=partial(agent.actions.pause_process, running.rank.container_id),
+        pause=partial(agent.actions.pause_process, running.rank.container_id),
+        resume=partial(agent.actions.resume_process, running.rank.container_id),
         events=agent.events,
     )
     agent.run_aside("compilers", running.compilers.run)
@@ -66,15 +71,30 @@ def is_alarmed(running: Running) -> bool:
     return bool(running.record.dockerd_pid) and running.log.broken_off_at is not None
 
 
-def is_ended_by_docker(agent: Agent, running: Running) -> bool:
-    """Whether another dockerd runs than at the launch, and ends the rank. One that keeps the rank is noted."""
+class Dockerd(Struct, frozen=True):
+    """The dockerd that runs now."""
 
-    def look() -> tuple[bool, bool]:
-        is_replaced = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
-        return is_replaced, is_replaced and docker_config.keeps_containers(agent.host)
+    is_another: bool = False
+    """Whether it is another one than at the launch."""
+    keeps_rank: bool = False
+    """Whether it has kept the rank of the one before it, by live-restore."""
 
-    # Where dockerd hangs, the caller looks again.
-    is_replaced, keeps_rank = agent.look(look, 3.0, "looking at dockerd", (False, False))
-    if keeps_rank:
-        running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
-    return is_replaced and not keeps_rank
+    @property
+    def has_ended_rank(self) -> bool:
+        return self.is_another and not self.keeps_rank
+
+
+def look_at_dockerd(agent: Agent, running: Running) -> Dockerd:
+    """Look whether another dockerd runs than at the launch. Where it hangs, it counts as the same: look again."""
+
+    def look() -> Dockerd:
+        is_another = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
+        return Dockerd(is_another, is_another and docker_config.keeps_containers(agent.host))
+
+    return agent.look(look, 3.0, "looking at dockerd", Dockerd())
+
+
+def note_kept_rank(running: Running, dockerd: Dockerd) -> None:
+    """Note where dockerd's end ends this rank no longer: a reload has turned live-restore on since the launch."""
+    if dockerd.keeps_rank:
+        running.note(dockerd_pid="")

@@ -12,7 +12,7 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.preflight.checks.memory import PageCache
+from sparkd.agent.preflight.checks.free_memory import PageCache
 from sparkd.agent.preflight.fixes import Applied, DropPageCache
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import GIB

@@ -17,22 +17,23 @@ from sparkd.agent.daemon.gpu_watch import make_gpu_monitor, report_gpu
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.loading import begin_load, follow_load, make_load_monitor, mark_ready
-from sparkd.agent.daemon.own_rank import is_alarmed, is_ended_by_docker
+from sparkd.agent.daemon.own_rank import is_alarmed, look_at_dockerd, note_kept_rank
 from sparkd.agent.daemon.page_cache import PageCacheWatch
 from sparkd.agent.daemon.proving import start_smoke_test
 from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower
 from sparkd.agent.engine.activity import ActivityMeter, GpuThrottleMonitor
-from sparkd.agent.engine.health import HealthMonitor
+from sparkd.agent.engine.health_monitor import Check, HealthMonitor
 from sparkd.agent.engine.load_monitor import pace_seconds
 from sparkd.agent.engine.rank import Running
-from sparkd.base.cluster.membership import with_endpoint
+from sparkd.base.cluster.endpoint import with_endpoint
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.main_loop import never
 from sparkd.base.status.figures import ActivityReport
 from sparkd.base.status.model import NodeReport, Phase
 from sparkd.base.status.phases import answers_requests
-from sparkd.base.vllm.api import Counters, Endpoint
+from sparkd.base.vllm.api import Endpoint
 
 COUNTERS_SECONDS = 1.0
 """Limit for /metrics, which takes 5 ms."""
@@ -45,9 +46,10 @@ DOCKER_AWAY_SECONDS = 0.2
 
 
 def serve(agent: Agent, running: Running) -> NoReturn:
-    served, gpu = f"{agent.plan.served_name} on port {agent.plan.api_port}", make_gpu_monitor(agent)
+    serving_message = f"{agent.plan.served_name} on port {agent.plan.api_port}"
+    gpu = make_gpu_monitor(agent)
     agent.reporter.update(engine=with_endpoint(agent.reporter.report.engine, agent.context, agent.host))
-    agent.phase.enter(Phase.SERVING, served)
+    agent.phase.enter(Phase.SERVING, serving_message)
     agent.proving.begin(again=running.taken_over)
     watch_hang(agent, running, gpu)
     page_cache = PageCacheWatch(agent, agent.actions.drop_page_cache)
@@ -55,38 +57,38 @@ def serve(agent: Agent, running: Running) -> NoReturn:
     report_smoke_test = start_smoke_test(agent, running) if not running.taken_over else lambda: None
     agent.monitor.prove_by(partial(_makes_token, endpoint))
 
-    def on_check(trouble: str, counters: Counters | None) -> None:
-        activity = meter.advance(time.monotonic(), counters)
-        agent.reporter.update(activity=activity, health=monitor.figures)
+    def report_check(check: Check) -> None:
+        activity = meter.advance(time.monotonic(), check.counters)
+        agent.reporter.update(activity=activity, health=check.figures)
         agent.launch_row.note_activity(activity)
-        degraded = trouble or agent.monitor.trouble
-        message = (degraded or served) + _report_kernels(agent, running)
-        agent.phase.enter(Phase.DEGRADED if degraded else Phase.SERVING, report_gpu(agent, message, gpu))
+        trouble = check.trouble or agent.monitor.trouble
+        message = (trouble or serving_message) + _report_kernels(agent, running)
+        agent.phase.enter(Phase.DEGRADED if trouble else Phase.SERVING, report_gpu(agent, message, gpu))
         agent.proving.tick()
         running.follow_segments()
         if is_alarmed(running):
-            is_ended_by_docker(agent, running)  # only to note a dockerd that keeps the rank: its end is noticed anyhow
+            note_kept_rank(running, look_at_dockerd(agent, running))  # the rank's end is noticed without it
         report_smoke_test()
         page_cache.tick(_is_idle(activity))
 
-    monitor = HealthMonitor(
-        agent.loop,
-        endpoint,
-        lambda: running.log.progress,
-        agent.settings.supervise,
-        agent.settings.readiness.completion_timeout_seconds,
-        on_check,
-        partial(agent.host.unanswered_requests, agent.plan.api_port),
-        gpu.computes if gpu is not None else bool,
-        partial(_is_compiling, agent, running, KernelGrowth(agent)),
-        partial(group_is_idle, agent, running),
-        lambda: bool(agent.monitor.trouble),
-    )
-    failure = monitor.run()
+    failure = HealthMonitor(
+        loop=agent.loop,
+        endpoint=endpoint,
+        progress=lambda: running.log.progress,
+        limits=agent.settings.supervise,
+        completion_seconds=agent.settings.readiness.completion_timeout_seconds,
+        on_check=report_check,
+        unanswered=partial(agent.host.unanswered_requests, agent.plan.api_port),
+        computes=gpu.computes if gpu is not None else never,
+        compiles=partial(_is_compiling, agent, running, KernelGrowth(agent)),
+        idle=partial(group_is_idle, agent, running),
+        troubled=lambda: bool(agent.monitor.trouble),
+    ).run()
     if isinstance(failure, EngineDeadError):
         raise failure
-    words = running.log.progress.root_cause(time.monotonic())
-    raise StalledError(failure.reason + (f"; the engine said: {words}" if words else ""), "sparkd starts it again")
+    root_cause = running.log.progress.root_cause(time.monotonic())
+    reason = failure.reason + (f"; the engine said: {root_cause}" if root_cause else "")
+    raise StalledError(reason, "sparkd starts it again")
 
 
 def follow_head(agent: Agent, running: Running) -> NoReturn:
@@ -116,8 +118,11 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
             follow_load(agent, running, monitor)
         is_docker_alarmed = is_alarmed(running)
         agent.loop.wait(DOCKER_AWAY_SECONDS if is_docker_alarmed else pause_seconds)
-        if is_docker_alarmed and is_ended_by_docker(agent, running):
-            raise EngineDeadError("the engine is dead")
+        if is_docker_alarmed:
+            dockerd = look_at_dockerd(agent, running)
+            note_kept_rank(running, dockerd)
+            if dockerd.has_ended_rank:
+                raise EngineDeadError("the engine is dead")
         if running.log.progress.worker_died:
             raise EngineDeadError("a process of the rank has died")
 
@@ -127,7 +132,8 @@ def _begin_service(agent: Agent, running: Running, gpu: GpuThrottleMonitor | Non
     if not running.ready:
         mark_ready(agent, running)
         keep_rank(agent, running)
-    if running.hang is None:
+    is_in_service = running.hang is not None  # since then it is watched for hangs
+    if not is_in_service:
         agent.proving.begin(again=running.taken_over)
         watch_hang(agent, running, gpu)
         if agent.settings.supervise.agent_return_seconds:
@@ -146,12 +152,13 @@ def _is_idle(activity: ActivityReport | None) -> bool:
 
 
 def _report_head(agent: Agent, running: Running, name: str, report: NodeReport, gpu: GpuThrottleMonitor | None) -> None:
-    served = f"rank {agent.context.rank} of the engine that {name} serves"
+    serving_message = f"rank {agent.context.rank} of the engine that {name} serves"
     is_degraded, monitor_trouble = report.phase is Phase.DEGRADED, agent.monitor.trouble
     trouble = f"; it is {'degraded: ' * is_degraded}{report.message}" if is_degraded or report.draining else ""
     trouble = f"; {monitor_trouble}" if monitor_trouble else trouble
     phase = Phase.DEGRADED if is_degraded or monitor_trouble else Phase.SERVING
-    agent.phase.enter(phase, report_gpu(agent, served + trouble + _report_kernels(agent, running), gpu))
+    message = serving_message + trouble + _report_kernels(agent, running)
+    agent.phase.enter(phase, report_gpu(agent, message, gpu))
 
 
 async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:

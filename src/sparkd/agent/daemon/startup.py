@@ -32,7 +32,7 @@ from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, find_unbuilt, render_asserts
 from sparkd.base.state import launch_history, vllm_tables
-from sparkd.base.state.history import count_short_loads
+from sparkd.base.state.history import count_out_of_memory_loads
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.state.rank_record import RankRecord, left_segments
 from sparkd.base.status.model import Phase, utc_now
@@ -155,14 +155,17 @@ def launch(agent: Agent) -> Running:
 
 
 def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch: str = "") -> dict[str, str]:
-    """Labels that mark a container as sparkd's, and name its rank. A container for another purpose has no `rank_id`."""
+    """Labels that mark a container as sparkd's, and name its rank. A container for another purpose has no `rank_id`.
+
+    All are set, also empty ones: docker takes from the image what is not.
+    """
     values = {
         "role": plan.role,
         "rank": str(plan.node.rank),
         "epoch": epoch,
         "invocation": invocation,
         "plan": plan.digest,
-        **({"rank-id": rank_id} if rank_id else {}),
+        "rank-id": rank_id,
     }
     return {LABEL + key: value for key, value in values.items()}
 
@@ -177,12 +180,12 @@ def _read_left_segments(agent: Agent) -> dict[str, Identity]:
 def _read_compile_jobs(agent: Agent) -> int:
     """How many compilers may run at once; 1 where that can't be read."""
     read = partial(read_room, agent.plan, agent.settings, agent.host)
-    short_loads = count_short_loads(agent.launch_row.past.launches, agent.agreed.agreement.digest)
+    out_of_memory_loads = count_out_of_memory_loads(agent.launch_row.past.launches, agent.agreed.agreement.digest)
     try:
         room = agent.loop.beside(read, ROOM_SECONDS, "reading the model's sizes", shielded=True)
-        jobs = max(1, room.jobs >> short_loads)
-        if short_loads and jobs < room.jobs:
-            reason = f"loads before this one that ended for want of memory: {short_loads}"
+        jobs = max(1, room.jobs >> out_of_memory_loads)
+        if out_of_memory_loads and jobs < room.jobs:
+            reason = f"loads before this one that ended for want of memory: {out_of_memory_loads}"
             hint = "nothing is to be done: a load that serves ends it"
             agent.events.info("engine.compilers.halved", jobs=jobs, fit=room.jobs, reason=reason, hint=hint)
         return jobs

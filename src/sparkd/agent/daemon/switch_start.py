@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from sparkd.agent.actions import Actions
-from sparkd.base.cluster import membership
+from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.endings import StopRequested
@@ -37,7 +37,7 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     """
     stamp, current = stamp_switch(host), None
     with suppress(AwaitedError):  # `resolve_context` raises it too, and its caller waits
-        current = membership.current_switch(config, host)
+        current = chosen_plan.current_switch(config, host)
     if current is None:
         return None, stamp
     changed: Switch | None = current

@@ -6,94 +6,36 @@ with, in its epoch. A changed configuration counts at the next restart.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd import __version__
-from sparkd.agent.actions.processes import Rank
-from sparkd.agent.cluster.monitor import ExpectedPeer
+from sparkd.agent.actions.processes import Rank, open_ended
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import share_config
+from sparkd.agent.daemon.kept_rank import FILE, KeptRank, without_mounts_and_asserts
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import begin_restore
 from sparkd.agent.engine.rank import Running
-from sparkd.base.cluster.membership import NodeContext
-from sparkd.base.config import Settings, units
+from sparkd.base.config import units
 from sparkd.base.host import Host
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.processes import GONE, read_process
 from sparkd.base.lib.errors import SparkdError
 from sparkd.base.plan import agreement
-from sparkd.base.plan.agreement import PLAN_PATH, Agreement
-from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.recipes.schema import Recipe
-from sparkd.base.state.file import VERSION, StateFile
-from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.plan.agreement import PLAN_PATH
 from sparkd.base.state.rank_record import LOG_POSITION, KnownRank, RankRecord, RankStage, load_rank
-from sparkd.base.state.shared_config import Kept
-from sparkd.base.state.switch import Switch
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report
 
-MOST_TAKEN_OVER, WITHIN_SECONDS = 2, 600.0
+TAKEOVERS_ALLOWED, TAKEOVERS_WITHIN_SECONDS = 2, 600.0
 """A third crash within that time ends the rank: a bug must not have it taken over without end."""
 CHANGED = "configuration"
-
-
-class KeptRank(Struct, frozen=True):
-    """What the next agent needs of a rank that serves, whatever is configured then. A file beside the rank's record."""
-
-    rank_id: str
-    name: str
-    """Name of the container."""
-    image_id: str
-    plan: LaunchPlan
-    """The plan that `without_launch` returns."""
-    settings: Settings
-    configured: Settings
-    recipe: Recipe
-    agreement: Agreement
-    peers: tuple[ExpectedPeer, ...]
-    stamp: str
-    """Digest of the configuration's stamp that the rank's agent had read."""
-    service: str
-    """Digest of the agent's unit, by `units.digest_service`; empty where that could not be read."""
-    sources: frozenset[str] = frozenset()
-    """Sources of the rank's log, as in LoadProgress: without them no line of a serving engine proves why it ended."""
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    """The secrets that the engine has: their files may have changed since."""
-    switch: Switch | None = None
-    followed: Kept | None = None
-
-    @property
-    def context(self) -> NodeContext:
-        return NodeContext(self.plan, self.settings, self.recipe, self.configured, self.switch, self.followed)
-
-
-class _RankPlanFile(StateFile[KeptRank], frozen=True):
-    def encode(self, value: KeptRank) -> str:
-        """Encode without defaults, so that a version that does not know their keys can read it."""
-        return json.dumps({"schema": VERSION, **msgspec.to_builtins(value, enc_hook=_dump_model)}) + "\n"
-
-
-def _dump_model(model: Settings | Recipe) -> object:
-    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-
-
-FILE = _RankPlanFile("rank-plan.json", KeptRank, folder=RANK_FILE.folder)
-
-
-def without_launch(plan: LaunchPlan) -> LaunchPlan:
-    """The plan without what only a launch needs: the container's mounts, and what the recipe asserts of the image."""
-    return replace(plan, asserts=(), container=plan.container.model_copy(update={"volumes": ()}))
 
 
 def keep_rank(agent: Agent, running: Running) -> None:
@@ -106,7 +48,7 @@ def keep_rank(agent: Agent, running: Running) -> None:
         rank_id=running.record.rank_id,
         name=rank.name,
         image_id=rank.image_id,
-        plan=without_launch(context.plan),
+        plan=without_mounts_and_asserts(context.plan),
         settings=context.settings,
         configured=context.configured,
         recipe=context.recipe,
@@ -128,7 +70,7 @@ def digest_stamp(stamp: object) -> str:
     return sha256(repr(stamp).encode()).hexdigest()
 
 
-class LeftRank(Struct, frozen=True):
+class AdoptableRank(Struct, frozen=True):
     """A rank whose agent has crashed."""
 
     record: RankRecord
@@ -141,9 +83,9 @@ class LeftRank(Struct, frozen=True):
     """The rank has ended meanwhile."""
 
 
-def find_left(
+def find_adoptable_rank(
     host: Host, role: str, invocation: str, refuse: Callable[[str], object], *, handed: bool = False
-) -> LeftRank | None:
+) -> AdoptableRank | None:
     """Find a rank to take over. Raises OSError where it is unknown whether there is one.
 
     `invocation`: this process's, the same as the rank's after a reload. `refuse` gets the reason where a rank that
@@ -151,11 +93,14 @@ def find_left(
     meanwhile, to explain its end.
     """
     known_rank = load_rank(host)
-    was_ready = known_rank.record is not None and known_rank.record.stage is RankStage.READY
-    has_ended = was_ready and not known_rank.alive
-    if (record := known_rank.record) is None or not (known_rank.stays or (has_ended and handed)):
-        if was_ready:
-            refuse("its engine has ended" if has_ended else "its memory guard has ended")
+    record, has_ended = known_rank.record, not known_rank.alive
+    if record is None or record.stage is not RankStage.READY:
+        return None
+    if has_ended and not handed:
+        refuse("its engine has ended")
+        return None
+    if not has_ended and not known_rank.guarded:
+        refuse("its memory guard has ended")
         return None
     faults = list[str]()
     kept = FILE.load(host.files, faults.append)
@@ -165,7 +110,7 @@ def find_left(
     assert kept is not None
     report = parse(read_report(host.files))
     last_report = report if report is not None and report.rank_id == record.rank_id else None
-    return LeftRank(record, kept, last_report, ended=has_ended)
+    return AdoptableRank(record, kept, last_report, ended=has_ended)
 
 
 def _find_objection(
@@ -179,24 +124,25 @@ def _find_objection(
         return f"{FILE.path} is of another rank"
     if kept.context.role != role:
         return f"it is a {kept.context.role}'s"
-    if invocation != known.record.invocation and len(_list_recent_crashes(known.record, now)) >= MOST_TAKEN_OVER:
-        return f"its agents have crashed {MOST_TAKEN_OVER + 1} times within {WITHIN_SECONDS / 60:.0f} minutes"
+    if invocation != known.record.invocation and len(_list_recent_crashes(known.record, now)) >= TAKEOVERS_ALLOWED:
+        minutes = TAKEOVERS_WITHIN_SECONDS / 60
+        return f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within {minutes:.0f} minutes"
     return ""
 
 
 def _list_recent_crashes(record: RankRecord, now: float) -> tuple[float, ...]:
-    return tuple(at for at in record.taken_over if now - at < WITHIN_SECONDS)
+    return tuple(at for at in record.taken_over if now - at < TAKEOVERS_WITHIN_SECONDS)
 
 
-def open_rank(host: Host, left: LeftRank) -> Rank | None:
+def open_rank(host: Host, adoptable: AdoptableRank) -> Rank | None:
     """Open the rank, which its process alone proves, since docker may be away; None where it has just ended."""
-    record, kept = left.record, left.kept
+    record, kept = adoptable.record, adoptable.kept
 
     def make_rank(pidfd: int) -> Rank:
         start = record.start_time, record.started_at
         return Rank(record.container_id, kept.name, kept.image_id, record.pid, pidfd, *start)
 
-    if left.ended:
+    if adoptable.ended:
         return make_rank(open_ended())
     try:
         pidfd = os.pidfd_open(record.pid)
@@ -211,36 +157,28 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
     return None
 
 
-def open_ended() -> int:
-    """Open a descriptor of some process that has ended, since the rank's own can't be opened any more."""
-    process = subprocess.Popen(("/bin/true",))
-    pidfd = os.pidfd_open(process.pid)
-    process.wait()
-    return pidfd
-
-
-def note_owner(agent: Agent, left: LeftRank) -> LeftRank:
+def note_owner(agent: Agent, adoptable: AdoptableRank) -> AdoptableRank:
     """Make the rank's record name this process, if it can be written.
 
     From then on a crash is counted, and a stop ends the rank.
     """
-    record, now = left.record, agent.host.uptime_seconds()
+    record, now = adoptable.record, agent.host.uptime_seconds()
     own_invocation = agent.incarnation
     crashes = (*_list_recent_crashes(record, now), *(() if record.invocation == own_invocation else (now,)))
     record = replace(record, invocation=own_invocation, taken_over=crashes)
     agent.store.write_rank(record)
-    return replace(left, record=record, reloaded=left.record.invocation == own_invocation)
+    return replace(adoptable, record=record, reloaded=adoptable.record.invocation == own_invocation)
 
 
-def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
+def first_report(adoptable: AdoptableRank, first: NodeReport) -> NodeReport:
     """The first report of this process: `first`, with what the agent before this one knew of the rank."""
-    record, last_report = left.record, left.report
+    record, last_report = adoptable.record, adoptable.report
     first = replace(
         first,
         phase=Phase.SERVING,
         epoch=record.epoch,
         transport=record.transport,
-        plan_digest=left.kept.agreement.digest,
+        plan_digest=adoptable.kept.agreement.digest,
         rank_id=record.rank_id,
         last_cause="",
         last_cause_code="",
@@ -248,7 +186,7 @@ def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
         last_hint="",
     )
     if last_report is None:
-        engine = replace(first.engine, container_id=record.container_id, image=left.kept.image_id)
+        engine = replace(first.engine, container_id=record.container_id, image=adoptable.kept.image_id)
         return replace(first, engine=engine)
     continued: Mapping[str, object] = {
         name: getattr(last_report, name)
@@ -257,36 +195,36 @@ def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
     return replace(first, **continued)
 
 
-def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
+def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
     """Make the rank this agent's from now on. Raises OSError where it can't be watched."""
-    host, record = agent.host, left.record
+    host, record = agent.host, adoptable.record
     since = "0"
     with suppress(OSError):
         since = host.files.text(LOG_POSITION, limit=64).strip() or since
     rank.watch(agent.loop)
     age_seconds = host.uptime_seconds() - rank.start_time / os.sysconf("SC_CLK_TCK")
     running = take_rank(agent, rank, record, since, age_seconds)
-    running.log.resume(left.kept.sources)
+    running.log.resume(adoptable.kept.sources)
     running.mark_ready()
     running.taken_over = True
-    agent.agreed.keep(left.kept.agreement)
+    agent.agreed.keep(adoptable.kept.agreement)
     agent.launch_row.resume(record.rank_id)
     start_threads(agent, running)
     agent.log.bind(epoch=record.epoch)
-    agent.monitor.track(*left.kept.peers)
-    agent.cluster.publish(PLAN_PATH, agreement.dump_values(left.kept.agreement.values))
+    agent.monitor.track(*adoptable.kept.peers)
+    agent.cluster.publish(PLAN_PATH, agreement.dump_values(adoptable.kept.agreement.values))
     if agent.context.is_head:
         with suppress(SparkdError):  # only a worker that starts again needs it
             share_config(agent)
     agent.loop.report_ready()
-    if left.reloaded:
+    if adoptable.reloaded:
         agent.events.info("agent.reload.ended", version=__version__, hint="")
     else:
         reason = "the agent before this one ended, and its engine serves on"
         hint = f"nothing is to be done; how that one ended: journalctl -u sparkd-{agent.context.role}"
         agent.events.warning("engine.rank.taken_over", container=rank.container_id[:12], reason=reason, hint=hint)
     changed = None
-    if digest_stamp(agent.configured_at) != left.kept.stamp:
+    if digest_stamp(agent.configured_at) != adoptable.kept.stamp:
         reason = "it has changed since this engine was started, and counts at the next restart"
         hint = f"sudo systemctl restart sparkd-{agent.context.role}"
         agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)

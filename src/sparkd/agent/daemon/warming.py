@@ -22,7 +22,7 @@ from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.plan.agreement import LONGEST_TEXT
 from sparkd.base.state.file import PUBLIC, StateFile
-from sparkd.base.status.figures import EngineReport
+from sparkd.base.status.figures import COLD, WARM, WARMING, EngineReport
 from sparkd.base.vllm.warm_up import Compiled, Result, add_up, warm_up
 from sparkd.base.vllm.warm_up_steps import MOST_AT_ONCE, read_limits
 
@@ -32,7 +32,6 @@ COUNT_SECONDS = 20.0
 """Limit for counting the files of some ten folders, on a disk that also loads weights."""
 MOST_BEGUN = 2
 """An engine that ended so often while it was warmed serves cold: clients may never send what ends it."""
-COLD, WARMING, WARM = "cold", "warming", "warm"
 KEPT = 32
 AGAIN = "it serves all the same; for another try at the next start: sudo rm /var/lib/sparkd/warm.json"
 

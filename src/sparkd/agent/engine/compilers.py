@@ -22,7 +22,7 @@ COMPILERS = frozenset(("cicc", "ptxas", "ptxas-blackwell", "cudafe++", "cc1plus"
 RESERVE_BYTES = 11 * GIB
 """Memory that the oldest may still take: the largest compile takes 10.4 GiB."""
 RESUME_BYTES = 2 * GIB
-"""Memory that must be available above `short_bytes` before another one continues."""
+"""Memory that must be available above `floor_bytes` before another one continues."""
 PACE_SECONDS = 0.25
 """Pause between two looks while compilers run: 18 were seen to take 20 GiB within 20 s."""
 RESUME_SECONDS = 2.0
@@ -46,31 +46,40 @@ class Decision(Struct, frozen=True):
 
 
 def decide(
-    available_bytes: int, short_bytes: int, compilers: Sequence[Key], held: Mapping[Key, float], now: float
+    available_bytes: int, floor_bytes: int, compilers: Sequence[Key], held: Mapping[Key, float], now: float
 ) -> Decision:
-    """`compilers`: the oldest first, which is never stopped, since its end frees memory. `held`: since when. Pure."""
+    """Decide which compilers to stop, and which to continue.
+
+    Memory short: stop all but the oldest, whose end frees memory. Memory back, or all stopped: continue one. In both
+    cases continue any that was held for LONGEST_SECONDS. Pure.
+
+    `compilers`: the oldest first. `held`: since when.
+    """
     waiting = [key for key in compilers if key in held]
+    # Also while memory is short: the oldest may hang, and its memory never come back. The guard protects the node.
     overdue = tuple(key for key in waiting if now - held[key] >= LONGEST_SECONDS)
-    if available_bytes < short_bytes:
+    if available_bytes < floor_bytes:
         stop = tuple(key for key in compilers[1:] if key not in held)
         held_oldest = tuple(key for key in compilers[:1] if key in held)
         return Decision(stop, overdue or held_oldest)
-    has_room = available_bytes >= short_bytes + RESUME_BYTES or len(waiting) == len(compilers)
+    has_room = available_bytes >= floor_bytes + RESUME_BYTES or len(waiting) == len(compilers)
     return Decision(resume=overdue or tuple(waiting[:1] if has_room else ()))
 
 
 class CompilerWatch(Struct):
     """Runs in its own thread, from the launch until the rank's end."""
 
-    short_bytes: int
+    floor_bytes: int
     """Available memory below which compilers are held back; 0: never."""
     ended: threading.Event
     """Set once the rank's first process has ended."""
     processes: Callable[[], Iterable[Process]]
     """Lists those of the rank's container: no other is touched."""
     available_bytes: Callable[[], int]
-    set_running: Callable[[Key, bool], bool]
-    """With False stops the process, with True continues it. Returns whether it was there."""
+    pause: Callable[[Key], bool]
+    """Stops the process. Returns whether it was there."""
+    resume: Callable[[Key], bool]
+    """Continues the process. Returns whether it was there."""
     events: Events
     count: int = 0
     """Compilers that run or are held back. Any thread may read this, and `held`."""
@@ -81,17 +90,19 @@ class CompilerWatch(Struct):
     """Compilers that were held for LONGEST_SECONDS: they are not held again."""
     _failure_logged: bool = False
     _logged_at: float = float("-inf")
+    _compiler_seen: bool = False
     _compiled_at: float = float("-inf")
+    """Last time that a compiler was there."""
     _resume_at: float = 0.0
 
     def run(self) -> None:
         """Raises nothing: where this fails, the memory guard still protects the node."""
-        pause = PACE_SECONDS
-        while not self.ended.wait(pause):
+        pause_seconds = PACE_SECONDS
+        while not self.ended.wait(pause_seconds):
             try:
                 now = time.monotonic()
                 self._check(now)
-                pause = PACE_SECONDS if now - self._compiled_at <= QUIET_SECONDS else LOOK_SECONDS
+                pause_seconds = PACE_SECONDS if now - self._compiled_at <= QUIET_SECONDS else LOOK_SECONDS
             except (OSError, ValueError) as error:  # such as where memory is short
                 if not self._failure_logged:
                     self._failure_logged = True
@@ -105,8 +116,8 @@ class CompilerWatch(Struct):
         self.count = len(compilers)
         self.held = {key: since for key, since in self.held.items() if key in compilers}
         if compilers:
-            self._compiled_at = now
-        if not self.short_bytes:
+            self._compiler_seen, self._compiled_at = True, now
+        if not self.floor_bytes:
             self._resume(tuple(self.held))  # of an earlier agent, whose settings had a floor
         elif compilers:
             self._hold(compilers, now)
@@ -115,7 +126,7 @@ class CompilerWatch(Struct):
         """The compilers, the oldest first. Notes the other processes, and those that an earlier agent has stopped."""
         present = [process for process in self.processes() if not process.dead]
         compilers = [process for process in present if process.comm in COMPILERS]
-        if self._compiled_at == float("-inf"):  # none was seen yet: a stopped one is an earlier agent's
+        if not self._compiler_seen:  # what is stopped was stopped by an earlier agent
             now = time.monotonic()
             self.held = {(process.pid, process.start_time): now for process in compilers if process.state == "T"}
         other_pids = {process.pid for process in present if process.comm not in COMPILERS}
@@ -126,7 +137,7 @@ class CompilerWatch(Struct):
     def _hold(self, compilers: list[Key], now: float) -> None:
         available_bytes = self.available_bytes()
         movable = [key for key in compilers if key not in self._exempt]
-        decision = decide(available_bytes, self.short_bytes, movable, self.held, now)
+        decision = decide(available_bytes, self.floor_bytes, movable, self.held, now)
         self._stop(decision.stop, available_bytes, now)
         none_runs = len(self.held) == len(compilers)  # so that none can end and free memory
         if decision.resume and (none_runs or now >= self._resume_at):
@@ -136,7 +147,7 @@ class CompilerWatch(Struct):
 
     def _stop(self, compilers: tuple[Key, ...], available_bytes: int, now: float) -> None:
         for key in compilers:
-            if self.set_running(key, False):
+            if self.pause(key):
                 self.held = {**self.held, key: now}
         if compilers and now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
@@ -147,5 +158,5 @@ class CompilerWatch(Struct):
     def _resume(self, compilers: tuple[Key, ...]) -> None:
         for key in compilers:
             with suppress(OSError):
-                self.set_running(key, True)
+                self.resume(key)
                 self.held = {other: since for other, since in self.held.items() if other != key}

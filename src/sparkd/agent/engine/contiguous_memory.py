@@ -13,14 +13,11 @@ from time import monotonic
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.fixes import Applied, CompactMemory
+from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, Applied, CompactMemory
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import FreeMemory
 from sparkd.base.lib.log import Events
-from sparkd.base.lib.text import MIB
 
-WORTH_BYTES = 256 * MIB
-"""A gain of less is not worth the compaction."""
 PAUSE_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 160.0
 """Pause after compactions that gained too little, as where most memory is pinned: six of them fit into ten minutes."""
@@ -36,7 +33,11 @@ class CompactionPace(Struct, frozen=True):
 
     def after(self, gained_bytes: int, began: float, now: float) -> CompactionPace:
         """The pace after an attempt. The pause doubles where too little was gained, in bytes of large blocks. Pure."""
-        pause = PAUSE_SECONDS if gained_bytes >= WORTH_BYTES else min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
+        pause = (
+            PAUSE_SECONDS
+            if gained_bytes >= WORTH_COMPACTING_BYTES
+            else min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
+        )
         return CompactionPace(now + max(pause, (now - began) / SHARE), pause)
 
 
@@ -64,7 +65,7 @@ class ContiguousMemory(Struct):
                 return
             drop_finished()
             free = self.host.free_memory()
-            if free.large_bytes < self.wanted_bytes and free.scattered_bytes >= WORTH_BYTES:
+            if free.large_bytes < self.wanted_bytes and free.scattered_bytes >= WORTH_COMPACTING_BYTES:
                 free = self._compact(free)
         except (OSError, ValueError) as error:
             hint = "the load continues without it; to turn it off: memory.contiguous_gib = 0"

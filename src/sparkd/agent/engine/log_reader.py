@@ -140,7 +140,7 @@ class LogReader:
             before = replace(before, serving=True)
         try:
             self.progress = advance_progress(before, line, now, stream)
-            for priority, text in self._forwarder.lines(line, now):
+            for priority, text in self._forwarder.forward(line, now):
                 self._put(priority, text)
         except Exception as error:  # a line that sparkd can't parse must not end the reading of the next ones
             self._report_failure(f"{type(error).__name__}: {error}")

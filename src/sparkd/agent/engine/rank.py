@@ -22,6 +22,7 @@ from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host, docker, kernel, meminfo, shm
+from sparkd.base.host.cgroups import read_charged_bytes
 from sparkd.base.host.consumers import Consumer
 from sparkd.base.host.kernel import find_oom_kills, names_container
 from sparkd.base.lib.dockerd.reader import DockerError
@@ -218,14 +219,14 @@ class Running:
     def note_tenants(self) -> None:
         """Remember who else holds memory now, at its start."""
         self.tenants = self.read_tenants()
-        self.note(held_bytes=None if self.tenants is None else self.tenants.held_bytes)
 
     def read_tenants(self) -> Tenants | None:
         """Who else holds memory now, without the engine's own segments, which outlive it. None where unknown."""
         gpu_bytes, named = 0, tuple[Consumer, ...]()
         with suppress(OSError, ValueError):
             memory = self._host.meminfo()
-            held_bytes = memory.anonymous_bytes + memory.shared_bytes
+            charged_bytes = read_charged_bytes(self._host.files) or 0
+            held_bytes = memory.anonymous_bytes + memory.shared_bytes + charged_bytes
             for segment in self.segments:
                 left = shm.read_segment(self._host.files, segment.path.rpartition("/")[2], 0)
                 held_bytes -= left.allocated_bytes if left and left.identity == (segment.device, segment.inode) else 0

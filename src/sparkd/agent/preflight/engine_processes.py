@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.host import Host
+from sparkd.base.host.meminfo import unexplained_bytes
 from sparkd.base.host.processes import Details, Process, ProcessTable
 from sparkd.base.host.sockets import Holder, Listener
 
@@ -159,7 +160,7 @@ def _format_service_stop(host: Host, details: Details) -> str:
     group = details.group
     if not group.unit.endswith(".service"):
         return ""
-    user = ("--user", "-M", f"{host.user(details.uid).removeprefix('uid ')}@") if group.of_user else ()
+    user = ("--user", "-M", f"{host.user(int(group.manager_uid)).removeprefix('uid ')}@") if group.manager_uid else ()
     return shlex.join(("sudo", "systemctl", *user, "stop", group.unit))
 
 
@@ -190,20 +191,21 @@ def _find_leader(table: ProcessTable, engines: dict[int, Process], process: Proc
 def gpu_memory_by_pid(host: Host, processes: Iterable[Process]) -> dict[int, int]:
     """GPU memory in bytes, by pid, of the processes that use the GPU; empty where the GPU has memory of its own.
 
-    Where the driver does not report the size, all memory that no counter of the kernel explains is assigned to the
-    first of them: an estimate, good enough to decide whether ending strays could make room.
+    Where the driver lists one without its size, or nobody at all, all memory that nothing explains is assigned to the
+    first of them: an estimate, good enough to decide whether ending strays could make room. One that only has the
+    devices open beside those that are listed gets none, for that memory may be a dead process's.
     """
     if not host.gpu_present() or (gpu := host.gpu()).total_bytes is not None:
         return {}
-    bytes_by_pid = {user.pid: user.used_bytes for user in gpu.processes or ()}
     processes_by_pid = {process.pid: process for process in processes}
-    users = {file.pid for file in host.gpu_users(processes_by_pid.values()).found} | (
-        bytes_by_pid.keys() & processes_by_pid.keys()
-    )
-    sizes = {pid: size for pid in users if (size := bytes_by_pid.get(pid)) is not None}
-    if unreported := sorted(users - sizes.keys()):
-        reported_bytes = sum(size for size in bytes_by_pid.values() if size is not None)
-        sizes[unreported[0]] = max(0, host.meminfo().unaccounted_bytes - reported_bytes)
+    listed = {user.pid: user.used_bytes for user in gpu.processes or ()}
+    own = {pid: listed[pid] for pid in listed.keys() & processes_by_pid.keys()}
+    if not listed:
+        own = {file.pid: None for file in host.gpu_users(processes_by_pid.values()).found}
+    sizes = {pid: size for pid, size in own.items() if size is not None}
+    if unreported := sorted(own.keys() - sizes.keys()):
+        reported_bytes = sum(size for size in listed.values() if size is not None)
+        sizes[unreported[0]] = max(0, unexplained_bytes(host.files, host.meminfo()) - reported_bytes)
     return sizes
 
 

@@ -57,6 +57,10 @@ class DropPageCache(Struct, frozen=True):
     target: ClassVar[str] = "page cache"
 
 
+WORTH_COMPACTING_BYTES = 256 << 20
+"""Free memory in smaller blocks, or a gain, of less is not worth a compaction."""
+
+
 class CompactMemory(Struct, frozen=True):
     """Write 1 to /proc/sys/vm/compact_memory, if less than `wanted_bytes` is still free in large blocks."""
 

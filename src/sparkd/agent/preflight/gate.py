@@ -40,7 +40,7 @@ MAX_ROUNDS = 4
 """Most rounds of fixes. A second is common, since ended strays leave segments. After more, something makes new ones."""
 
 BuildChecks = Callable[[MemorySample | None], Sequence[AnyCheck]]
-"""The checks of this node, given the first sample of the memory in its present state."""
+"""The checks of this node, given the least memory that was available since some last came back."""
 
 
 class GateIO(Struct, frozen=True):
@@ -96,7 +96,7 @@ class Gate(Struct):
     policy: Preflight
     io: GateIO
     memory: MemorySample | None = None
-    """The first sample of the memory in its present state."""
+    """The least that was available since memory last came back."""
     hook_findings: tuple[Finding, ...] | None = None
     """Findings of the hooks; None before these were run."""
     before: tuple[Finding, ...] = ()
@@ -161,12 +161,12 @@ class Gate(Struct):
         return downgrade(examine(checks, self.host), self.policy.downgrade)
 
     def _resample_memory(self) -> MemorySample | None:
-        """The kept sample of the memory, or a new one if it changed. None where unreadable, which a check reports."""
+        """The kept sample, or a new one if memory came back. None where it is unreadable, which a check reports."""
         try:
             sample = sample_memory(self.host)
         except (OSError, ValueError):
             return None
-        return self.memory if self.memory is not None and self.memory.still_has(sample.available_bytes) else sample
+        return self.memory.followed_by(sample) if self.memory else sample
 
     def _list_tried(self) -> frozenset[Identity]:
         return frozenset(identity(state.fix) for state in self.fixes)

@@ -15,13 +15,14 @@ from sparkd.agent.preflight.checks.disk import DiskRoom
 from sparkd.agent.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricLink, PeerClocks
 from sparkd.agent.preflight.checks.foreign_units import ForeignUnits
+from sparkd.agent.preflight.checks.free_memory import FragmentedMemory, PageCache, SwapOff
 from sparkd.agent.preflight.checks.gid_index import GidIndex
 from sparkd.agent.preflight.checks.gpu import Gpu
 from sparkd.agent.preflight.checks.kernel import Kernel, KernelSettings
 from sparkd.agent.preflight.checks.kernel_log import KernelLog
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.limits import Memlock, MemoryLimit, ShmSize
-from sparkd.agent.preflight.checks.memory import FragmentedMemory, ModelMemory, PageCache, SwapOff, UnifiedMemory
+from sparkd.agent.preflight.checks.memory import ModelMemory, UnifiedMemory
 from sparkd.agent.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
 from sparkd.agent.preflight.checks.paths import ScriptPaths
 from sparkd.agent.preflight.checks.plan_lint import PlanLint
@@ -77,8 +78,6 @@ CHECKS: tuple[type[AnyCheck], ...] = (
     PeerClocks,
 )
 IDS = tuple(check.id for check in CHECKS)
-RETIRED_IDS = ("resolver",)
-"""Ids of checks of earlier versions: a configuration that names one is still good."""
 
 
 def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
@@ -136,7 +135,7 @@ def check_ids(policy: Preflight) -> None:
         f"{key} names {name}, which is no check{did_you_mean(name, IDS)}"
         for key, names in (("preflight.skip", policy.skip), ("preflight.downgrade", policy.downgrade))
         for name in names
-        if name not in (*IDS, *RETIRED_IDS)
+        if name not in IDS
     ]
     if errors:
         raise ConfigError("\n".join(errors), f"checks: {', '.join(IDS)}")

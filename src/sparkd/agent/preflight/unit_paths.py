@@ -42,14 +42,22 @@ def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
             path = _replace_specifiers(word.partition("=")[2] if word.startswith("-") else word, unit.name)
             if is_program:
                 path = _find_program(path, files)
-            elif not path.startswith("/"):
+            elif not path.startswith("/") and not (path.startswith(UNKNOWN) and "/" in path):
                 continue
             if UNKNOWN in path or (not is_program and _SHELL.search(path) and not _exists(files, path)):
                 unknown.append(f"{word} in {command.key}")
                 continue
             kind, where = Needed.PROGRAM if is_program else Needed.ANYTHING, f"{command.key} in {command.source}"
-            needed.setdefault(path, NeededPath(path, where, kind, hint, command.command.ignores_failure))
+            use = NeededPath(path, where, kind, hint, command.command.ignores_failure)
+            needed[path] = max(needed.get(path, use), use, key=_strictness)
     return UnitPaths(tuple(needed.values()), tuple(unknown))
+
+
+def _strictness(use: NeededPath) -> tuple[bool, bool]:
+    """Order of uses of one path: the strictest is judged, since a program that may fail in one command may not in
+    another.
+    """
+    return not use.may_fail, use.needed is Needed.PROGRAM
 
 
 def _replace_specifiers(word: str, unit_name: str) -> str:

@@ -92,7 +92,7 @@ class RenderedPage(NamedTuple):
 
 
 class Page:
-    """Belongs to the event loop's thread. `make` returns title and content for now; `refresh` is awaited before."""
+    """Belongs to the event loop's thread. `make` returns title and content for now; a request awaits `refresh` once."""
 
     def __init__(self, make: Callable[[], tuple[str, list[Element]]], refresh: Callable[[], Awaitable[None]]) -> None:
         self._make, self._refresh = make, refresh

@@ -1,16 +1,17 @@
-"""This node's rank, role, plan and check inputs. A role follows from a rank here alone."""
+"""This node's place in the cluster, the plan that it makes there, and the inputs of its checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sparkd.base.cluster.chosen_plan import current_switch
 from sparkd.base.config import Settings, units
 from sparkd.base.host import Host, infiniband, network
 from sparkd.base.host.files import Files
@@ -24,18 +25,15 @@ from sparkd.base.lib.errors import (
     HeadAwaitedError,
     UsageError,
 )
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.status.figures import EngineReport
-from sparkd.base.vllm.args import API_KEY, LOOPBACK
-from sparkd.base.vllm.flag import first_values
-
-if TYPE_CHECKING:
-    from sparkd.base.plan.inputs import CheckInputs
-    from sparkd.base.recipes.schema import Recipe
-    from sparkd.base.state.shared_config import Kept
-    from sparkd.base.state.switch import Chosen, Switch
-
-HEAD, WORKER = "head", "worker"
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import recipe_folders
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state.known_good import read_known_good
+from sparkd.base.state.shared_config import Kept
+from sparkd.base.state.switch import Chosen, Switch
 
 
 class Peer(NamedTuple):
@@ -61,11 +59,11 @@ class NodeContext(Struct, frozen=True):
 
     @property
     def role(self) -> str:
-        return _find_role(self.plan.node)
+        return self.plan.node.role
 
     @property
     def is_head(self) -> bool:
-        return self.rank == 0
+        return self.plan.node.is_head
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -79,8 +77,6 @@ def peers_of(settings: Settings, own_rank: int) -> tuple[Peer, ...]:
 
 
 def check_inputs(node: NodeContext) -> CheckInputs:
-    from sparkd.base.plan.inputs import CheckInputs
-
     drop_in = next(drop_in for drop_in in units.dropins(node.configured) if drop_in.role == node.role)
     return CheckInputs(node.plan, node.settings, node.role, tuple(peer.address for peer in node.peers), drop_in)
 
@@ -91,13 +87,10 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     Raises ConfigError (78), also where the node's role is not `role`, and as `find_place`; ChoiceError where the plan
     that was chosen can't be made.
     """
-    from sparkd.base.state.known_good import read_known_good
-
     node = find_place(settings, host)
-    own_role = _find_role(node)
-    if role not in (None, own_role):
-        reason = f"this node is rank {node.rank}, the {own_role}, not a {role}"
-        raise ConfigError(reason, f"sudo systemctl start sparkd-{own_role}")
+    if role not in (None, node.role):
+        reason = f"this node is rank {node.rank}, the {node.role}, not a {role}"
+        raise ConfigError(reason, f"sudo systemctl start sparkd-{node.role}")
     switch = None if follows_head(settings, node) else current_switch(settings, host)
     chosen = switch.chosen if switch is not None else None
     try:
@@ -117,8 +110,7 @@ def make_context(
     settings: Settings, host: Host, chosen: Chosen | None = None, place: Node | None = None
 ) -> NodeContext:
     """This node as configured, or with the chosen plan instead. `place`: None where it is not determined yet."""
-    from sparkd.base.cluster.following import followed_context, read_kept
-    from sparkd.base.plan.build import make_plan
+    from sparkd.base.cluster.following import followed_context, read_kept  # it imports this module
 
     node = place or find_place(settings, host)
     if chosen is None and follows_head(settings, node):
@@ -138,30 +130,7 @@ def make_context(
 
 
 def follows_head(settings: Settings, place: Node) -> bool:
-    return settings.cluster.follow_head and place.rank > 0
-
-
-def current_switch(settings: Settings, host: Host) -> Switch | None:
-    """The switch that replaces the configured plan, or is to; None also where the configuration has changed since.
-
-    Raises as `load_switch`.
-    """
-    switch = load_switch(host, lambda _: None)
-    return switch if switch is not None and switch.replaces == fingerprint_config(settings, host) else None
-
-
-def load_switch(host: Host, report: Callable[[str], None]) -> Switch | None:
-    """The switch in the file. `report` gets why the file is none that sparkd wrote.
-
-    Raises AwaitedError where the file can't be read, UsageError for a user who may not read it.
-    """
-    from sparkd.base.state.switch import FILE
-
-    try:
-        return FILE.load(host.files, report)
-    except OSError as error:
-        usual_hint = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
-        raise AwaitedError(str(error), getattr(error, "hint", usual_hint)) from None  # a FolderError's
+    return settings.cluster.follow_head and not place.is_head
 
 
 def check_owners(files: Iterable[tuple[str, str]]) -> None:
@@ -175,37 +144,16 @@ def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False
 
     `by_tcp`: without RDMA, which no node may use where one has none.
     """
-    from sparkd.base.plan.build import make_plan
-
     place = replace(node.plan.node, compile_jobs=str(compile_jobs))
     plan = make_plan(node.recipe, node.settings, place, by_tcp=by_tcp)
     return replace(plan, image_id=node.plan.image_id, caches=node.plan.caches)
 
 
-def fingerprint_config(settings: Settings, host: Host) -> str:
-    """Fingerprint of the configuration that a chosen plan replaces."""
-    from sparkd.base.recipes.loader import load_recipe
-    from sparkd.base.recipes.lookup import recipe_folders
-    from sparkd.base.state.switch import fingerprint_engine
-
-    recipe = None
-    with suppress(ConfigError):
-        recipe = load_recipe(settings.engine.recipe, recipe_folders(Path(host.files.root))).recipe
-    return fingerprint_engine(settings.engine, recipe)
-
-
 def load_own_recipe(name: str, host: Host) -> Recipe:
     """This node's recipe of a name. Raises ConfigError, AwaitedError where others than root may change its files."""
-    from sparkd.base.recipes.loader import load_recipe
-    from sparkd.base.recipes.lookup import recipe_folders
-
     loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
     check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])
     return loaded.recipe
-
-
-def _find_role(node: Node) -> str:
-    return HEAD if node.rank == 0 else WORKER
 
 
 def find_place(settings: Settings, host: Host) -> Node:
@@ -247,39 +195,3 @@ def _find_own_rank(nodes: tuple[str, ...], host: Host) -> int:
             "ip -brief address",
         )
     return ranks[0]
-
-
-def is_local(plan: LaunchPlan) -> bool:
-    """Whether only the head itself reaches the API."""
-    return first_values(plan.argv).get("host") in (LOOPBACK, "localhost", "::1")
-
-
-def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
-    """The address at which clients reach the head, and a note about it, which may be empty."""
-    if is_local(plan) or plan.api_host != LOOPBACK:
-        note = "only the head itself reaches it: args.host of the recipe is that address"
-        return plan.api_host, note if is_local(plan) else ""
-    if plan.node.rank:
-        return plan.node.head_address, "the head's address on the fabric; for that on your network, run this there"
-    if outward := network.source_address(host.files):
-        return outward, ""
-    return plan.node.address, "this node has no route to other networks: take the address that your clients reach"
-
-
-def find_url(plan: LaunchPlan, host: Host) -> tuple[str, str]:
-    """The endpoint's URL, as the clients of OpenAI's API need it, and the note of `find_address`."""
-    address, note = find_address(plan, host)
-    return f"http://{f'[{address}]' if ':' in address else address}:{plan.api_port}/v1", note
-
-
-def find_key(node: NodeContext) -> tuple[bool, str]:
-    """Whether clients need a key, and its file; empty where unknown, as on a worker that follows its head."""
-    files = {**node.recipe.secrets, **node.settings.engine.secrets}
-    return API_KEY in files, files.get(API_KEY, "")
-
-
-def with_endpoint(engine: EngineReport, node: NodeContext, host: Host) -> EngineReport:
-    """The report of a head's engine that serves, with what its clients need."""
-    url, _ = find_url(node.plan, host)
-    is_keyed, _ = find_key(node)
-    return replace(engine, url=url, model=node.plan.served_name, keyed=is_keyed)

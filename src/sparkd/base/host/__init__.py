@@ -155,6 +155,11 @@ class Host:
         own = os.getpid() if self.live else 0
         return gpu.gpu_users(self.files, (process for process in among if process.pid != own))
 
+    def gpu_mappers(self, among: Iterable[Process]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """As `gpu.gpu_mappers`, without this process."""
+        own = os.getpid() if self.live else 0
+        return gpu.gpu_mappers(self.files, (process for process in among if process.pid != own))
+
     def _gpu(self) -> GpuFacts:
         return gpu.read_driver() if self.live else gpu.read_fixture(self.files)
 

@@ -17,9 +17,13 @@ from sparkd.base.host.files import Files
 ROOT = "/sys/fs/cgroup"
 _CONTAINER = re.compile(r"(?<![^/:-])[0-9a-f]{64}(?=(?:\.scope)?(?:/|$))")
 """docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
+_COUNT = re.compile(r"^(\w{1,40}) (\d{1,18})$", re.MULTILINE)
+_LISTED = ("slab", "kernel_stack", "pagetables", "sec_pagetables", "percpu", "vmalloc", "zswap")
+"""Parts of `kernel` in memory.stat that /proc/meminfo has, too."""
 _UNIT = re.compile(r"(?!-)[A-Za-z0-9:_.\\@-]+\.(?:service|scope)")
 """A name that systemd accepts, and that is no option."""
-_USER_MANAGER = re.compile(r"user@\d+\.service")
+_GROUP = re.compile(rf"{_UNIT.pattern}|(?!-)[A-Za-z0-9:_.\\@-]+\.slice")
+_USER_MANAGER = re.compile(r"user@(\d{1,10})\.service")
 
 
 class Group(Struct, frozen=True):
@@ -27,8 +31,8 @@ class Group(Struct, frozen=True):
     """Full id of the innermost container; empty outside of containers, and where a user gave his group such a name."""
     unit: str = ""
     """A service or a scope."""
-    of_user: bool = False
-    """Whether a user's own manager runs that unit."""
+    manager_uid: str = ""
+    """The user whose own manager runs that unit; empty for the system's. Its processes may have other uids."""
 
 
 def read_group(files: Files, pid: int) -> Group:
@@ -65,6 +69,34 @@ def _find_root_owned(files: Files, hierarchy: str, path: str) -> str:
     return ""
 
 
+def read_charged_bytes(files: Files, folder: str = ROOT) -> int | None:
+    """Memory of the kernel for a group's processes that /proc/meminfo has in no line: buffers of sockets and pipes.
+
+    Any user's processes may take it. CUDA's allocations on a GB10 are charged to no group
+    (Blackwellboy/model-serving-minefield#57). None without this counter: cgroup v1, Linux before 5.18.
+    """
+    counts = dict(_COUNT.findall(files.text_if_any(f"{folder}/memory.stat", limit=65536) or ""))
+    if "kernel" not in counts:
+        return None
+    charged_bytes = {name: int(count) for name, count in counts.items()}
+    listed_bytes = sum(charged_bytes.get(name, 0) for name in _LISTED)
+    return max(0, charged_bytes["kernel"] - listed_bytes) + charged_bytes.get("sock", 0)
+
+
+def find_charged(files: Files) -> tuple[str, int]:
+    """The unit below a slice of the system that is charged most of `read_charged_bytes`, and its bytes; ("", 0) if none
+    can be read.
+    """
+    charged = [("", 0)]
+    with suppress(OSError):
+        slices = [f"{ROOT}/{name}" for name in files.names(ROOT) if name.endswith(".slice")]
+        for folder in slices:
+            with suppress(OSError):
+                units = filter(_GROUP.fullmatch, files.names(folder))
+                charged += [(unit, read_charged_bytes(files, f"{folder}/{unit}") or 0) for unit in units]
+    return max(charged, key=lambda pair: pair[1])
+
+
 def is_frozen(files: Files, pid: int) -> bool:
     """Whether the kernel has frozen the process's group, as by `docker pause`; False after its end. Raises OSError."""
     for _, controllers, path in _parse_rows(files.text_if_any(f"/proc/{pid}/cgroup", limit=65536) or ""):
@@ -77,12 +109,12 @@ def is_frozen(files: Files, pid: int) -> bool:
     return False
 
 
-def systemd_unit(text: str) -> tuple[str, bool]:
-    """The unit in the text of /proc/PID/cgroup, empty outside of one, and whether it is of a user's manager."""
+def systemd_unit(text: str) -> tuple[str, str]:
+    """The unit in the text of /proc/PID/cgroup, empty outside of one, and the uid of the manager's user, if any."""
     for number, controllers, path in _parse_rows(text):
         parts = [part for part in path.split("/") if _UNIT.fullmatch(part)]
         if parts and (number == "0" or controllers == "name=systemd"):
             # Groups below a unit belong to it, except below a user's manager, which has units of its own.
-            of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
-            return parts[1] if of_user else parts[0], of_user
-    return "", False
+            manager = _USER_MANAGER.fullmatch(parts[0]) if len(parts) > 1 else None
+            return (parts[1], manager[1]) if manager else (parts[0], "")
+    return "", ""

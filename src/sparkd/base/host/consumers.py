@@ -32,34 +32,34 @@ class Consumer(Struct, frozen=True):
 
 def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -> tuple[Consumer, ...]:
     """Consumers, the largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
-    members_by_consumer: dict[tuple[str, str], list[tuple[int, int, Details]]] = {}
+    members_by_consumer: dict[tuple[str, str, str], list[tuple[int, int, Details]]] = {}
     for process in among:
         if process.kernel or process.dead:
             continue
         with suppress(*GONE, PermissionError, ValueError):
             status = read_status(files, process.pid)
             size = status.private_bytes + gpu_bytes.get(process.pid, 0)
-            kind_and_name = "small", str(status.uid)
+            identity = "small", "", str(status.uid)
             if size >= SMALLEST_BYTES:
-                kind_and_name = _identify(read_group(files, process.pid), process)
-            members_by_consumer.setdefault(kind_and_name, []).append((size, process.pid, status))
-    consumers = (_sum_members(files, *kind_and_name, members) for kind_and_name, members in members_by_consumer.items())
+                identity = _identify(read_group(files, process.pid), process)
+            members_by_consumer.setdefault(identity, []).append((size, process.pid, status))
+    consumers = (_sum_members(files, *identity, members) for identity, members in members_by_consumer.items())
     return tuple(sorted(consumers, key=lambda consumer: (-consumer.bytes, consumer.name)))
 
 
-def _identify(group: Group, process: Process) -> tuple[str, str]:
-    """Kind and name of the consumer that a large process belongs to."""
+def _identify(group: Group, process: Process) -> tuple[str, str, str]:
+    """Kind, name and, for a user's unit, the user's uid, of the consumer that a large process belongs to."""
     if group.container_id:
-        return "container", group.container_id
+        return "container", group.container_id, ""
     if group.unit:
-        return "user-unit" if group.of_user else "unit", group.unit
-    return "process", f"pid {process.pid} ({process.comm})"
+        return "user-unit" if group.manager_uid else "unit", group.unit, group.manager_uid
+    return "process", f"pid {process.pid} ({process.comm})", ""
 
 
-def _sum_members(files: Files, kind: str, name: str, members: list[tuple[int, int, Details]]) -> Consumer:
+def _sum_members(files: Files, kind: str, name: str, uid: str, members: list[tuple[int, int, Details]]) -> Consumer:
     _, pid, largest = max(members, key=lambda member: member[0])
     # Members may map the same shared memory: the largest share counts for all.
     shared = max(status.shared_bytes for _, _, status in members)
     total = shared + sum(size - status.shared_bytes for size, _, status in members)
-    user = user_name(files, largest.uid)
-    return Consumer("small processes" if kind == "small" else name, kind, user, pid, len(members), total)
+    user = user_name(files, int(uid or largest.uid))
+    return Consumer(name or "small processes", kind, user, pid, len(members), total)

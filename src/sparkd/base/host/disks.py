@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOUNTS_LIMIT_BYTES = 16 << 20
 """A host with many containers has some thousand lines."""
-SEEN_BY = ("1", "self")
+MOUNT_VIEWS = ("1", "self")
 """Processes whose mounts are read, in this order: the sandbox of sparkd's own unit is read-only nearly everywhere."""
 LOCAL = frozenset(
     ("bcachefs", "btrfs", "devtmpfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "overlay", "squashfs", "tmpfs", "vfat",
@@ -67,18 +67,22 @@ class Room(Counts, frozen=True):
 
 def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
     """Space in the paths' order, without paths of which a tree of files has no record. Raises OSError, ValueError."""
-    read_only = _read_only_mounts(host.files)
-    record = None if host.live else host.files.recorded("disks", dict[str, Counts]) or {}
+    is_read_only_by_target = _list_mounts(host.files)
+    recorded = {} if host.live else host.files.recorded("disks", dict[str, Counts]) or {}
     rooms = []
     for path in paths:
-        counts = count_room(path) if record is None else record.get(find_nearest(record, path))
-        if counts is None:
-            continue
-        kernel_path = host.files.real(path)
-        real_path = os.path.realpath(kernel_path) if host.live else kernel_path.removeprefix(host.files.root) or "/"
-        mount = find_nearest(read_only, real_path) or "/"
-        rooms.append(Room(**asdict(counts), path=path, mount=mount, read_only=read_only.get(mount, False)))
+        counts = count_room(path) if host.live else recorded.get(find_nearest(recorded, path))
+        if counts is not None:
+            mount = find_nearest(is_read_only_by_target, _kernel_path(host, path)) or "/"
+            read_only = is_read_only_by_target.get(mount, False)
+            rooms.append(Room(**asdict(counts), path=path, mount=mount, read_only=read_only))
     return tuple(rooms)
+
+
+def _kernel_path(host: Host, path: str) -> str:
+    """The path as the kernel's table of mounts has it: without links, and without the root of a tree of files."""
+    real_path = host.files.real(path)
+    return os.path.realpath(real_path) if host.live else real_path.removeprefix(host.files.root) or "/"
 
 
 def read_mounts(files: Files, process: str) -> tuple[Mount, ...]:
@@ -115,9 +119,9 @@ def count_room(path: str) -> Counts:
         return Counts(total, free, file_system.f_ffree if file_system.f_files else None)
 
 
-def _read_only_mounts(files: Files) -> dict[str, bool]:
+def _list_mounts(files: Files) -> dict[str, bool]:
     """Whether each mount is read-only, by its target."""
-    for process in SEEN_BY:
+    for process in MOUNT_VIEWS:
         with suppress(FileNotFoundError, PermissionError):
             return {mount.target: not READ_ONLY.isdisjoint(mount.options) for mount in read_mounts(files, process)}
     return {}

@@ -90,7 +90,7 @@ def describe_other_pid_file(path: str) -> tuple[str, str]:
 
 
 def _is_system_service(group: Group) -> bool:
-    return group.unit.endswith(".service") and not (group.of_user or group.container_id)
+    return group.unit.endswith(".service") and not (group.manager_uid or group.container_id)
 
 
 def _read_flags(host: Host) -> tuple[str, ...]:

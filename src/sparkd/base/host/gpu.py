@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.host.files import Files
-from sparkd.base.host.processes import OpenFiles, Process, open_files
+from sparkd.base.host.processes import OpenFiles, Process, open_files, read_mappings
 from sparkd.base.lib import start_thread
 from sparkd.base.lib.text import sanitize
 
@@ -28,6 +28,7 @@ AWAITED = "the GPU's driver"
 """The driver as it is named by checks that got no answer, and wait for one."""
 
 _DEVICE = re.compile(r"/dev/nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-caps/.*)\Z")
+_MAPPED = re.compile(rb"^\S+ \S+ \S+ \S+ \d+ +/dev/nvidia", re.MULTILINE)
 _hung: list[threading.Thread] = []
 """The thread that hangs in the driver, if any. No other is started meanwhile, since it would hang too."""
 
@@ -39,6 +40,7 @@ class Trouble(Enum):
     RESET = "reset-required"
     MISMATCH = "version-mismatch"
     NOT_LOADED = "not-loaded"
+    NO_LIBRARY = "no-library"
     FORBIDDEN = "forbidden"
     OTHER = "other"
 
@@ -136,3 +138,18 @@ def gpu_present(files: Files) -> bool:
 def gpu_users(files: Files, processes: Iterable[Process]) -> OpenFiles:
     """Every open descriptor of a GPU device, and the processes whose descriptors are unreadable."""
     return open_files(files, processes, _DEVICE.match)
+
+
+def gpu_mappers(files: Files, processes: Iterable[Process]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Pids of those that have a GPU device mapped, and of those whose mappings are unreadable.
+
+    On an H200, 8 GiB of managed memory stayed with a process that had closed all its descriptors: the driver no longer
+    listed it, and only its mapping of /dev/nvidia-uvm was left.
+    """
+    mappers, unreadable = [], []
+    for pid, maps in read_mappings(files, processes):
+        if maps is None:
+            unreadable.append(pid)
+        elif _MAPPED.search(maps):
+            mappers.append(pid)
+    return tuple(mappers), tuple(unreadable)

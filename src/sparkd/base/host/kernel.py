@@ -23,6 +23,8 @@ LOG_LIMIT_BYTES = 32 << 20
 RECORD_BYTES = 16384
 """Twice the longest record: a read into a smaller buffer fails."""
 
+MODULE_VERSION = "/proc/driver/nvidia/version"
+"""A file that NVIDIA's kernel module has while it is loaded."""
 _MODULE = re.compile(r"NVRM version: +NVIDIA UNIX (Open )?.{0,80}?([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 _RECORD = re.compile(rb"(\d{1,19}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
 """Priority and facility, sequence, microseconds, flags; text."""
@@ -129,7 +131,7 @@ def read_recovery(files: Files) -> Recovery:
 
 def nvidia_module(files: Files) -> NvidiaModule | None:
     """The loaded module; None where there is none. Raises OSError."""
-    if (text := files.text_if_any("/proc/driver/nvidia/version", limit=4096)) is None:
+    if (text := files.text_if_any(MODULE_VERSION, limit=4096)) is None:
         return None
     if (match := _MODULE.match(text)) is None:  # whether the GPU works is judged by queries of its driver
         return NvidiaModule("of an unknown version", open=True)

@@ -10,13 +10,14 @@ import re
 
 from msgspec import Struct
 
+from sparkd.base.host import cgroups
 from sparkd.base.host.disks import unescape
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import sanitize
 
 _KERNEL = (
     *("SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb"),
-    *("Zswap", "Balloon", "Bounce", "WritebackTmp"),
+    *("Balloon", "Bounce", "WritebackTmp"),
 )
 _ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d{1,18})(?!\S)", re.MULTILINE)
 _ZONE = re.compile(r"Node +\d+, +zone +(?P<name>\S+)(?P<counts>(?: +\d+)+) *")
@@ -36,8 +37,8 @@ class MemInfo(Struct, frozen=True):
     """tmpfs and shared memory: counted in Cached too, but not droppable."""
     dirty_bytes: int = 0
     kernel_bytes: int = 0
-    """Slab that is not reclaimable, kernel stacks, page tables, vmalloc, reserved huge pages, compressed swap, and
-    balloon memory."""
+    """Slab that is not reclaimable, kernel stacks, page tables, vmalloc, reserved huge pages, balloon memory,
+    compressed swap (zram, zswap), and pages of the swap cache that no process maps."""
     huge_pages_bytes: int = 0
     """Reserved as huge pages, used or not."""
     cma_used_bytes: int = 0
@@ -93,7 +94,7 @@ def _read_kib(files: Files) -> dict[str, int]:
     return {key.strip(): int(value) for key, value in _ENTRY.findall(files.text("/proc/meminfo", limit=65536))}
 
 
-def read_meminfo(files: Files) -> MemInfo:
+def read_meminfo(files: Files, page_bytes: int = mmap.PAGESIZE) -> MemInfo:
     """The kernel's counters. Raises OSError, and ValueError where one of the three main ones is missing."""
     from sparkd.base.host import os_stats
 
@@ -106,6 +107,12 @@ def read_meminfo(files: Files) -> MemInfo:
         return sum(kib.get(key, 0) for key in keys) * 1024
 
     memory = os_stats.memory(files)
+    # zram is in no line of /proc/meminfo. zswap may have an allocator of its own instead (zbud, before Linux 6.15).
+    compressed_bytes = max((_read_vmstat(files, "nr_zspages") or 0) * page_bytes, sum_of("Zswap"))
+    # Cached leaves the swap cache out, and AnonPages has of it what a process maps; the LRU lists have the rest, too.
+    # Unevictable, since the sum that is taken off has locked pages; with locked files it may be too much.
+    lists_bytes = sum_of("Active(anon)", "Inactive(anon)", "Unevictable")
+    unmapped_bytes = min(sum_of("SwapCached"), max(0, lists_bytes - sum_of("AnonPages", "Shmem")))
     return MemInfo(
         total_bytes=memory.total,
         free_bytes=memory.free,
@@ -117,7 +124,7 @@ def read_meminfo(files: Files) -> MemInfo:
         mapped_bytes=sum_of("Mapped"),
         shared_bytes=memory.shared,
         dirty_bytes=sum_of("Dirty", "Writeback"),
-        kernel_bytes=sum_of(*_KERNEL),
+        kernel_bytes=sum_of(*_KERNEL) + compressed_bytes + unmapped_bytes,
         huge_pages_bytes=sum_of("Hugetlb"),
         cma_used_bytes=max(0, sum_of("CmaTotal") - sum_of("CmaFree")),
         cma_excess_bytes=max(0, sum_of("CmaFree") - sum_of("CmaTotal")),
@@ -144,8 +151,12 @@ def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemor
 
 
 def unexplained_bytes(files: Files, info: MemInfo) -> int:
-    """Memory in no counter, nor in the cache of ZFS, nor taken from the contiguous area. Raises OSError."""
-    return max(0, info.unaccounted_bytes - info.cma_used_bytes - _read_zfs_cache(files))
+    """Memory in no counter, nor in the cache of ZFS, taken from the contiguous area, or charged to a control group.
+
+    Raises OSError.
+    """
+    elsewhere_bytes = info.cma_used_bytes + _read_zfs_cache(files) + (cgroups.read_charged_bytes(files) or 0)
+    return max(0, info.unaccounted_bytes - elsewhere_bytes)
 
 
 def _read_zfs_cache(files: Files) -> int:
@@ -170,7 +181,13 @@ def read_swaps(files: Files) -> tuple[Swap, ...]:
 def oom_kills(files: Files) -> int | None:
     """OOM kills since boot; None where the kernel does not count them."""
     try:
-        kills = re.search(r"^oom_kill (\d+)$", files.text("/proc/vmstat", limit=1 << 20), re.MULTILINE | re.ASCII)
+        return _read_vmstat(files, "oom_kill")
     except OSError:
         return None
-    return int(kills[1]) if kills else None
+
+
+def _read_vmstat(files: Files, name: str) -> int | None:
+    """A counter of /proc/vmstat; None where the kernel has none of this name. Raises OSError."""
+    counters = files.text_if_any("/proc/vmstat", limit=1 << 20) or ""
+    match = re.search(rf"^{name} (\d+)$", counters, re.MULTILINE | re.ASCII)
+    return int(match[1]) if match else None

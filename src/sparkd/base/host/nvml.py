@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from operator import add
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pynvml
 
 from sparkd.base.host.gpu import NO_GPU, GpuClocks, GpuFacts, GpuProcess, Trouble
+from sparkd.base.host.kernel import MODULE_VERSION
 from sparkd.base.lib.text import sanitize
 
 T = TypeVar("T")
@@ -32,12 +35,14 @@ _REASONS = {
 """Bits of nvmlClocksEventReasons that slow a GPU down under load."""
 
 
-def query() -> GpuFacts:
-    """The driver's facts; NO_GPU without its library. A failure is an `error`, never raised."""
+def query(module_version: str = MODULE_VERSION) -> GpuFacts:
+    """The driver's facts; NO_GPU without its library and its kernel module. A failure is an `error`, never raised."""
     try:
         with _open_devices() as devices:
             return _read_facts(devices)
     except pynvml.NVMLError_LibraryNotFound:
+        if Path(module_version).exists():
+            return GpuFacts((), error="its library libnvidia-ml.so.1 is not found", trouble=Trouble.NO_LIBRARY)
         return NO_GPU
     except pynvml.NVMLError as error:
         trouble, reason = _KNOWN.get(error.value, (Trouble.OTHER, "it failed"))
@@ -67,10 +72,8 @@ def _open_devices() -> Iterator[list[object]]:
 def _read_facts(devices: list[object]) -> GpuFacts:
     size_by_pid: dict[int, int | None] = {}
     for device in devices:
-        compute = _list_processes(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, device)
-        for process in compute + _list_processes(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, device):
-            size, known_size = process.usedGpuMemory, size_by_pid.get(process.pid, 0)
-            size_by_pid[process.pid] = None if size is None or known_size is None else known_size + size
+        for pid, size in _read_sizes(device).items():
+            size_by_pid[pid] = _combine(add, size_by_pid.get(pid, 0), size)
     totals: list[int] = []
     for device in devices:
         with suppress(pynvml.NVMLError_NotSupported):  # GB10: the memory is the machine's
@@ -81,6 +84,20 @@ def _read_facts(devices: list[object]) -> GpuFacts:
         tuple(GpuProcess(pid, size) for pid, size in sorted(size_by_pid.items())),
         driver=sanitize(pynvml.nvmlSystemGetDriverVersion()),
     )
+
+
+def _read_sizes(device: object) -> dict[int, int | None]:
+    """Memory of each process on a device, by pid. One that computes and draws is in both lists, each with all of it."""
+    sizes: dict[int, int | None] = {}
+    for function in (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3):
+        for process in _list_processes(function, device):
+            sizes[process.pid] = _combine(max, sizes.get(process.pid, 0), process.usedGpuMemory)
+    return sizes
+
+
+def _combine(function: Callable[[int, int], int], first: int | None, second: int | None) -> int | None:
+    """None where one of the sizes is unknown."""
+    return None if first is None or second is None else function(first, second)
 
 
 def _list_processes(function: Callable[[object], list[Any]], device: object) -> list[Any]:

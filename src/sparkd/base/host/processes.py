@@ -32,6 +32,8 @@ _STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
 
 SCAN_SECONDS = 10.0
 """Limit for open files, or mappings, of all processes: 0.1 s for a thousand. Each user can make them take hours."""
+MAPS_LIMIT_BYTES = 16 << 20
+"""A large engine has some ten thousand mappings, about 1 MiB of text; 65,530 of any user's may have 500 MiB."""
 GONE = (FileNotFoundError, ProcessLookupError)
 """Raised by a read of a process's file when the process ended meanwhile."""
 
@@ -266,6 +268,27 @@ def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str
         except OSError:
             unreadable.append(process.pid)
     return OpenFiles(tuple(descriptors), tuple(unreadable))
+
+
+def read_mappings(files: Files, processes: Iterable[Process]) -> Iterator[tuple[int, bytes | None]]:
+    """Pid and text of /proc/PID/maps of these processes, without those that ended meanwhile; None where unreadable.
+
+    Processes that are not reached within SCAN_SECONDS count as unreadable.
+    """
+    deadline = time.monotonic() + SCAN_SECONDS
+    for process in processes:
+        if process.kernel or process.dead:
+            continue
+        try:
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            maps = files.bytes(f"{living_folder(files, process)}/maps", MAPS_LIMIT_BYTES)
+        except GONE:
+            continue
+        except OSError:
+            yield process.pid, None
+        else:
+            yield process.pid, maps
 
 
 def overgrown(files: Files, what: str, uids: Iterable[int]) -> OvergrownError:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterable
 
 from msgspec import Struct
 
 from sparkd.base.host.files import Files, Kind
-from sparkd.base.host.processes import GONE, SCAN_SECONDS, Process, living_folder, open_files, overgrown
+from sparkd.base.host.processes import GONE, Process, open_files, overgrown, read_mappings
 
 FOLDER = "/dev/shm"  # noqa: S108 - read, never written to
-MAPS_LIMIT_BYTES = 16 << 20
-"""A large engine has some ten thousand mappings, about 1 MiB of text; 65,530 of any user's may have 500 MiB."""
 MOST_NAMES, MOST_SEGMENTS, SAMPLES = 500_000, 20_000, 100
 """Most names in /dev/shm, and most wanted ones: an engine makes some dozen. Past that, samples show whose they are."""
 ANY = re.compile("", re.DOTALL)
@@ -101,23 +98,16 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
 
     Processes that are not reached within SCAN_SECONDS count as unreadable.
     """
-    deadline = time.monotonic() + SCAN_SECONDS
     by_identity = {file.identity: file for file in wanted}
     names = {file.name for file in by_identity.values()}
     uses: set[tuple[int, int, int]] = set()
     unreadable: set[int] = set()
     living = [process for process in processes if not process.kernel and not process.dead]
-    for process in living:
-        try:
-            if time.monotonic() > deadline:
-                raise TimeoutError
-            maps = files.bytes(f"{living_folder(files, process)}/maps", MAPS_LIMIT_BYTES)
-        except GONE:
-            continue
-        except OSError:
-            unreadable.add(process.pid)
-            continue
-        uses |= {(*identity, process.pid) for identity in _find_mapped(maps, frozenset(by_identity))}
+    for pid, maps in read_mappings(files, living):
+        if maps is None:
+            unreadable.add(pid)
+        else:
+            uses |= {(*identity, pid) for identity in _find_mapped(maps, frozenset(by_identity))}
     # Only a file with a wanted name: stat of any other could hang on a dead file server.
     opened = open_files(files, living, lambda target: target.removesuffix(" (deleted)").rpartition("/")[2] in names)
     for file in opened.found:

@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from typing import Annotated
 
 import msgspec
 from msgspec import Struct
@@ -40,6 +41,8 @@ QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_con
 HASHED_LIMIT_BYTES = 64 << 20
 """Largest file that is hashed, and largest index that is read. Tokenizers have up to 40 MB, indices 10. A larger file
 counts by its size."""
+HASHED_IN_ALL_BYTES = 512 << 20
+"""What a model's small files may have together: sparse ones take no disk, and minutes to hash."""
 MOST_FILES = 10_000
 SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
 """A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
@@ -80,8 +83,11 @@ Manifest = tuple[tuple[str, str], ...]
 def manifest(files: Files, folder: str) -> Manifest:
     """What identifies a model's weights, symlinks followed. Raises OSError, also for more than MOST_FILES files."""
     values: dict[str, str] = {}
+    bytes_left = HASHED_IN_ALL_BYTES
     for name in files.names(folder):
         is_small = name in DECIDING or name.endswith(DECIDING_ENDS)
+        if is_small and (bytes_left := bytes_left - _hashed_bytes(files, f"{folder}/{name}")) < 0:
+            raise OSError(errno.EFBIG, f"more than {HASHED_IN_ALL_BYTES >> 20} MiB of files that are hashed", folder)
         if is_small or name.endswith(WEIGHTS):
             values[name] = _describe(files, folder, name, hashed=is_small)
         if name.endswith(INDEX) and values[name].startswith("sha256"):
@@ -191,6 +197,14 @@ def _describe(files: Files, folder: str, name: str, *, hashed: bool) -> str:
     return f"sha256 {digest.hexdigest()}"
 
 
+def _hashed_bytes(files: Files, path: str) -> int:
+    """Bytes that `_describe` hashes of a small file."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        facts = files.stat(path)
+        return facts.size_bytes if facts.kind is Kind.FILE and facts.size_bytes <= HASHED_LIMIT_BYTES else 0
+    return 0
+
+
 def list_shards(files: Files, folder: str) -> tuple[File, ...]:
     """Shards in vLLM's load order: by name, numbers as numbers. Raises OSError where the folder is unreadable."""
     shards: dict[tuple[int, int], File] = {}
@@ -242,9 +256,12 @@ def _find_fault(fd: int, size: int) -> str:
     )
 
 
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
 class _Tensor(Struct):
     dtype: str
-    data_offsets: tuple[int, int]
+    data_offsets: tuple[_Offset, _Offset]
 
 
 def read_sizes(files: Files, paths: Iterable[str]) -> dict[str, int]:

@@ -47,7 +47,8 @@ def without_pydantic_extras() -> AbstractContextManager[None]:
 
 
 def recipes_dir() -> Path:
-    return _data_path("recipes").resolve()  # people read it as it is called in /usr/share
+    """Folder of the shipped recipes, resolved, so that people see the path in /usr/share."""
+    return _data_path("recipes").resolve()
 
 
 def units_dir() -> Path:
@@ -75,10 +76,10 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def prepared(kind: type[T]) -> type[T]:
-    """The type, for a decoder of msgspec's in a function, which another thread may use at the same time.
+    """Build msgspec's table of a type under a lock: two threads at a type's first use crash msgspec 0.22.
 
-    msgspec (0.22) makes the table of a Struct at its first use, and a thread that comes meanwhile reads half of it, and
-    the process ends by SIGSEGV. A type whose first use is at the import of its module has the import's lock for that.
+    Returns the type, for a decoder that a function makes. One that a module makes at its import needs none: the
+    import has a lock.
     """
     if kind not in _prepared:
         from msgspec.json import Decoder

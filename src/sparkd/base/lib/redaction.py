@@ -50,6 +50,12 @@ _HOOKS = (
     r"/(?:hooks?|webhooks?|webhookb2|ping|push|heartbeat|trigger|integration)"
 )
 """Hosts and paths whose addresses are secrets: of messages, and of services that wait for a sign of life."""
+_PRIVATE_KEY = (
+    r"-----BEGIN [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----"
+    r"(?:(?:[^-]|-(?!----BEGIN )){0,32768}?(?:-----END [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----|\Z)"
+    r"|[A-Za-z0-9+/=\s\\]{0,32768})"
+)
+"""To its end. Without one near, what looks like a key, and not the rest of a log: anybody's line may begin one."""
 _IDS = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"
 """A group behind a user's name, as in docker's `--user 1000:1000`: it is no password."""
 _METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
@@ -59,7 +65,7 @@ _RULES = tuple(
     for marks, pattern, replacement in (
         (
             ("-----begin",),
-            r"-----BEGIN [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----|\Z)",
+            _PRIVATE_KEY,
             HIDDEN,
         ),
         # In URLs: users with passwords, and queries.

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 8.0
 """Shorter than a handler may take. The reading continues, and its document is there for the next request."""
+BUSY_STATUS = 503
+"""The HTTP status of an answer without the document: the same request may succeed a moment later."""
 
 
 class SlowDocument(Struct, Generic[T]):

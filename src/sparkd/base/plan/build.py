@@ -82,7 +82,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     title = f"rank {node.rank} of {recipe.name}"
     return LaunchPlan(
         recipe=recipe.name,
-        role="head" if node.rank == 0 else "worker",
+        role=node.role,
         node=node,
         image=engine.image,
         entrypoint=recipe.image.entrypoint,
@@ -162,7 +162,7 @@ def _make_rank_flags(node: Node, master_port: int, *, on_ray: bool) -> tuple[str
         *("--master-addr", node.head_address, "--master-port", str(master_port)),
     )
     # Without --headless a worker starts an API server, and the head waits forever.
-    return flags if node.rank == 0 else (*flags, "--headless")
+    return flags if node.is_head else (*flags, "--headless")
 
 
 def _configure_engine(recipe: Recipe, settings: Settings, nodes: int) -> _Engine:

@@ -43,13 +43,20 @@ class MemoryNeed(Struct, frozen=True):
 
 
 class MemorySample(Struct, frozen=True):
-    """Available memory at a time, to detect a later change."""
+    """The least memory that was available since some last came back, and when that was."""
 
     uptime_seconds: float
     available_bytes: int
 
-    def still_has(self, available_bytes: int) -> bool:
-        return abs(available_bytes - self.available_bytes) < UNCHANGED_BYTES
+    def has_come_back(self, available_bytes: int) -> bool:
+        """Whether more is available. Less says nothing of memory to come: somebody takes it."""
+        return available_bytes - self.available_bytes >= UNCHANGED_BYTES
+
+    def followed_by(self, later: MemorySample) -> MemorySample:
+        """The sample to compare the next one with."""
+        if self.has_come_back(later.available_bytes):
+            return later
+        return MemorySample(self.uptime_seconds, min(self.available_bytes, later.available_bytes))
 
 
 class PlanNeededError(Exception):
@@ -64,7 +71,7 @@ class CheckInputs(Struct, frozen=True):
     peers: tuple[str, ...] = ()
     drop_in: DropIn | None = None
     earlier: MemorySample | None = None
-    """Available memory at the last check."""
+    """The least that was available since memory last came back, as in `UnifiedMemory`."""
 
     @property
     def plan(self) -> LaunchPlan:

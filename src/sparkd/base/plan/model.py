@@ -32,6 +32,14 @@ class Node(Struct, frozen=True):
     compile_jobs: str = "1"
     """Number of compilers at once for which its memory has room; 1 until that has been read."""
 
+    @property
+    def is_head(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def role(self) -> str:
+        return "head" if self.is_head else "worker"
+
 
 class Secret(Struct, frozen=True):
     """Environment variable `name` holds the content of `file`, which the container reads at launch.

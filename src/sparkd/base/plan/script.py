@@ -143,7 +143,7 @@ def ray_lines(node: Node, gpus: int, port: int, env: Mapping[str, str], engine: 
             f"--object-store-memory={OBJECT_STORE_BYTES}",
         )
     )
-    if node.rank == 0:
+    if node.is_head:
         names = sorted(name for name, text in env.items() if "{node." in text)
         # vLLM copies the head's variables to all ranks, except those named in this file.
         names_file = f"{_CONFIG}/ray_non_carry_over_env_vars.json"

@@ -137,8 +137,11 @@ def _parse(
         reason = reason.replace("; first occurrence second occurrence", ": give each &name once")
         raise YamlError(line + 1, reason or "is no YAML") from None
     except (YAMLError, UnicodeError) as error:
-        text_before = text.encode(errors="replace")[: getattr(error, "position", 0)]
-        raise YamlError(text_before.count(b"\n") + 1, str(error).splitlines()[0]) from None
+        if isinstance(error, UnicodeDecodeError):
+            line = _find_escapes(text, error.object[error.start : error.end])
+        else:
+            line = text.encode(errors="replace")[: getattr(error, "position", 0)].count(b"\n") + 1
+        raise YamlError(line, str(error).splitlines()[0]) from None
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
     builder = _Builder(
@@ -147,6 +150,13 @@ def _parse(
         _MOST_VALUES if aliases else 0,
     )
     return Document(builder.build_mapping(root, ()), builder.lines)
+
+
+def _find_escapes(text: str, undecoded: bytes) -> int:
+    """The line of a tag whose escapes (%C0) make these bytes, which are no UTF-8. libyaml gives no position."""
+    escapes = "".join(f"%{byte:02x}" for byte in undecoded)
+    match = re.search(rf"![^\s!]*?{escapes}", text, re.IGNORECASE)
+    return text.count("\n", 0, match.start()) + 1 if match else 1
 
 
 class _Builder(Struct):

@@ -1,10 +1,9 @@
-"""history.db: each launch on this node, what was measured of it, and whether the newest is worse than those before."""
+"""history.db: each launch on this node, and what was measured of it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -12,26 +11,17 @@ from msgspec import Struct, field
 
 from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import Cause
-from sparkd.base.lib.text import sanitize
 from sparkd.base.state.file import FOLDER
-from sparkd.base.state.known_good import Facts, excerpt_values, find_differences, format_utc, group_files
+from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 
 PATH = f"{FOLDER}/history.db"
 MODE = 0o640
 """Readable by root and its group, which an administrator may change."""
-MOST_CHANGES, NAME_LIMIT = 3, 60
-"""Changes that one line names, and characters of each name."""
 LAUNCHES, ENDS = "launches", "ends."
 """Names of totals: of all launches, and the prefix of a `Cause` for those that ended by it."""
-FEWEST, MOST_EARLIER = 3, 10
-"""Earlier values that show what is usual: with fewer there is no judgement, and of more the last ones count."""
-TIMES_SPREAD, LEAST_SHARE = 3.0, 0.1
-"""A decline is more than three standard deviations, estimated by the median deviation, and a tenth of the median."""
 _COMPILER_ENDED = re.compile(r"[Nn]inja build failed|ninja: build stopped")
 """Messages of FlashInfer and of ninja. Most often they mean that a compiler was killed."""
-DEVIATIONS = 1.4826
-"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
 
 
 class Launch(Struct, frozen=True, tag="launch", tag_field="kind"):
@@ -66,9 +56,10 @@ class Smoke(Struct, frozen=True, tag="smoke", tag_field="kind"):
     id: str
     at: str
     launch: str
+    """Id of the launch that was tested."""
     recipe: str
     bad: int
-    """Number of answers that make no sense; of the test at a start, of kinds of such answers."""
+    """For `sparkd smoke`: answers that make no sense. For the test at a start: kinds of fault."""
     faults: tuple[str, ...] = ()
 
 
@@ -76,13 +67,13 @@ class Bench(Struct, frozen=True, tag="bench", tag_field="kind"):
     id: str
     at: str
     launch: str
+    """Id of the launch that was tested."""
     recipe: str
     figures: msgspec.Raw
     """The result of `sparkd bench`, as JSON."""
 
 
 Row: TypeAlias = Launch | Smoke | Bench
-"""`launch` of a test is the id of the launch that was tested."""
 
 
 class Past(Struct, frozen=True):
@@ -110,7 +101,7 @@ def last_load(rows: Iterable[Row], fits: Callable[[Launch], bool] = lambda _: Tr
     return loads[-1] if loads else None
 
 
-def count_short_loads(launches: Iterable[Launch], plan: str) -> int:
+def count_out_of_memory_loads(launches: Iterable[Launch], plan: str) -> int:
     """Number of the plan's last loads, without a gap, that ended by a lack of memory. `launches`: oldest first."""
     count = 0
     for launch in reversed([launch for launch in launches if launch.plan == plan]):
@@ -121,47 +112,3 @@ def count_short_loads(launches: Iterable[Launch], plan: str) -> int:
             break
         count += 1
     return count
-
-
-def find_decline(values: Sequence[float], *, more_is_better: bool) -> int | None:
-    """First index from which on all values, oldest first, are a decline against those before it; None without one."""
-    sign = 1 if more_is_better else -1
-    for start in range(FEWEST, len(values)):
-        earlier = values[max(0, start - MOST_EARLIER) : start]
-        usual = find_usual(values, start)
-        spread = DEVIATIONS * median(abs(value - usual) for value in earlier)
-        worst = min(sign * value for value in earlier)  # as bad is usual, such as the first load after a boot
-        limit = min(worst, sign * usual - max(TIMES_SPREAD * spread, LEAST_SHARE * usual))
-        if all(sign * value < limit for value in values[start:]):
-            return start
-    return None
-
-
-def find_usual(values: Sequence[float], start: int) -> float:
-    """The median with which the values from `start` on are compared."""
-    return median(values[max(0, start - MOST_EARLIER) : start])
-
-
-def describe_change(earlier: Facts, current: Facts) -> str:
-    """Known differences between two launches in one line, the likeliest cause first."""
-    changes = group_files(find_differences(earlier, current))
-    if not changes:
-        return "nothing that sparkd knows of has changed"
-    named_changes = changes[:MOST_CHANGES]
-    texts = (f"{sanitize(change.name, NAME_LIMIT)} {' -> '.join(excerpt_values(change))}" for change in named_changes)
-    more = f", and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
-    return f"changed: {', '.join(texts)}{more}"
-
-
-def describe_slower_load(launches: Sequence[Launch]) -> str:
-    """A warning where loads have become slower, else empty. `launches`: of one recipe and rank, oldest first."""
-    loads = [(launch, launch.load_seconds) for launch in launches if launch.load_seconds is not None]
-    start = find_decline([seconds for _, seconds in loads], more_is_better=False)
-    if start is None:
-        return ""
-    (before_decline, _), (first_slow, _), (newest, seconds) = loads[start - 1], loads[start], loads[-1]
-    usual = find_usual([seconds for _, seconds in loads], start)
-    return (
-        f"loads are slower since {format_utc(first_slow.at)}: {seconds:.0f} s, {usual:.0f} s before; "
-        f"{describe_change(before_decline.facts, newest.facts)}"
-    )

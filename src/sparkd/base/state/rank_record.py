@@ -17,7 +17,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.files import Files
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.host.processes import is_alive, read_process
+from sparkd.base.host.processes import is_alive
 from sparkd.base.host.shm import Identity, read_segment
 from sparkd.base.state.file import StateFile
 
@@ -52,8 +52,6 @@ class RankRecord(Struct, frozen=True):
     """Start of that process, in clock ticks since boot."""
     oom_kills: int | None = None
     """The kernel's count of OOM kills at the start; None where it has none."""
-    held_bytes: int | None = None
-    """Memory that others held at the start; None where that is unknown."""
     dockerd_pid: str = ""
     """pid of dockerd at the start; empty where containers outlive their dockerd."""
     segments: Mapping[str, Identity] = field(default_factory=dict)
@@ -68,8 +66,7 @@ LOG_POSITION = f"{FILE.folder}/log-position"
 """File that says how far its log is in the journal, in docker's notation."""
 
 GUARD = "/run/sparkd-guard/rank"
-"""File by which a killer finds the rank of the killer before it: floor; pid and start of rank and agent; own pid."""
-GUARD_COMM = "sparkd-guard"
+"""File by which a killer finds the rank of the killer before it: floor; pid and start of rank, agent and killer."""
 RECORD_HINT = "the next start of the agent sets that file aside"
 
 
@@ -137,10 +134,8 @@ def load_rank(host: Host) -> KnownRank:
 
 def _is_guarded(files: Files, record: RankRecord) -> bool:
     with suppress(OSError, ValueError):
-        _, rank, rank_start, _, _, killer_pid = map(int, files.text(GUARD, limit=256).split())
-        process = read_process(files, killer_pid)
-        is_killer_alive = process is not None and not process.dead and process.comm == GUARD_COMM
-        return is_killer_alive and (rank, rank_start) == (record.pid, record.start_time)
+        _, rank, rank_start, _, _, killer_pid, killer_start = map(int, files.text(GUARD, limit=256).split())
+        return is_alive(files, killer_pid, killer_start) and (rank, rank_start) == (record.pid, record.start_time)
     return False
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+COLD, WARMING, WARM = "cold", "warming", "warm"
+
 
 class EngineReport(Struct, frozen=True):
-    """The rank on this node. `progress` is 0 to 1 of the current step, None where it is not counted."""
+    """The engine of this node's rank. `progress` is 0 to 1 of the current step, None where it is not counted."""
 
     container_id: str = ""
     image: str = ""
@@ -15,8 +17,8 @@ class EngineReport(Struct, frozen=True):
     seconds_left: float | None = None
     kv_cache_tokens: int | None = None
     idle_seconds: int | None = None
-    """Seconds without work: of a load, or of a worker's rank while its head's requests wait. None while it works, and
-    where it is not watched."""
+    """In `loading`: seconds for which the load has not worked, None where it is not watched. In `degraded`, on a
+    worker: a fixed number while its rank does nothing, though its head's requests wait; else None."""
     started: str = ""
     """Stamp of the container's start; empty before."""
     expected_seconds: float | None = None
@@ -35,7 +37,8 @@ class EngineReport(Struct, frozen=True):
     kernels_compiled: int = 0
     """Kernels compiled inside requests since the start. vLLM's monitor may also count those loaded from a cache."""
     warmth: str = ""
-    """cold, warming or warm: whether its caches have the kernels of the plan's requests; empty where unknown."""
+    """COLD, WARMING or WARM: whether its caches have the kernels of the plan's requests; empty where unknown. No enum:
+    a node of another version may report a further one."""
 
 
 class ActivityReport(Struct, frozen=True):

@@ -48,8 +48,7 @@ class LineSplitter:
     def flush(self) -> Iterator[str]:
         """The rest of the stream, without a line end."""
         if self._pending:
-            cut = f" ... (+{self._cut_bytes} bytes)" if self._cut_bytes else ""
-            text = _decode(self._pending) + cut
+            text = _decode(self._pending, self._cut_bytes)
             self._pending.clear()
             self._cut_bytes = 0
             yield text
@@ -60,9 +59,17 @@ class LineSplitter:
         self._cut_bytes += max(0, len(piece) - room)
 
 
-def _decode(line: bytes | bytearray) -> str:
-    """Cuts once more: an unprintable character is escaped by up to ten."""
-    return printable(line.decode("utf-8", "replace"))[:LINE_LIMIT_BYTES]
+def _decode(line: bytes | bytearray, cut_bytes: int = 0) -> str:
+    """Cuts once more: an escape has up to four times the bytes, and what is no UTF-8 three times.
+
+    The mark counts what was cut here as it would be in the journal.
+    """
+    text = printable(line.decode("utf-8", "replace"))
+    if len(text) > LINE_LIMIT_BYTES // 4:  # UTF-8 has at most four bytes a character: most lines need no encoding
+        encoded = text.encode()
+        text = encoded[:LINE_LIMIT_BYTES].decode("utf-8", "ignore")
+        cut_bytes += max(0, len(encoded) - LINE_LIMIT_BYTES)
+    return f"{text} ... (+{cut_bytes} bytes)" if cut_bytes else text
 
 
 class LogForwarder:
@@ -81,7 +88,7 @@ class LogForwarder:
         self._held: str | None = None
         self._progress_at = float("-inf")
 
-    def lines(self, line: str, now: float) -> Iterator[tuple[int, str]]:
+    def forward(self, line: str, now: float) -> Iterator[tuple[int, str]]:
         """The journal's lines for one log line. `now`: monotonic seconds."""
         if self._own_poll.match(line):
             return

@@ -26,7 +26,7 @@ from sparkd.base.vllm.warm_up_steps import MOST_AT_ONCE as MOST_TO_WARM
 from sparkd.tools.cli import bench_table, console
 from sparkd.tools.measure import measuring
 from sparkd.tools.measure.bench import Result, Wanted
-from sparkd.tools.measure.past import describe_slower, find_runs, find_usual
+from sparkd.tools.measure.past import describe_slower_benches, find_runs, usual_figures
 from sparkd.tools.measure.soak import STEADY, judge
 from sparkd.tools.node.served import CONNECTIONS, Served, collect, open_endpoint
 
@@ -89,7 +89,8 @@ def report(args: argparse.Namespace, benchmark: Result, served: Served) -> None:
     """Print the figures beside the expected and the usual ones. Those of a benchmark without a fault are kept."""
     rows, row = measuring.read_rows(Host()), measuring.make_row(benchmark, served)
     is_whole = bool(benchmark.levels) and not benchmark.interrupted and not benchmark.fault
-    usual, slower = find_usual(benchmark, find_runs(rows)), describe_slower(find_runs((*rows, row))) if is_whole else ()
+    usual = usual_figures(benchmark, find_runs(rows))
+    slower = describe_slower_benches(find_runs((*rows, row))) if is_whole else ()
     expect = served.node.recipe.expect
     if args.json:
         figures = {"schema": 1, **msgspec.to_builtins(benchmark), "slower": slower}

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from sparkd.base.lib.text import Parts, Table, sanitize
 from sparkd.base.state.known_good import format_utc
 from sparkd.tools.measure.bench import Result
-from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Spread, expected, find_level, ratio, seconds
+from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Spread, expected_figure, find_level, ratio
+from sparkd.tools.measure.measuring import format_latency
 from sparkd.tools.measure.past import Usual
 
 LEVELS = ("at once", "tokens/s", "5-95 %", "recipe", "usual", "first", "recipe", "between", "request")
@@ -61,10 +62,10 @@ def level_rows(benchmark: Result, expect: Expect, usual: Usual | None) -> list[t
                 str(level.concurrency),
                 _format_rate(rate.median) if rate else NONE,
                 f"{_format_rate(rate.low)}-{_format_rate(rate.high)}" if rate else NONE,
-                _format_ratio(ratio(rate, expected(expect, DECODE, level.concurrency))),
+                _format_ratio(ratio(rate, expected_figure(expect, DECODE, level.concurrency))),
                 _format_ratio(ratio(rate, usual_rate.median if usual_rate else None)),
                 _format_seconds(first),
-                _format_ratio(ratio(first, expected(expect, FIRST, level.concurrency))),
+                _format_ratio(ratio(first, expected_figure(expect, FIRST, level.concurrency))),
                 _format_seconds(level.inter_token_seconds),
                 _format_seconds(level.request_seconds),
             )
@@ -79,8 +80,8 @@ def depth_rows(depths: Sequence[Depth]) -> list[tuple[str, ...]]:
             (
                 f"{depth.prompt_tokens:,}",
                 f"{depth.prefill_tokens_per_second:,.0f}",
-                seconds(depth.first_token_seconds),
-                seconds(depth.repeated_seconds),
+                format_latency(depth.first_token_seconds),
+                format_latency(depth.repeated_seconds),
                 f"{depth.first_token_seconds / depth.repeated_seconds:.1f}x" if depth.repeated_seconds else NONE,
                 f"{depth.stream_tokens_per_second:.1f}",
             )
@@ -130,7 +131,7 @@ def _format_rate(value: float) -> str:
 
 
 def _format_seconds(spread: Spread | None) -> str:
-    return seconds(spread.median) if spread else NONE
+    return format_latency(spread.median) if spread else NONE
 
 
 def _format_ratio(value: float | None) -> str:

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from sparkd.base.cluster import membership
+from sparkd.base.cluster.endpoint import find_key, find_url
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.text import Table, sanitize
@@ -27,8 +28,8 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
 def show_endpoint(args: argparse.Namespace) -> None:
     host = Host()
     node = membership.resolve_context(load_settings(os.environ), None, host)
-    plan, (keyed, key_file) = node.plan, membership.find_key(node)
-    url, note = membership.find_url(plan, host)
+    plan, (keyed, key_file) = node.plan, find_key(node)
+    url, note = find_url(plan, host)
     offer = endpoint.Offer(url, plan.served_name, endpoint.context_tokens(plan, host), keyed)
     state = endpoint.read_state(host)
     if args.client:

@@ -11,7 +11,7 @@ from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.state.history import PATH, Launch, Row, Smoke
 from sparkd.tools.cli import console
-from sparkd.tools.measure.past import as_json, find_slower
+from sparkd.tools.measure.past import describe_decline, history_as_json
 
 HEADINGS = ("STARTED (UTC)", "RECIPE", "LOAD", "TOKENS/S", "BAD", "END")
 LAST = 20
@@ -38,9 +38,11 @@ def show_history(args: argparse.Namespace) -> None:
         ) from None
     launches = [row for row in rows if isinstance(row, Launch)][-args.last :]
     if args.json:
-        print(as_json(rows, totals, args.last))
+        print(history_as_json(rows, totals, args.last))
     elif launches:
-        console.show((Table(table_rows(launches, rows), heading=True, flexible=1, one_line=True), *find_slower(rows)))
+        console.show(
+            (Table(table_rows(launches, rows), heading=True, flexible=1, one_line=True), *describe_decline(rows))
+        )
     else:
         print("no launch on this node yet")
 

@@ -16,8 +16,9 @@ from contextlib import suppress
 from datetime import datetime, time, timedelta
 from functools import partial
 
-from sparkd.agent.cluster.logs import Entry, Marks, NodeLog, merge, open_logs
-from sparkd.base.config import load_settings
+from sparkd.agent.cluster.failure_marks import FailureMarker
+from sparkd.agent.cluster.node_logs import Entry, merge, open_logs
+from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Query
 from sparkd.base.host.kernel_events import parse_printed
@@ -44,26 +45,26 @@ def show_logs(args: argparse.Namespace) -> None:
     query = Query(max(0, round(since.timestamp() * 1_000_000)), priority=PRIORITIES[args.level], engine=args.engine)
     if os.geteuid():
         raise UsageError("only root may read the journal and the cluster's key", "sudo sparkd logs")
-    logs, trouble = open_logs(load_settings(os.environ), Host())
-    if trouble:
-        _report_trouble("", f"only this node's lines: {sanitize(trouble, 400)}", as_json=args.json)
-    asyncio.run(_print_logs(logs, query, args))
+    asyncio.run(_print_logs(load_settings(os.environ), query, args))
 
 
-async def _print_logs(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> None:
+async def _print_logs(settings: Settings, query: Query, args: argparse.Namespace) -> None:
     """Print the nodes' lines, and a node's trouble each time it changes. Raises BlockedError where no node answers."""
-    marks, troubles = Marks(), dict[str, str]()
-    while True:
-        answers = await asyncio.gather(*(log.next(query) for log in logs))
-        if entries := merge(lines for lines, _ in answers):
-            _print_entries(entries, marks, as_json=args.json)
-        for log, (_, trouble) in zip(logs, answers, strict=True):
-            if trouble != troubles.get(log.name, ""):
-                troubles[log.name] = trouble
-                _report_trouble(log.name or "this node", trouble, as_json=args.json)
-        if not args.follow:
-            break
-        await asyncio.sleep(1)
+    marker, troubles = FailureMarker(), dict[str, str]()
+    async with open_logs(settings, Host()) as (logs, peer_trouble):
+        if peer_trouble:
+            _report_trouble("", f"only this node's lines: {sanitize(peer_trouble, 400)}", as_json=args.json)
+        while True:
+            answers = await asyncio.gather(*(log.next(query) for log in logs))
+            if entries := merge(lines for lines, _ in answers):
+                _print_entries(entries, marker, as_json=args.json)
+            for log, (_, trouble) in zip(logs, answers, strict=True):
+                if trouble != troubles.get(log.name, ""):
+                    troubles[log.name] = trouble
+                    _report_trouble(log.name or "this node", trouble, as_json=args.json)
+            if not args.follow:
+                break
+            await asyncio.sleep(1)
     if not any(lines or not trouble for lines, trouble in answers):
         raise BlockedError("no node's log can be read", "on each node: journalctl -u sparkd-head -u sparkd-worker")
     if not (args.json or entries):
@@ -77,18 +78,18 @@ def _report_trouble(node: str, trouble: str, *, as_json: bool) -> None:
         print(json.dumps({"node": node, "trouble": trouble}, ensure_ascii=False), flush=True)
 
 
-def _print_entries(entries: list[Entry], marks: Marks, *, as_json: bool) -> None:
+def _print_entries(entries: list[Entry], marker: FailureMarker, *, as_json: bool) -> None:
     if as_json:
-        console.show(list(render_json(entries, marks)))
+        console.show(list(render_json(entries, marker)))
     else:
-        rows = list(render_rows(entries, marks))
+        rows = list(render_rows(entries, marker))
         console.show([Table([row for row, _ in rows], [level for _, level in rows])])
 
 
-def render_rows(entries: list[Entry], marks: Marks) -> Iterator[tuple[tuple[str, str, str], str]]:
+def render_rows(entries: list[Entry], marker: FailureMarker) -> Iterator[tuple[tuple[str, str, str], str]]:
     """Rows of time, node and text, each with its style. Below a failure comes a row with what it means."""
     for entry in entries:
-        known, is_first = marks.judge(entry.line)
+        known, is_first = marker.mark(entry.line)
         at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
         style = {"error": "block", "warning": "warn"}.get(_find_level_name(entry), "")
         yield (f"{at:%b %d %H:%M:%S}.{at.microsecond // 1000:03}", entry.node, entry.line.text), style
@@ -98,9 +99,9 @@ def render_rows(entries: list[Entry], marks: Marks) -> Iterator[tuple[tuple[str,
             yield ("", "", f"^ {text}"), "block" if is_first else "warn"
 
 
-def render_json(entries: list[Entry], marks: Marks) -> Iterator[str]:
+def render_json(entries: list[Entry], marker: FailureMarker) -> Iterator[str]:
     for entry in entries:
-        known, is_first = marks.judge(entry.line)
+        known, is_first = marker.mark(entry.line)
         at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
         line = {"node": entry.node, "level": _find_level_name(entry), "engine": entry.engine, "text": entry.line.text}
         error = {"meaning": known.meaning if known else "", "remedy": known.remedy if known else ""}

@@ -27,7 +27,7 @@ from sparkd.base.recipes.lookup import SUFFIX
 from sparkd.tools.cli import console
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import ADMINISTRATORS, Place
-from sparkd.tools.importers.forms import Form, form_of_container, not_read, read_form
+from sparkd.tools.importers.forms import Form, form_of_container, read_form, unreadable_error
 from sparkd.tools.importers.source import Overrides, parse_overrides
 
 NOT_YET = "this does not lead to an endpoint yet"
@@ -88,7 +88,7 @@ def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
         form = read_form(text, path, overrides, args.service, owner=owner)
         if form is None:
             fault = "line 1: is no command line, script, compose file or unit that starts vLLM"
-            raise not_read(text, path, fault, "a recipe of another tool is imported alone, by its file")
+            raise unreadable_error(text, path, fault, "a recipe of another tool is imported alone, by its file")
         forms.append(form)
     return forms
 

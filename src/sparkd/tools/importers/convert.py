@@ -13,36 +13,26 @@ from pydantic import ValidationError
 
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import format_key, printable, read_owned_file, validator_message
-from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
+from sparkd.base.recipes.schema import REPO, Recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
-from sparkd.base.vllm.args import (
-    OTHER_HOMES,
-    OWNED,
-    SECRET_NAME,
-    JsonValue,
-    parse_count,
-    parse_flags,
-    parse_secret_files,
-    parse_variables,
-    rank_flags,
-)
-from sparkd.base.vllm.lint.environment import is_of_a_node
+from sparkd.base.vllm.args import JsonValue, parse_count, rank_flags
 from sparkd.tools.importers.bundle import Place, render
-from sparkd.tools.importers.command import Flag, Serve
+from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.eugr import read_eugr
-from sparkd.tools.importers.forms import SUFFIXES, Form, combine, not_read, read_form
+from sparkd.tools.importers.forms import SUFFIXES, Form, combine, read_form, unreadable_error
 from sparkd.tools.importers.launch import Engine, read_inner_engine
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
-from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, redact, secret_file
-from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
+from sparkd.tools.importers.options import Launch, LaunchError, redact
+from sparkd.tools.importers.recipe_args import convert_flags
+from sparkd.tools.importers.recipe_environment import split_environment
+from sparkd.tools.importers.source import COMMAND, ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
 
 IMPORTERS = (read_nvidia, read_eugr, read_sparkrun)
-"""One for each tool. The first that knows a recipe reads it, and the last one takes any."""
-COMMAND = ("command",)
+"""One for each tool. The first that knows a recipe reads it."""
 FABRIC = ("devices", ["/dev/infiniband"])
 """A key and value of `container`: without use on a single node, which may not have the device."""
 _MOST_RANKS = 9999
@@ -109,10 +99,11 @@ def import_text(
     try:
         document = parse_as_pyyaml(text)
     except YamlError as error:
-        raise not_read(text, path, str(error), "") from None
+        raise unreadable_error(text, path, str(error), "") from None
     source = Source(document, None if owner is None else path)
     if not any(source.has(key) for key in ("recipe_version", "model", "command")):
-        raise not_read(text, path, "line 1: is no recipe: it names neither a model nor a command")
+        fault = "line 1: is no recipe: it has none of the keys recipe_version, model and command"
+        raise unreadable_error(text, path, fault)
     name = _choose_name(path, taken, catalogue_name(source))
     return _make_result(source, [str(path)], place, lambda: _convert_recipe(source, name, overrides))
 
@@ -167,14 +158,14 @@ def _convert_recipe(source: Source, name: str, overrides: Overrides) -> Recipe:
 
 def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, command: Serve) -> Recipe:
     """Make a recipe of schema 1. Raises UnusableRecipeError."""
-    served_name, args = _convert_flags(source, command)
+    served_name, args = convert_flags(source, command)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
     if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command") or foreign.command):
         why = "vLLM joins its ranks itself; executor: ray has Ray"
         source.note(COMMAND, f"command: --distributed-executor-backend ray: left out: {why}")
     model, is_alone = command.model, nodes.get("max") == 1
-    env, secrets = _split_environment(source, foreign.env, many=nodes["min"] > 1)
+    env, secrets = split_environment(source, foreign.env, many=nodes["min"] > 1)
     return _validate(
         {
             "schema": 1,
@@ -210,43 +201,6 @@ def _find_engine(source: Source, foreign: ForeignRecipe, overrides: Overrides) -
     return engine
 
 
-def _convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonValue]]:
-    """The served name (empty if no flag gives one) and the recipe's `args`."""
-    served_name = ""
-    args: dict[str, JsonValue] = {}
-    for flag in command.flags:
-        base_name = flag.name.partition(".")[0].removeprefix("no-")
-        where = f"command: --{flag.name}"
-        if base_name == "config":
-            raise UnusableRecipeError(COMMAND, f"{where}: {OTHER_HOMES[base_name]}")
-        if flag.name == "served-model-name" and flag.values:
-            served_name = flag.values[0]
-            if flag.values[1:]:
-                source.note(COMMAND, f"{where}: further names left out: {', '.join(flag.values[1:])}")
-        elif base_name in OWNED:
-            continue  # sparkd sets it, from the recipe's executor or cluster.nodes
-        elif base_name in OTHER_HOMES:
-            source.note(COMMAND, f"{where}: left out: {OTHER_HOMES[base_name]}")
-        else:
-            _convert_flag(source, args, flag, where)
-    return served_name, args
-
-
-def _convert_flag(source: Source, args: dict[str, JsonValue], flag: Flag, where: str) -> None:
-    for value in flag.values:
-        if has_placeholder(value):
-            raise UnusableRecipeError(COMMAND, f"{where} {value[:60]}: sparkd would put in a value of its own")
-    is_off = flag.name.startswith("no-") and not flag.values
-    name = flag.name.removeprefix("no-") if is_off else flag.name
-    if args.pop(name, None) is not None:
-        source.note(COMMAND, f"{where}: is given twice: the last one counts")
-    one_value = flag.values[0] if flag.values else not is_off
-    try:
-        args.update(parse_flags({name: list(flag.values) if flag.values[1:] else one_value}))
-    except ValueError as error:
-        raise UnusableRecipeError(COMMAND, f"command: {error}") from None
-
-
 def _note_code(source: Source) -> None:
     """Note the code that the tool would run besides the engine, except what `endpoint` turns into commands."""
     for key, meaning in _NOT_RUN.items():
@@ -268,29 +222,6 @@ def _count_nodes(source: Source, foreign: ForeignRecipe, args: Mapping[str, Json
         source.need((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
         return {"min": fewest} if most is None else {"min": fewest, "max": most}
     return {"min": ranks, "max": ranks}
-
-
-def _split_environment(source: Source, env: Mapping[str, str], *, many: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """Variables, and the files of those variables that are secrets."""
-    kept: dict[str, str] = {}
-    secrets: dict[str, str] = {}
-    for name, text in env.items():
-        if many and is_of_a_node(name, text):
-            source.note(("env", name), f"env.{name}: left out: {OF_RANK}")
-            continue
-        try:
-            if SECRET_NAME.search(name) and text.lower() not in ("", "0", "1", "true", "false"):
-                secrets |= parse_secret_files({name: secret_file(name)})
-                source.note(("env", name), f"env.{name}: its value is not taken: put it into {secrets[name]}")
-                continue
-            parse_variables({name: text})
-        except ValueError as error:
-            source.note(("env", name), f"env.{name}: left out: {error}")
-            continue
-        if has_placeholder(text):
-            raise UnusableRecipeError(("env", name), f"env.{name}: {text[:60]}: sparkd would put in a value of its own")
-        kept[name] = text
-    return kept, secrets
 
 
 def _validate(written: Mapping[str, object]) -> Recipe:

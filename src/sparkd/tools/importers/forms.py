@@ -71,7 +71,7 @@ class Form(Struct, frozen=True):
     """The folder where relative paths begin; empty where the text is no file's."""
 
 
-def not_read(text: str, path: Path, fault: str, hint: str = READ) -> ConfigError:
+def unreadable_error(text: str, path: Path, fault: str, hint: str = READ) -> ConfigError:
     """The error for a text: what it looks like and what to do instead; else the fault, with its line, and the hint."""
     for kind, begin, instead in _NEVER_READ if path.suffix in SUFFIXES else _UNREADABLE:
         if re.match(begin, text):
@@ -106,9 +106,9 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
         launches = _read_launches(text, kind, variables, service, path, owner)
     except LaunchError as error:
         fault = _make_fault(str(path), error.line, str(error))
-        raise (not_read(text, path, "") if is_page else fault) from None
+        raise (unreadable_error(text, path, "") if is_page else fault) from None
     if is_page and not launches:
-        raise not_read(text, path, "")
+        raise unreadable_error(text, path, "")
     for launch in launches:
         launch.overrides = overrides
     return Form(str(path), kind, launches, folder)

@@ -16,6 +16,8 @@ from sparkd.base.vllm.args import parse_count
 Overrides = Mapping[str, str]
 """Values of `-o key=value`, as text."""
 
+COMMAND = ("command",)
+"""The key of the command that starts the engine."""
 _LONGEST_NUMBER = 300
 
 

@@ -63,7 +63,7 @@ TABLES = toml.decode(read_data("sparkrun.toml"), type=_Tables)
 
 
 def read_sparkrun(source: Source, overrides: Overrides) -> ForeignRecipe:
-    """Read a recipe. Raises UnusableRecipeError, or CommandError for the command."""
+    """Read a recipe, also of an unknown tool. Raises UnusableRecipeError, or CommandError for the command."""
     runtime = source.text("runtime")
     if runtime not in ("", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm"):
         raise source.fault(("runtime",), runtime, "sparkd runs vLLM alone")

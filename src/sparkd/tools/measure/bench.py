@@ -11,7 +11,7 @@ from msgspec import Struct
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.vllm.api import Drafts, Endpoint
 from sparkd.base.vllm.streaming import StreamError
-from sparkd.tools.measure.figures import Depth, Level, Reply, compare_depth, summarise
+from sparkd.tools.measure.figures import Depth, LevelFigures, Reply, compare_depth, summarise
 
 WORDS = ("river", "stone", "window", "garden", "winter", "paper", "music", "bridge", "letter", "market", "engine")
 REQUEST_SECONDS = 900.0
@@ -48,14 +48,14 @@ class Result(Struct, frozen=True):
     version: str
     prompt_tokens: int
     answer_tokens: int
-    levels: tuple[Level, ...] = ()
+    levels: tuple[LevelFigures, ...] = ()
     depths: tuple[Depth, ...] = ()
     interrupted: bool = False
     fault: str = ""
     """Why it ended early."""
 
 
-async def measure(endpoint: Endpoint, wanted: Wanted) -> AsyncIterator[Level | Depth]:
+async def measure(endpoint: Endpoint, wanted: Wanted) -> AsyncIterator[LevelFigures | Depth]:
     """Yield each level, then each depth; end after a level in which all requests failed.
 
     Raises HttpError, StreamError.
@@ -74,7 +74,9 @@ async def measure(endpoint: Endpoint, wanted: Wanted) -> AsyncIterator[Level | D
         yield compare_depth(answer, repeated_answer)
 
 
-async def measure_level(endpoint: Endpoint, prompts: Prompts, wanted: Wanted, concurrency: int, runs: int) -> Level:
+async def measure_level(
+    endpoint: Endpoint, prompts: Prompts, wanted: Wanted, concurrency: int, runs: int
+) -> LevelFigures:
     """Measure `runs` batches of so many requests, after a short one that is not counted."""
 
     def make_batch() -> list[str]:

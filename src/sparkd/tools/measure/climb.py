@@ -6,7 +6,6 @@ Each is a switch to a plan that ends at a time, so the agent goes back by itself
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -14,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.actions import files
-from sparkd.base.cluster import membership
+from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, NotReadyError
@@ -22,9 +21,9 @@ from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.base.status.model import read_living_report, utc_now
-from sparkd.tools.measure.bench import Wanted
+from sparkd.tools.measure.bench import Result, Wanted
 from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
-from sparkd.tools.measure.measuring import run
+from sparkd.tools.measure.measuring import run_warm
 from sparkd.tools.measure.soak import Sample, read_sample
 from sparkd.tools.node import switching
 from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
@@ -76,7 +75,7 @@ class Climb:
         """Raises BlockedError where the node is about to change its plan."""
         self.tuning = tuning
         self._base, self._config, self._host, self._show = base, config, host, show
-        self._fingerprint = membership.fingerprint_config(config, host)
+        self._fingerprint = chosen_plan.fingerprint_config(config, host)
         """Fingerprint of the configuration that the switches replace."""
         self._switch: Switch | None = None
         """The last step's."""
@@ -206,15 +205,14 @@ class Climb:
         if faults := smoke_twice():
             return Measured(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
         at_once = self.tuning.at_once
-        wanted = Wanted((at_once,), (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=time.time_ns())
+        wanted = Wanted((at_once,), (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=0)
         with open_endpoint(at_once) as served:
-            benchmark = run(served, wanted)
+            benchmark = run_warm(served, wanted)
         if benchmark.interrupted:
             raise KeyboardInterrupt
-        level = benchmark.levels[0] if benchmark.levels else None
-        fault = benchmark.fault or (level.fault if level else "no answer")
-        if fault or level is None:
+        if fault := _find_fault(benchmark):
             return Measured(*step, fault=sanitize(f"bench: {fault}", FAULT_LENGTH))
+        level = benchmark.levels[0]
         first = level.first_token_seconds
         return Measured(
             *step,
@@ -232,6 +230,16 @@ class Climb:
         with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
             files.exchange(self._host.files, FILE, FILE.read(self._host.files), tuning)
         self.tuning = tuning or self.tuning
+
+
+def _find_fault(benchmark: Result) -> str:
+    """Why a bench of one level says nothing of a step; empty where it does."""
+    if not benchmark.levels:
+        return benchmark.fault or "no answer"
+    (level,) = benchmark.levels
+    if benchmark.fault or level.fault or not level.compiled:
+        return benchmark.fault or level.fault
+    return f"{level.compiled} kernel(s) were compiled meanwhile, so it has no speed to compare"
 
 
 def longest_step(config: Settings, drain: int) -> int:

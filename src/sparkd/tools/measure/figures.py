@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from sparkd.base.lib.text import sanitize
 from sparkd.base.vllm.api import Drafts
 from sparkd.base.vllm.streaming import Streamed
 
@@ -30,7 +29,7 @@ class Spread(Struct, frozen=True):
     high: float
 
 
-class Level(Struct, frozen=True):
+class LevelFigures(Struct, frozen=True):
     """Figures of batches of `concurrency` requests, sent one batch after the other."""
 
     concurrency: int
@@ -39,7 +38,7 @@ class Level(Struct, frozen=True):
     requests: int
     failed: int
     output_tokens_per_second: Spread | None
-    """A batch's tokens, over the time from its first request to its last token. None: all requests failed."""
+    """A batch's tokens, over the time from its first request to its last answer's end. None: all requests failed."""
     stream_tokens_per_second: Spread | None
     """Rate of a single request, from its first token on."""
     first_token_seconds: Spread | None
@@ -64,16 +63,16 @@ class Depth(Struct, frozen=True):
     repeated_seconds: float
     """The time to the first token of the same prompt, which the prefix cache knows now."""
     compiled: int = 0
-    """Kernels, as in `Level`."""
+    """Kernels, as in `LevelFigures`."""
 
 
 def summarise(
     concurrency: int, arrivals: str, batches: Sequence[Sequence[Reply]], drafts: Sequence[Drafts | None] = ()
-) -> Level:
+) -> LevelFigures:
     """The figures of a level. `drafts`: the drafter's counts before and after the batches."""
     replies = [reply for batch in batches for reply in batch]
     answers = [reply for reply in replies if isinstance(reply, Streamed)]
-    return Level(
+    return LevelFigures(
         concurrency=concurrency,
         arrivals=arrivals,
         requests=len(replies),
@@ -83,7 +82,7 @@ def summarise(
         first_token_seconds=spread(reply.arrivals[0] - reply.begun for reply in answers),
         inter_token_seconds=spread(late - early for reply in answers for early, late in pairwise(reply.arrivals)),
         request_seconds=spread(reply.ended - reply.begun for reply in answers),
-        accepted=accepted(*drafts) if len(drafts) == 2 else (),
+        accepted=acceptance_by_position(*drafts) if len(drafts) == 2 else (),
         fault=next((reply for reply in replies if isinstance(reply, str)), ""),
     )
 
@@ -118,7 +117,7 @@ def compare_depth(answer: Streamed, repeated_answer: Streamed) -> Depth:
     return Depth(answer.prompt_tokens, first_seconds, rate, stream_rate(answer), repeated_seconds)
 
 
-def accepted(earlier: Drafts | None, later: Drafts | None) -> tuple[float, ...]:
+def acceptance_by_position(earlier: Drafts | None, later: Drafts | None) -> tuple[float, ...]:
     """The share of proposed tokens that were accepted, by position.
 
     Empty without a drafter, where nothing was proposed, or where one of the counts is not known.
@@ -130,7 +129,7 @@ def accepted(earlier: Drafts | None, later: Drafts | None) -> tuple[float, ...]:
     return tuple((after_count - before_count) / proposed for after_count, before_count in pairs) if proposed > 0 else ()
 
 
-def expected(expect: Mapping[str, object], name: str, concurrency: int) -> float | None:
+def expected_figure(expect: Mapping[str, object], name: str, concurrency: int) -> float | None:
     """The figure that a recipe expects; None where it has none, or no finite number above zero."""
     match expect.get(name):
         case {**by_number}:
@@ -140,7 +139,7 @@ def expected(expect: Mapping[str, object], name: str, concurrency: int) -> float
     return None
 
 
-def find_level(levels: Iterable[Level], like: Level) -> Level | None:
+def find_level(levels: Iterable[LevelFigures], like: LevelFigures) -> LevelFigures | None:
     """The level that was measured in the same way."""
     wanted = (like.concurrency, like.arrivals)
     return next((level for level in levels if (level.concurrency, level.arrivals) == wanted), None)
@@ -148,17 +147,3 @@ def find_level(levels: Iterable[Level], like: Level) -> Level | None:
 
 def ratio(figure: Spread | None, base: float | None) -> float | None:
     return figure.median / base if figure and base else None
-
-
-def progress(part: Level | Depth) -> str:
-    if isinstance(part, Depth):
-        return f"prompt of {part.prompt_tokens:,} tokens: {seconds(part.first_token_seconds)} to the first token"
-    rate = part.output_tokens_per_second
-    return f"{part.concurrency} requests at once: {f'{rate.median:.1f} tokens/s' if rate else sanitize(part.fault)}"
-
-
-def seconds(value: float) -> str:
-    """`1.6 ms`, `16 ms`, `1.24 s`."""
-    if value >= 0.9995:
-        return f"{value:.2f} s"
-    return f"{value * 1000:.0f} ms" if value >= 0.00995 else f"{value * 1000:.1f} ms"

@@ -5,8 +5,9 @@ The trial is a switch to a plan that ends at a time, so the agent goes back by i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from shlex import quote
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,11 +19,10 @@ from sparkd.base.state.history import Launch, Row
 from sparkd.base.state.known_good import find_differences, format_utc
 from sparkd.base.state.switch import Chosen, Stage, Switch, label
 from sparkd.base.status.model import NodeReport, read_living_report
-from sparkd.tools.measure import climb
+from sparkd.tools.measure import climb, measuring
 from sparkd.tools.measure.bench import Result, Wanted
-from sparkd.tools.measure.figures import Level, Spread
+from sparkd.tools.measure.figures import LevelFigures, Spread
 from sparkd.tools.measure.ladder import LEAST_SHARE, describe_rate, is_faster
-from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, keep, make_row, read_rows, run
 from sparkd.tools.measure.past import find_runs
 from sparkd.tools.node.served import open_endpoint
 from sparkd.tools.node.switching import await_service, follow, go_back, read_choice, time_after, write_switch
@@ -46,49 +46,73 @@ def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Result | No
     return None
 
 
-def _is_steady(level: Level) -> bool:
+def _is_steady(level: LevelFigures) -> bool:
     """Whether another level can be compared with it. Fewer than three batches have no spread."""
     is_whole = not level.failed and not level.compiled and level.requests >= 3 * level.concurrency
     return is_whole and level.output_tokens_per_second is not None
 
 
-def measure(like: Result | None = None) -> tuple[Result, Spread]:
+class StillCompilingError(NotReadyError):
+    """The engine compiled kernels during each try of a bench, which makes it slow."""
+
+
+def bench_under_load(like: Result | None = None) -> tuple[Result, Spread]:
     """A short bench, under the load of `like` where that is given; it goes to the history.
 
-    Raises SparkdError where requests fail, KeyboardInterrupt.
+    Raises SparkdError where requests fail, StillCompilingError, KeyboardInterrupt.
     """
-    with open_endpoint(MOST_AT_ONCE) as served:
-        at_once = max(expected_levels(served.node.recipe), default=climb.DEFAULT_CONCURRENCY)
+    with open_endpoint(measuring.MOST_AT_ONCE) as served:
+        at_once = max(measuring.expected_levels(served.node.recipe), default=climb.DEFAULT_CONCURRENCY)
         wanted = Wanted((at_once,), (), climb.PROMPT_TOKENS, climb.ANSWER_TOKENS, climb.RUNS, staggered=False, seed=0)
         if like is not None:
             level = like.levels[0]
             load = {"prompt_tokens": like.prompt_tokens, "answer_tokens": like.answer_tokens}
             wanted = replace(wanted, concurrency=(level.concurrency,), staggered=level.arrivals != "static", **load)
-        for _ in range(2):  # once more where kernels were compiled meanwhile
-            wanted = replace(wanted, seed=time.time_ns())
-            benchmark = run(served, wanted, warms=True)
-            if benchmark.interrupted or not any(level.compiled for level in benchmark.levels):
-                break
-    if benchmark.interrupted:
-        raise KeyboardInterrupt
-    measured = benchmark.levels[0] if benchmark.levels else None
-    rate = measured.output_tokens_per_second if measured else None
-    fault = benchmark.fault or (measured.fault if measured else "no answer")
-    if fault or rate is None:
-        raise NotReadyError(f"bench: {sanitize(fault or 'no figure')}", "sparkd status")
-    keep(make_row(benchmark, served))
+        benchmark = measuring.run_warm(served, wanted)
+    rate = check_bench(benchmark)
+    measuring.keep(measuring.make_row(benchmark, served))
     return benchmark, rate
 
 
-def compare(baseline: Result, rate: Spread) -> tuple[str, str]:
-    """A line with both figures, and the fault of the new one: empty unless it is slower. Pure."""
+def check_bench(benchmark: Result) -> Spread:
+    """The rate of a bench of one level, where it can be compared with another. Raises as `bench_under_load`. Pure."""
+    if benchmark.interrupted:
+        raise KeyboardInterrupt
+    level = benchmark.levels[0] if benchmark.levels else None
+    fault = benchmark.fault or (level.fault if level else "no answer")
+    if fault or level is None or level.output_tokens_per_second is None:
+        raise NotReadyError(f"bench: {sanitize(fault or 'no figure')}", "sparkd status")
+    if level.compiled:
+        reason = f"bench: {level.compiled} kernel(s) were compiled meanwhile, so it has no speed to compare"
+        raise StillCompilingError(reason, "sudo sparkd warm; then the same command again")
+    return level.output_tokens_per_second
+
+
+def explain_fault(error: SparkdError, image: str) -> str:
+    """Why the tried image does not stay, where its test ended with an error. Pure."""
+    reason = sanitize(error.reason)
+    if isinstance(error, StillCompilingError):  # those kernels are in the image's caches, for the next time
+        return f"{reason}; to try it again, with the kernels it has now: sudo sparkd use --image {quote(image)}"
+    return reason
+
+
+class Comparison(NamedTuple):
+    figures: str
+    """A line with the new figure and the one before."""
+    fault: str
+    """Why the new one may not stay; empty unless it is slower."""
+
+
+def compare(baseline: Result, rate: Spread) -> Comparison:
+    """The rate of the tried image beside the one before. Pure."""
     level = baseline.levels[0]
-    usual_rate = level.output_tokens_per_second
-    usual_text = "not known before"
-    if usual_rate:
-        usual_text = f"{describe_rate(usual_rate)} before, {format_utc(baseline.made)}"
-    fault = f"slower beyond the spread of both, and by {LEAST_SHARE:.0%}" if is_faster(usual_rate, rate) else ""
-    return f"{level.concurrency} requests at once: {describe_rate(rate)}; {usual_text}", fault
+    baseline_rate = level.output_tokens_per_second
+    baseline_text = "not known before"
+    if baseline_rate:
+        baseline_text = f"{describe_rate(baseline_rate)} before, {format_utc(baseline.made)}"
+    is_slower = is_faster(baseline_rate, rate)
+    fault = f"slower beyond the spread of both, and by {LEAST_SHARE:.0%}" if is_slower else ""
+    return Comparison(f"{level.concurrency} requests at once: {describe_rate(rate)}; {baseline_text}", fault)
 
 
 class ImageTrial:
@@ -103,10 +127,10 @@ class ImageTrial:
 
         `current`: the switch in the file. Raises SparkdError, KeyboardInterrupt: the node returns then, too.
         """
-        baseline = find_baseline(read_rows(self._host), read_living_report(self._host.files))
+        baseline = find_baseline(measuring.read_rows(self._host), read_living_report(self._host.files))
         if baseline is None:
             self._show(f"measuring {label(self._switch.before)} first")
-            baseline, _ = measure()
+            baseline, _ = bench_under_load()
         chosen, until = self._switch.to, time_after(climb.longest_step(self._config, self._switch.drain_seconds))
         trial = replace(self._switch, to=chosen and replace(chosen, until=until))
         stays = False
@@ -129,12 +153,13 @@ class ImageTrial:
         try:
             if faults := climb.smoke_twice():
                 return f"smoke: {sanitize('; '.join(faults))}; whether the plan before passes it: sudo sparkd smoke"
-            _, rate = measure(baseline)
+            _, rate = bench_under_load(baseline)
         except SparkdError as error:
-            return sanitize(error.reason)
-        figures, fault = compare(baseline, rate)
-        self._show(figures)
-        return fault
+            tried = self._switch.to
+            return explain_fault(error, tried.engine.image if tried is not None else "")
+        comparison = compare(baseline, rate)
+        self._show(comparison.figures)
+        return comparison.fault
 
     def _keep(self, tried: Chosen | None) -> None:
         """Let the tried plan stay. Raises BlockedError where somebody has chosen another one meanwhile."""

@@ -1,4 +1,4 @@
-"""The newest bench compared with this node's earlier ones. Pure."""
+"""The newest bench and load compared with earlier ones, and the history as JSON, with its declines. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from sparkd.base.lib import prepared
 from sparkd.base.lib.text import sanitize
-from sparkd.base.state.history import Bench, Launch, Row, describe_change, describe_slower_load, find_decline
-from sparkd.base.state.history import find_usual as median_before
+from sparkd.base.state.decline import describe_change, describe_slower_load, find_decline, median_before
+from sparkd.base.state.history import Bench, Launch, Row
 from sparkd.base.state.known_good import format_utc
 from sparkd.tools.measure.bench import Result
-from sparkd.tools.measure.figures import Level, find_level, spread
+from sparkd.tools.measure.figures import LevelFigures, find_level, spread
 
 
 class Run(NamedTuple):
@@ -35,7 +35,7 @@ class Usual(NamedTuple):
     """Time of the first one: UTC, ISO 8601."""
     same_plan: bool
     """Whether their plan is that of the newest one; else only the recipe is the same."""
-    levels: tuple[Level, ...]
+    levels: tuple[LevelFigures, ...]
     """Levels whose rate is the median of all runs, with their spread."""
 
 
@@ -51,7 +51,7 @@ def find_runs(rows: Iterable[Row]) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def find_usual(benchmark: Result, earlier: Sequence[Run]) -> Usual | None:
+def usual_figures(benchmark: Result, earlier: Sequence[Run]) -> Usual | None:
     """Usual figures by earlier runs with the same lengths, of the same plan or else recipe; None without such runs."""
     alike = [run.result for run in earlier if _are_alike(run.result, benchmark)]
     runs = [run for run in alike if run.plan == benchmark.plan] or alike
@@ -60,11 +60,11 @@ def find_usual(benchmark: Result, earlier: Sequence[Run]) -> Usual | None:
     return Usual(len(runs), runs[0].made, runs[0].plan == benchmark.plan, levels) if runs else None
 
 
-def describe_slower(runs: Sequence[Run]) -> tuple[str, ...]:
+def describe_slower_benches(runs: Sequence[Run]) -> tuple[str, ...]:
     """A line for each number of requests at which the last run is slower, with what changed since."""
     lines = []
+    alike = [run for run in runs if _are_alike(run.result, runs[-1].result)]
     for level in runs[-1].result.levels if runs else ():
-        alike = [run for run in runs if _are_alike(run.result, runs[-1].result)]
         rated = [(run, rate) for run in alike if (rate := _find_rate(run.result, level)) is not None]
         rates = [rate for _, rate in rated]
         start = find_decline(rates, more_is_better=True)
@@ -85,24 +85,30 @@ def _are_alike(*runs: Result) -> bool:
     return len({(run.recipe, run.prompt_tokens, run.answer_tokens) for run in runs}) == 1
 
 
-def _find_rate(benchmark: Result, like: Level) -> float | None:
+def _find_rate(benchmark: Result, like: LevelFigures) -> float | None:
     level = find_level(benchmark.levels, like)
     return level.output_tokens_per_second.median if level and level.output_tokens_per_second else None
 
 
-def as_json(rows: Sequence[Row], totals: object, last: int) -> str:
+def history_as_json(rows: Sequence[Row], totals: object, last: int) -> str:
     """One object: the `last` launches with their facts, their other rows, the totals, and what is slower."""
     launches = [row for row in rows if isinstance(row, Launch)][-last:]
     ids = {launch.id for launch in launches}
     measured = [row for row in rows if not isinstance(row, Launch) and row.launch in ids]
-    shown = {"schema": 1, "launches": launches, "measured": measured, "totals": totals, "slower": find_slower(rows)}
+    shown = {
+        "schema": 1,
+        "launches": launches,
+        "measured": measured,
+        "totals": totals,
+        "slower": describe_decline(rows),
+    }
     return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode()
 
 
-def find_slower(rows: Sequence[Row]) -> tuple[str, ...]:
+def describe_decline(rows: Sequence[Row]) -> tuple[str, ...]:
     """Lines on the last launch and the last bench, where they are slower than earlier ones."""
     launches = [row for row in rows if isinstance(row, Launch)]
     alike = [launch for launch in launches if (launch.recipe, launch.rank) == (launches[-1].recipe, launches[-1].rank)]
     slower_load = describe_slower_load(alike)
     load_lines = (f"{sanitize(alike[-1].recipe)}: {slower_load}",) if slower_load else ()
-    return (*load_lines, *describe_slower(find_runs(rows)))
+    return (*load_lines, *describe_slower_benches(find_runs(rows)))

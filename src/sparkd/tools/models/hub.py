@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import resource
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,8 @@ from sparkd.agent.actions.shared_folders import SharedFolderError, become_owner
 from sparkd.base.host.weights import DOWNLOADS
 from sparkd.base.lib import without
 from sparkd.base.lib.errors import BlockedError
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import sanitize, size
+from sparkd.tools.models.peers import SPARE_BYTES
 
 if TYPE_CHECKING:
     from huggingface_hub._local_folder import LocalDownloadFileMetadata
@@ -153,7 +155,8 @@ def _fetch(
             is_resumed = remote.size is None or (_read_size(partial) or 0) <= remote.size
             with partial.open("ab" if is_resumed else "wb") as file:
                 size_there, headers = file.seek(0, os.SEEK_END), build_hf_headers(token=token)
-                count = _limit_bytes(received, path, remote.size if size_bytes is None else size_bytes, size_there)
+                most_bytes = remote.size if size_bytes is None else size_bytes
+                count = limit_bytes(received, local.file_path, most_bytes, size_there)
 
                 class Bar(silent_tqdm):
                     def update(self, n: float | None = 1) -> None:
@@ -164,16 +167,21 @@ def _fetch(
     write_download_metadata(folder, path, repo.commit, remote.etag)
 
 
-def _limit_bytes(
-    received: Callable[[int], None], path: str, most_bytes: int | None, size_there: int = 0
+def limit_bytes(
+    received: Callable[[int], None], path: Path, most_bytes: int | None, size_there: int = 0
 ) -> Callable[[int], None]:
-    """`received`, until the file has more than `most_bytes`: then ValueError. What is unpacked may have no end."""
+    """`received`, until the file has more than `most_bytes`, or its disk has no more to spare where they are None.
+
+    Then ValueError: what is unpacked, or has no size, may have no end.
+    """
 
     def count(size_bytes: int) -> None:
         nonlocal size_there
         size_there += size_bytes
         if most_bytes is not None and size_there > most_bytes:
             raise ValueError(f"{path} has more than its {most_bytes} bytes")
+        if most_bytes is None and shutil.disk_usage(path.parent).free < SPARE_BYTES:
+            raise ValueError(f"{path} has no size at the hub, and its disk has less than {size(SPARE_BYTES)} free")
         received(size_bytes)
 
     return count

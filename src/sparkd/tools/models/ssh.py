@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from posixpath import normpath
 from signal import SIGKILL
-from tempfile import TemporaryFile
-from threading import Timer
-from typing import NamedTuple
+from threading import Thread, Timer
+from typing import IO, NamedTuple
 
 from msgspec import Struct
 
@@ -234,32 +233,40 @@ def read_error(printed: str) -> tuple[str, str] | None:
 
 def _run(command: list[str], seconds: float | None, *, shown: bool = False, text: str = "") -> ProgramResult:
     """Run a program here. `seconds` None: it has a time limit of its own. `shown`: its stdout goes to this terminal."""
-    with TemporaryFile() as errors:
-        try:
-            out, env = None if shown else subprocess.PIPE, {**os.environ, "LC_ALL": "C"}
-            stdin = subprocess.PIPE if text else subprocess.DEVNULL
-            process = subprocess.Popen(command, stdin=stdin, stdout=out, stderr=errors, env=env)
-        except FileNotFoundError:
-            hint = f"sudo apt install {_PACKAGES[command[0]]}"
-            raise BlockedError(f"{command[0]} is not on this node", hint) from None
-        timer = Timer(seconds or 0, process.kill)
-        if seconds is not None:
-            timer.start()
-        try:
-            if process.stdin:
-                with suppress(BrokenPipeError), process.stdin:
-                    process.stdin.write(text.encode())
-            answer = process.stdout.read(ANSWER_LIMIT_BYTES) if process.stdout else b""
-            if len(answer) == ANSWER_LIMIT_BYTES:
-                process.kill()
-            process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-        finally:
-            timer.cancel()
-        errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
-        return ProgramResult(
-            process.returncode, answer.decode("utf-8", "replace"), errors.read().decode("utf-8", "replace")
-        )
+    try:
+        out, env = None if shown else subprocess.PIPE, {**os.environ, "LC_ALL": "C"}
+        stdin = subprocess.PIPE if text else subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=stdin, stdout=out, stderr=subprocess.PIPE, env=env)
+    except FileNotFoundError:
+        hint = f"sudo apt install {_PACKAGES[command[0]]}"
+        raise BlockedError(f"{command[0]} is not on this node", hint) from None
+    trouble = bytearray()
+    reader = Thread(target=_keep_end, args=(process.stderr, trouble), daemon=True)
+    reader.start()
+    timer = Timer(seconds or 0, process.kill)
+    if seconds is not None:
+        timer.start()
+    try:
+        if process.stdin:
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(text.encode())
+        answer = process.stdout.read(ANSWER_LIMIT_BYTES) if process.stdout else b""
+        if len(answer) == ANSWER_LIMIT_BYTES:
+            process.kill()
+        process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        timer.cancel()
+    reader.join(1.0)  # ssh's ControlPersist leaves a process behind that keeps stderr open
+    return ProgramResult(
+        process.returncode, answer.decode("utf-8", "replace"), bytes(trouble).decode("utf-8", "replace")
+    )
+
+
+def _keep_end(stderr: IO[bytes], kept: bytearray) -> None:
+    """Keep the last 4 KiB: the other node may write without end."""
+    for piece in iter(lambda: os.read(stderr.fileno(), 65536), b""):
+        kept[:] = (kept + piece)[-4096:]

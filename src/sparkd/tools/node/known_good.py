@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from sparkd.base.cluster import membership
+from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, docker, versions
 from sparkd.base.host.weights import Manifest
@@ -116,7 +116,7 @@ def roll_back(prefix: str, config: Settings, host: Host) -> Iterator[str]:
     configured_image = image_id(host, plan.image) if plan else None
     goal = choose(read_known_good(host), prefix, plan, configured_image or "")
     goal_image = image_id(host, goal.image_id)
-    replaces = membership.fingerprint_config(config, host)
+    replaces = chosen_plan.fingerprint_config(config, host)
     rollback = make_rollback(goal, replaces, goal.image_id if goal_image else "")
     if rollback is None or rollback.to is None:
         raise ConfigError(f"the plan {goal.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
@@ -161,5 +161,5 @@ def configured_plan(config: Settings, host: Host) -> LaunchPlan | None:
 
 def _name_unit(config: Settings, host: Host) -> str:
     with suppress(ConfigError):
-        return "sparkd-worker" if membership.find_place(config, host).rank else "sparkd-head"
+        return f"sparkd-{membership.find_place(config, host).role}"
     return "sparkd-head, or sparkd-worker where this node is one"

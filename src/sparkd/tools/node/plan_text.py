@@ -48,7 +48,7 @@ def describe_plan(
         ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),
         ("image", f"{plan.image}, {plan.image_id}" if plan.image_id else plan.image),
         ("model", f"{plan.model_path}, served as {plan.served_name}"),
-        *([("endpoint", f"{plan.api_host} port {plan.api_port}")] if node.rank == 0 else []),
+        *([("endpoint", f"{plan.api_host} port {plan.api_port}")] if node.is_head else []),
         ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {privileged}"),
         *([("shm", size(spec.shm_size_bytes))] if spec.shm_size_bytes is not None else []),
         *(

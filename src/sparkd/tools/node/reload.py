@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparkd import __version__
-from sparkd.agent.daemon.taking_over import LeftRank, find_left
+from sparkd.agent.daemon.taking_over import AdoptableRank, find_adoptable_rank
 from sparkd.base.config import units
 from sparkd.base.host import Host
 from sparkd.base.host.owner import OWNER_FILE, NodeOwner, read_account
 from sparkd.base.lib.errors import BlockedError, NotReadyError
-from sparkd.base.status.model import IN_SERVICE, PATH, NodeReport, read_living_report
+from sparkd.base.status.model import IN_SERVICE, PATH, NodeReport, parse, read_living_report, read_report
 
 WAIT_SECONDS = 30.0
 LEAST_SECONDS = 10
@@ -25,10 +25,10 @@ LEAST_SECONDS = 10
 UNCHANGED = "nothing has changed: the agent continues as it is"
 
 
-class _Written(NamedTuple):
-    """When each file was written, in nanoseconds since the epoch: a new program writes the account first."""
+class _FileTimes(NamedTuple):
+    """When each file was written, since 1970. The new program writes the owner file first, then the report."""
 
-    account_ns: int
+    owner_ns: int
     report_ns: int
 
 
@@ -39,32 +39,39 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
     """
     owner, report = read_account(host.files), read_living_report(host.files)
     if owner is None or report is None or owner.pid != report.pid or report.phase not in IN_SERVICE:
-        raise BlockedError(f"no agent that serves runs here; {UNCHANGED}", "sudo systemctl restart ends a load, too")
+        last_report = parse(read_report(host.files))
+        unit = f"sparkd-{last_report.role}" if last_report is not None else "sparkd-head"
+        remedy = f"to restart anyway, which ends a load: sudo systemctl restart {unit}"
+        raise BlockedError(f"no agent that serves runs here; {UNCHANGED}", remedy)
     rank = _find_rank(host, owner, report)
     try:
         pidfd = os.pidfd_open(owner.pid)
     except ProcessLookupError:
         raise BlockedError(f"the agent has just ended; {UNCHANGED}", "sparkd status") from None
     try:
-        current, before = read_account(host.files), _read_written(host)
-        if current is None or (current.pid, current.start_time) != (owner.pid, owner.start_time) or before is None:
+        current, times_before = read_account(host.files), _read_file_times(host)
+        if (
+            current is None
+            or (current.pid, current.start_time) != (owner.pid, owner.start_time)
+            or times_before is None
+        ):
             raise BlockedError(f"another agent has just begun; {UNCHANGED}", "try it again")
         signal.pidfd_send_signal(pidfd, signal.SIGHUP)
-        _await(host, owner, pidfd, before)
+        _wait_for_service(host, owner, pidfd, times_before)
     finally:
         os.close(pidfd)
     show(f"sparkd {report.version} became sparkd {__version__}; the engine served on")
     if rank.kept.service != units.digest_service(report.role, rank.kept.configured):
-        next_start = f"sudo systemctl restart sparkd-{report.role}"
-        show(f"[Service] of its unit has changed, which counts at the next: {next_start}")
+        restart = f"sudo systemctl restart sparkd-{report.role}"
+        show(f"its unit's [Service] has changed; this takes effect at the next restart: {restart}")
     else:
         show("nothing is to be done")
 
 
-def _find_rank(host: Host, owner: NodeOwner, report: NodeReport) -> LeftRank:
+def _find_rank(host: Host, owner: NodeOwner, report: NodeReport) -> AdoptableRank:
     """The rank that the new program is to take over. Raises BlockedError where a reload would lose it."""
     restart, refusals = f"sudo systemctl restart sparkd-{report.role}", list[str]()
-    rank = find_left(host, report.role, owner.invocation, refusals.append)
+    rank = find_adoptable_rank(host, report.role, owner.invocation, refusals.append)
     if rank is None:
         reason = refusals[0] if refusals else "no guard would end its rank if this went wrong"
         raise BlockedError(f"{reason}; {UNCHANGED}", restart)
@@ -77,15 +84,15 @@ def _find_rank(host: Host, owner: NodeOwner, report: NodeReport) -> LeftRank:
     return rank
 
 
-def _await(host: Host, owner: NodeOwner, pidfd: int, before: _Written) -> None:
+def _wait_for_service(host: Host, owner: NodeOwner, pidfd: int, times_before: _FileTimes) -> None:
     """Wait until the process serves again, as the new program. Raises NotReadyError."""
     poll, deadline = select.poll(), time.monotonic() + WAIT_SECONDS
     poll.register(pidfd, select.POLLIN)
     reason = f"the agent has not taken its rank over within {WAIT_SECONDS:.0f} s"
     while time.monotonic() < deadline:
-        report, now = read_living_report(host.files), _read_written(host)
+        report, times = read_living_report(host.files), _read_file_times(host)
         serves = report is not None and report.pid == owner.pid and report.phase in IN_SERVICE
-        if now and now.account_ns != before.account_ns and now.report_ns >= now.account_ns and serves:
+        if times and times.owner_ns != times_before.owner_ns and times.report_ns >= times.owner_ns and serves:
             return
         if poll.poll(100):  # systemd starts the next one once this command has ended
             reason = "the agent ended, and the next one takes its rank over, or starts another"
@@ -93,8 +100,8 @@ def _await(host: Host, owner: NodeOwner, pidfd: int, before: _Written) -> None:
     raise NotReadyError(reason, "sparkd status; journalctl -u 'sparkd-*' -n 50")
 
 
-def _read_written(host: Host) -> _Written | None:
+def _read_file_times(host: Host) -> _FileTimes | None:
     """None where one of the files is missing."""
     with suppress(FileNotFoundError):
-        return _Written(*(Path(host.files.real(path)).stat().st_mtime_ns for path in (OWNER_FILE, PATH)))
+        return _FileTimes(*(Path(host.files.real(path)).stat().st_mtime_ns for path in (OWNER_FILE, PATH)))
     return None

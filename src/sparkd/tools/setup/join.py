@@ -62,8 +62,6 @@ class Guest(NamedTuple):
     """Whether it was one of the cluster's nodes before."""
     inventory: Inventory | None = None
     """None where it is too long, or of another version."""
-    knows_head: bool = True
-    """Whether it keeps the head's public key."""
 
 
 @contextmanager
@@ -101,8 +99,6 @@ class Hello(Struct, frozen=True):
     written: bool = False
     """Whether the node has the answer on its disk."""
     inventory: bytes = b""
-    keeps_head_keys: bool = False
-    """An earlier version does not."""
 
 
 class Welcome(Struct, frozen=True):
@@ -112,7 +108,7 @@ class Welcome(Struct, frozen=True):
     keys: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     head_keys: tuple[str, ...] = ()
-    """Public halves of the head's own key; an earlier version has none."""
+    """Public halves of the head's own key."""
     refused: str = ""
     """Why a node with the code gets no keys; empty where it gets them."""
 
@@ -242,7 +238,7 @@ class Invitation:
         guest = Guest(address, sanitize(hello.hostname, NAME_LIMIT), sanitize(hello.version, NAME_LIMIT), is_known)
         if hello.written:
             self._joined.add(address)
-            guest = guest._replace(inventory=_parse_inventory(hello.inventory), knows_head=hello.keeps_head_keys)
+            guest = guest._replace(inventory=_parse_inventory(hello.inventory))
             asyncio.get_running_loop().call_later(GRACE_SECONDS, self._news.put, guest)
             return Welcome(__version__)
         self._sent[address] = is_known

@@ -14,7 +14,6 @@ from sparkd import __version__
 from sparkd.agent.cluster import inventory
 from sparkd.agent.cluster.inventory import Inventory
 from sparkd.base.cluster.auth import MAX_KEYS
-from sparkd.base.cluster.head_key import UPDATE
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.host.network import canonical
 from sparkd.base.lib import prepared
@@ -49,9 +48,6 @@ def accept(text: str, *, port: int = PORT) -> Joined:
         raise UsageError(f"{own_address} is this node itself: the code is for the others")
     with _explain_errors(code.head, port):
         welcome = asyncio.run(_exchange(code, own_address, port, Hello(socket.gethostname(), __version__)))
-        if not welcome.head_keys:
-            reason = f"the sparkd of the head, {sanitize(welcome.version)}, has no key of its own to be known by"
-            raise BlockedError(reason, f"there: {UPDATE}; {AGAIN}")
         keys, head_keys = (tuple(map(bytes.fromhex, texts)) for texts in (welcome.keys, welcome.head_keys))
         nodes = tuple(map(canonical, welcome.nodes))
         for received in (keys, head_keys):
@@ -65,7 +61,7 @@ def accept(text: str, *, port: int = PORT) -> Joined:
 def confirm(text: str, own_inventory: Inventory, *, port: int = PORT) -> None:
     """Report to the head that the keys are on disk, with the inventory of this node. Raises as `accept`."""
     code, body = JoinCode.parse(text), inventory.dump(own_inventory)
-    hello = Hello(socket.gethostname(), __version__, True, body if len(body) <= MOST_INVENTORY_BYTES else b"", True)
+    hello = Hello(socket.gethostname(), __version__, True, body if len(body) <= MOST_INVENTORY_BYTES else b"")
     with _explain_errors(code.head, port):
         asyncio.run(_exchange(code, _find_own_address(code.head, port), port, hello))
 

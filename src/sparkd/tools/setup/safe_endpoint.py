@@ -12,7 +12,8 @@ from pathlib import PurePosixPath
 from shlex import quote
 from urllib.parse import urlsplit
 
-from sparkd.base.cluster.membership import NodeContext, find_address, find_key, find_url, is_local
+from sparkd.base.cluster.endpoint import find_address, find_key, find_url, is_local
+from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, network
 from sparkd.base.host.files import Files

@@ -265,10 +265,6 @@ class Wizard:
     def _show_guest(self, guest: Guest) -> None:
         note = ", again" * guest.known
         self._show([("joined", f"{guest.hostname} ({guest.address}), sparkd {guest.version}{note}")])
-        if not guest.knows_head:
-            remedy = "then here: sudo sparkd init --invite, and there: sudo sparkd init --join"
-            lack = "its older sparkd keeps no public key of this head, so anything may pass for it"
-            self._show([("", f"{lack}: there: {head_key.UPDATE}; {remedy}")])
 
     def _compare(self, settings: Settings, survey: Survey, guests: Sequence[Guest]) -> bool:
         """Show what each node that has joined lacks for the recipe. Returns whether all others are known to have it."""

@@ -24,7 +24,7 @@ from sparkd.agent.actions import history as store
 from sparkd.agent.actions.shared_folders import as_owner
 from sparkd.agent.cluster import inventory
 from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
-from sparkd.agent.cluster.logs import Entry, merge, open_logs
+from sparkd.agent.cluster.node_logs import Entry, merge, open_logs
 from sparkd.base.cluster import head_key, membership
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.config import Settings, load_settings
@@ -43,7 +43,7 @@ from sparkd.base.state.file import STACKS
 from sparkd.base.status import model
 from sparkd.base.status.model import read_report
 from sparkd.tools.measure.interrupts import held_back
-from sparkd.tools.measure.past import as_json
+from sparkd.tools.measure.past import history_as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.node.plan_text import plan_as_json
@@ -192,7 +192,7 @@ class Collector:
 
     def _read_history(self) -> str:
         files = self.host.files
-        return f"{as_json(store.read(files), store.read_totals(files), 100)}\n"
+        return f"{history_as_json(store.read(files), store.read_totals(files), 100)}\n"
 
     def _describe_containers(self) -> str:
         """JSON on sparkd's containers, without the values of their environment, with the beginning of their command."""
@@ -226,11 +226,11 @@ class Collector:
         windows = [(now - timedelta(days=1), None), *failures]
         for since, until in windows:
             query = Query(_to_microseconds(since), LATEST_US if until is None else _to_microseconds(until))
-            opened, trouble = open_logs(self.settings, self.host)
+            async with open_logs(self.settings, self.host) as (opened, trouble):
+                logs = [log for log in opened if log.name not in silent]
+                answers = await asyncio.gather(*(log.next(query) for log in logs))
             if trouble and until is None:
                 self.missing.append(f"lines of other nodes: {sanitize(trouble, 400)}")
-            logs = [log for log in opened if log.name not in silent]
-            answers = await asyncio.gather(*(log.next(query) for log in logs))
             name = "recent" if until is None else f"until-{until:%Y%m%dT%H%M%SZ}"
             self.of_nodes[f"logs/{name}.log"] = "".join(map(_format_line, merge(entries for entries, _ in answers)))
             for log, (entries, trouble) in zip(logs, answers, strict=True):

@@ -35,7 +35,7 @@ def facts(*folders: Folder, user: str = "", used: tuple[str, ...] = ()) -> Cache
 
 
 @pytest.mark.parametrize(
-    ("said", "level", "says"),
+    ("cache_facts", "level", "text"),
     [
         (facts(FULL, UNUSED, used=USED), Level.OK, "3.0 GiB kept for this image"),
         (facts(replace(FULL, whole=False)), Level.OK, "at least 3.0 GiB kept"),
@@ -65,8 +65,8 @@ def facts(*folders: Folder, user: str = "", used: tuple[str, ...] = ()) -> Cache
         (replace(facts(FULL), others=2, others_bytes=5 << 30), Level.OK, "2 other images have 5.0 GiB"),
     ],
 )
-def test_judge(said: CacheFacts, level: Level, says: str) -> None:
-    expect(CHECK.judge(said), level, says)
+def test_judge(cache_facts: CacheFacts, level: Level, text: str) -> None:
+    expect(CHECK.judge(cache_facts), level, text)
 
 
 def test_an_engine_that_does_not_compile_may_leave_its_caches_empty() -> None:
@@ -90,7 +90,7 @@ def cold(*folders: Folder, available: int, before: bool = False, gpu: int | None
 
 
 @pytest.mark.parametrize(
-    ("said", "level", "says"),
+    ("cache_facts", "level", "text"),
     [
         (
             cold(EMPTY, GONE, available=105 * GIB),
@@ -108,17 +108,19 @@ def cold(*folders: Folder, available: int, before: bool = False, gpu: int | None
         (cold(EMPTY, GONE, available=9 * GIB, gpu=80 * GIB), Level.OK, "3.0 GiB kept"),
     ],
 )
-def test_custom_ops_are_compiled_only_where_the_memory_is_there(said: CacheFacts, level: Level, says: str) -> None:
-    expect(CUSTOM.judge(said), level, says)
-    assert CHECK.judge(said).level is Level.OK, "the plan does not compile them"
+def test_custom_ops_are_compiled_only_where_the_memory_is_there(
+    cache_facts: CacheFacts, level: Level, text: str
+) -> None:
+    expect(CUSTOM.judge(cache_facts), level, text)
+    assert CHECK.judge(cache_facts).level is Level.OK, "the plan does not compile them"
 
 
 def test_the_hint_names_the_share_that_leaves_room_and_the_shortage_may_be_freed() -> None:
-    said = cold(EMPTY, GONE, available=104 * GIB)
-    found = CUSTOM.judge(said)
+    cold_facts = cold(EMPTY, GONE, available=104 * GIB)
+    found = CUSTOM.judge(cold_facts)
     assert "gpu-memory-utilization to 0.84 " in found.hint  # 101 of 120 GiB
     assert found.shortage_bytes == GIB
-    in_the_way = CUSTOM.judge(replace(said, caches=(replace(EMPTY, kind="file"),)))
+    in_the_way = CUSTOM.judge(replace(cold_facts, caches=(replace(EMPTY, kind="file"),)))
     assert (in_the_way.level, in_the_way.shortage_bytes) == (Level.BLOCK, 0)
 
 
@@ -149,8 +151,8 @@ def test_a_shipped_plan_is_judged_by_what_is_in_its_folders(machine: Tree) -> No
 def test_caches_of_a_heads_plan_are_known_by_where_they_are() -> None:
     gone = Folder(caches.path(ID, "_head/vllm"), "missing")
     check = replace(CHECK, caches=(Cache("_head/vllm", "/root/.cache/vllm"),))
-    said = check.judge(CacheFacts("known", (gone,), used_before=("_head/vllm",)))
-    expect(said, Level.WARN, "the cache _head/vllm is gone")
+    verdict = check.judge(CacheFacts("known", (gone,), used_before=("_head/vllm",)))
+    expect(verdict, Level.WARN, "the cache _head/vllm is gone")
     own = check.judge(CacheFacts("known", (gone,), used_before=("vllm",)))
     assert own.level is Level.OK, "the last good start was of a plan of this node's own"
 

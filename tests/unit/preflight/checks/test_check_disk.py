@@ -48,7 +48,7 @@ def judged(*places: tuple[Place, Room]) -> Verdict:
     ],
 )
 def test_judge(place: Place, room: Room, level: Level, words: str) -> None:
-    expect(judged((place, room)), level, said=words)
+    expect(judged((place, room)), level, text=words)
 
 
 def test_one_disk_is_named_once_by_what_is_worst_there() -> None:
@@ -65,8 +65,8 @@ def test_each_disk_is_named() -> None:
     assert "free on /var/lib/docker," in verdict.reason
 
 
-def record(tree: Tree, **said: object) -> None:
-    tree.file("/.sparkd/disks.json", json.dumps(said))
+def record(tree: Tree, **rooms: object) -> None:
+    tree.file("/.sparkd/disks.json", json.dumps(rooms))
 
 
 COUNTS = {"total_bytes": 10, "free_bytes": 5, "free_inodes": None}
@@ -101,10 +101,10 @@ def test_links_and_blanks_in_names_of_mounts(tree: Tree) -> None:
     assert places(tree)["/var/lib/sparkd"].read_only
 
 
-@pytest.mark.parametrize("said", ["ro,relatime", "rw,errors=remount-ro,emergency_ro", "rw,relatime,shutdown"])
-def test_what_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tree, said: str) -> None:
+@pytest.mark.parametrize("options", ["ro,relatime", "rw,errors=remount-ro,emergency_ro", "rw,relatime,shutdown"])
+def test_what_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tree, options: str) -> None:
     record(tree, **{"/": COUNTS})
-    tree.file("/proc/1/mounts", f"a / ext4 {said} 0 0\n")
+    tree.file("/proc/1/mounts", f"a / ext4 {options} 0 0\n")
     assert places(tree)["/var/lib/sparkd"].read_only
     tree.file("/proc/1/mounts", "a / ext4 rw,errors=remount-ro 0 0\n")
     assert not places(tree)["/var/lib/sparkd"].read_only
@@ -127,11 +127,13 @@ def test_docker_keeps_its_images_where_its_configuration_says(tree: Tree, text: 
     assert root in places(tree)
 
 
-@pytest.mark.parametrize("said", ["--data-root=/data/docker", "--data-root\0/data/docker", "--config-file=/etc/d.json"])
-def test_docker_keeps_its_images_where_its_arguments_say(tree: Tree, said: str) -> None:
+@pytest.mark.parametrize(
+    "arguments", ["--data-root=/data/docker", "--data-root\0/data/docker", "--config-file=/etc/d.json"]
+)
+def test_docker_keeps_its_images_where_its_arguments_say(tree: Tree, arguments: str) -> None:
     """An old /var/lib/docker beside it, on a disk that is full, is none of docker's."""
     tree.dockerd()
-    tree.file("/proc/700/cmdline", f"/usr/bin/dockerd\0{said}\0-H\0fd://\0")
+    tree.file("/proc/700/cmdline", f"/usr/bin/dockerd\0{arguments}\0-H\0fd://\0")
     tree.file("/etc/d.json", '{"data-root": "/data/docker"}')
     tree.folder("/data/docker")
     tree.folder(docker_config.DATA_ROOT)
@@ -146,7 +148,7 @@ def test_a_tree_that_says_nothing_of_its_disks_is_good(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"/": 1}', '{"/": {"total_bytes": 1}}'])
-def test_a_record_that_is_none_raises(tree: Tree, text: str) -> None:
+def test_a_malformed_record_raises(tree: Tree, text: str) -> None:
     tree.file("/.sparkd/disks.json", text)
     with pytest.raises(ValueError):  # whatever it says, the check could not look
         places(tree)

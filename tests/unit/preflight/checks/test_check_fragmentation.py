@@ -5,8 +5,8 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.memory import FragmentedMemory
-from sparkd.agent.preflight.fixes import CompactMemory
+from sparkd.agent.preflight.checks.free_memory import FragmentedMemory
+from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory
 from sparkd.agent.preflight.runner import examine
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import FreeMemory, read_free_memory
@@ -28,14 +28,24 @@ CHECK = FragmentedMemory(8 * GIB)
 )
 def test_less_in_large_blocks_than_wanted_warns(facts: FreeMemory, uses_gpu: bool, level: Level, words: str) -> None:
     verdict = FragmentedMemory(8 * GIB, uses_gpu).judge(facts)
-    expect(verdict, level, said=words)
+    expect(verdict, level, text=words)
     assert verdict.fixes == ((CompactMemory(8 * GIB),) if level is Level.WARN else ())
+
+
+def test_where_little_is_free_there_is_nothing_to_merge() -> None:
+    """3.4 of 3.5 GiB in large blocks."""
+    verdict = CHECK.judge(FreeMemory(round(3.5 * GIB), round(3.4 * GIB)))
+    words = "3.4 GiB of 3.5 GiB free memory is in blocks of 2 MiB or more, 8.0 GiB wanted: too little is free"
+    expect(verdict, Level.WARN, text=words)
+    assert (verdict.fixes, verdict.hint.partition(";")[0]) == ((), "see what has it: free -h")
+    scattered = CHECK.judge(FreeMemory(round(3.5 * GIB), round(3.5 * GIB) - WORTH_COMPACTING_BYTES))
+    assert scattered.fixes == (CompactMemory(8 * GIB),)
 
 
 def test_memory_that_the_kernel_does_not_list_is_not_judged() -> None:
     """Linux 6.18 with deferred_init=lazy: 3.1 GiB in blocks, 124 GiB free."""
     verdict = CHECK.judge(FreeMemory(3 * GIB, 3 * GIB, unlisted_bytes=121 * GIB))
-    expect(verdict, Level.SKIPPED, said="lists 3.0 GiB of the 124.0 GiB")
+    expect(verdict, Level.SKIPPED, text="lists 3.0 GiB of the 124.0 GiB")
     assert not verdict.fixes
 
 
@@ -90,4 +100,4 @@ def test_another_format_is_not_taken_for_a_number(tree: Tree, text: str) -> None
 def test_a_node_without_the_table_is_warned_of_and_starts(tree: Tree) -> None:
     tree.file("/proc/meminfo", "MemFree: 1 kB\n")
     (finding,) = examine([CHECK], Host(tree.root))
-    expect(finding.verdict, Level.WARN, said="could not look")
+    expect(finding.verdict, Level.WARN, text="could not look")

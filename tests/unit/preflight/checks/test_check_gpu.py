@@ -32,6 +32,7 @@ def sick(trouble: Trouble, error: str = "it is sick") -> GpuCheckFacts:
         pytest.param(sick(Trouble.LOST), Level.BLOCK, True, "unplug it for 60 s", id="lost"),
         pytest.param(sick(Trouble.RESET), Level.BLOCK, True, "reboot this node", id="must be reset"),
         pytest.param(sick(Trouble.FORBIDDEN), Level.UNKNOWN, False, "run as root", id="forbidden"),
+        pytest.param(sick(Trouble.NO_LIBRARY), Level.BLOCK, False, "libnvidia-compute-580;", id="no library"),
         pytest.param(sick(Trouble.OTHER), Level.BLOCK, False, "it is sick", id="something else"),
         pytest.param(replace(GOOD, names=()), Level.BLOCK, False, "power-cycle", id="no GPU"),
         pytest.param(GpuCheckFacts(True), Level.BLOCK, False, "sudo modprobe nvidia", id="no module"),
@@ -45,14 +46,14 @@ def test_a_gpu_that_answers_is_needed(facts: GpuCheckFacts, level: Level, needs_
     awaits = AWAITED if facts.trouble is Trouble.HUNG else ""  # it may come round, a lost GPU does not
     word = {Trouble.HUNG: "power-cycle", Trouble.LOST: "power-cycle", Trouble.RESET: "reboot"}.get(facts.trouble)
     required = word or ("inspect" if level.blocks else "")
-    expect(Gpu().judge(facts), level, said=words, needs_person=needs_person, awaits=awaits, required=required)
+    expect(Gpu().judge(facts), level, text=words, needs_person=needs_person, awaits=awaits, required=required)
 
 
 @pytest.mark.parametrize(("names", "level"), [(("A", "B"), Level.OK), (("A",), Level.BLOCK)])
 def test_a_node_has_as_many_gpus_as_the_recipe_says(names: tuple[str, ...], level: Level) -> None:
     words = "1 GPU(s) are seen, and the recipe's nodes.gpus is 2" if level.blocks else ""
     required = "inspect" if level.blocks else ""
-    expect(Gpu(gpus=2).judge(replace(GOOD, names=names)), level, said=words, required=required)
+    expect(Gpu(gpus=2).judge(replace(GOOD, names=names)), level, text=words, required=required)
 
 
 def test_preflight_waits_for_a_driver_that_does_not_answer(tree: Tree) -> None:

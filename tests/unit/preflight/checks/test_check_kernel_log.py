@@ -37,9 +37,9 @@ def xid(code: int, rest: str = "pid=4848, name=VLLM::Worker_TP") -> str:
     return f"NVRM: Xid ({GPU}): {code}, {rest}"
 
 
-def judged(*said: tuple[float, str], uses_gpu: bool = True) -> Verdict:
+def judged(*messages: tuple[float, str], uses_gpu: bool = True) -> Verdict:
     """What is thought of messages, each so many seconds ago."""
-    records = [Record(number, UPTIME - ago, text) for number, (ago, text) in enumerate(said)]
+    records = [Record(number, UPTIME - ago, text) for number, (ago, text) in enumerate(messages)]
     return KernelLog(uses_gpu).judge(KernelLogFacts(UPTIME, 0.0, find_events(records)))
 
 
@@ -78,11 +78,11 @@ def judged(*said: tuple[float, str], uses_gpu: bool = True) -> Verdict:
     ],
 )  # fmt: skip
 def test_a_message_is_judged_by_what_it_means_for_an_engine(text: str, level: Level, words: str) -> None:
-    expect(judged((60, text)), level, said=words, needs_person=level is Level.BLOCK)
+    expect(judged((60, text)), level, text=words, needs_person=level is Level.BLOCK)
 
 
 @pytest.mark.parametrize(
-    ("said", "level"),
+    ("messages", "level"),
     [
         pytest.param([(900, xid(119)), (600, RECOVERED)], Level.OK, id="the driver says that it recovered"),
         pytest.param([(900, RESET), (600, RECOVERED)], Level.OK, id="the reset was done"),
@@ -95,8 +95,8 @@ def test_a_message_is_judged_by_what_it_means_for_an_engine(text: str, level: Le
         pytest.param([(RECENT_SECONDS + 1, f"Out of memory: {KILLED}")], Level.OK, id="killed long ago"),
     ],
 )
-def test_what_is_over_holds_nothing_up(said: list[tuple[float, str]], level: Level) -> None:
-    assert judged(*said).level is level
+def test_what_is_over_holds_nothing_up(messages: list[tuple[float, str]], level: Level) -> None:
+    assert judged(*messages).level is level
 
 
 def test_a_plan_without_gpus_is_not_held_up_by_one() -> None:

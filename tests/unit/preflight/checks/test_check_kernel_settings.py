@@ -38,7 +38,7 @@ def wanted(*settings: Setting) -> SettingsFacts:
         pytest.param(
             wanted(Setting("vm.swappiness", "10", "60")),
             Level.WARN,
-            "vm.swappiness is 60, the recipe wants 10 sparkd tune apply",
+            "vm.swappiness is 60, the recipe wants 10 sudo sparkd tune apply",
             id="differs",
         ),
         pytest.param(
@@ -92,8 +92,8 @@ def recipe(**sysctls: object) -> Recipe:
 
 
 def test_a_recipe_says_numbers_as_it_likes() -> None:
-    said = recipe(**{"vm.swappiness": 10, "net.ipv4.tcp_rmem": "4096 131072 6291456", "kernel.pid_max": "65536"})
-    assert said.host.sysctls == {
+    numbers = recipe(**{"vm.swappiness": 10, "net.ipv4.tcp_rmem": "4096 131072 6291456", "kernel.pid_max": "65536"})
+    assert numbers.host.sysctls == {
         "vm.swappiness": "10",
         "net.ipv4.tcp_rmem": "4096 131072 6291456",
         "kernel.pid_max": "65536",

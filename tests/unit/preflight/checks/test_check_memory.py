@@ -1,33 +1,17 @@
-"""Unified memory, the page cache, and swap."""
+"""The plan's demand on the memory that CPU and GPU share."""
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.plans import shipped
 from tests.unit.verdicts import expect, never_queried
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.memory import (
-    MemoryFacts,
-    PageCache,
-    PageCacheFacts,
-    SwapFacts,
-    SwapOff,
-    UnifiedMemory,
-    sample_memory,
-)
-from sparkd.agent.preflight.checks.plan_lint import script_share
-from sparkd.base.config import Settings
-from sparkd.base.config.settings import Engine
+from sparkd.agent.preflight.checks.memory import MemoryFacts, UnifiedMemory, sample_memory
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY
-from sparkd.base.host.files import Files
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
-from sparkd.base.host.meminfo import Swap
-from sparkd.base.lib.text import GIB, size
-from sparkd.base.plan.build import make_plan
+from sparkd.base.lib.text import GIB, MIB
 from sparkd.base.plan.inputs import MemoryNeed, MemorySample
-from sparkd.base.plan.model import Node
 
 NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
 GB10 = ("NVIDIA GB10",)
@@ -70,7 +54,7 @@ def test_a_gpus_own_memory_that_others_hold_is_named() -> None:
     own = replace(STUCK, free_bytes=20 * GIB, gpu_total_bytes=140 * GIB, gpu_users=("pid 7",), gpu_held_bytes=100 * GIB)
     verdict = UnifiedMemory(need, settle_seconds=60).judge(own)
     expect(
-        verdict, Level.WARN, said="40.0 GiB of the GPU's 140.0 GiB are free, and 70.0 GiB needed; it is used by pid 7"
+        verdict, Level.WARN, text="40.0 GiB of the GPU's 140.0 GiB are free, and 70.0 GiB needed; it is used by pid 7"
     )
     enough = (replace(own, gpu_held_bytes=60 * GIB), replace(own, gpus=("A", "B")), replace(own, gpu_users=()))
     assert [UnifiedMemory(need, 60).judge(one).level for one in enough] == [Level.OK] * 3
@@ -82,16 +66,7 @@ def test_a_script_that_starts_an_engine_of_its_own_counts_with_its_share() -> No
     expect(check().judge(replace(idle, script_share=0.98)), Level.BLOCK, "115.0 GiB available, 119.6 GiB needed")
 
 
-def test_the_share_is_that_of_the_script_alone_where_it_starts_the_engine(tree: Tree) -> None:
-    serve = "exec vllm serve /m --gpu-memory-utilization 0.98\n"
-    settings = Settings(engine=Engine(script="/serve.sh"))
-    plan = make_plan(shipped("nemotron-3-super-nvfp4"), settings, Node(0, "127.0.0.1", "127.0.0.1", 1))
-    for text, share in ((serve, 0.98), ('exec "$@"\n', None), ("exec vllm serve /m\n", None)):
-        tree.file("/serve.sh", text)
-        assert script_share(Files(str(tree.root)), plan) == share
-    assert script_share(Files(str(tree.root)), replace(plan, user_script="/gone.sh")) is None
-
-
+XORG = "pid 7 (Xorg)"
 OLD = MemorySample(uptime_seconds=940, available_bytes=20 * GIB)
 
 
@@ -105,17 +80,81 @@ def test_memory_that_the_driver_keeps_needs_a_person_once_it_has_settled() -> No
         pytest.param(None, STUCK, id="never looked before"),
         pytest.param(replace(OLD, uptime_seconds=941), STUCK, id="too soon"),
         pytest.param(replace(OLD, available_bytes=19 * GIB), STUCK, id="it comes back"),
+        pytest.param(None, replace(STUCK, gpu_users=(XORG,), gpu_held_bytes=43 * MIB), id="a desktop uses the GPU"),
     ],
 )
 def test_memory_that_may_come_back_is_awaited(earlier: MemorySample | None, facts: MemoryFacts) -> None:
     expect(check(earlier).judge(facts), Level.BLOCK, needs_person=False, awaits="memory")
 
 
+def test_who_reads_it_in_the_table_of_a_command_knows_what_to_do_next() -> None:
+    """`sparkd preflight` waits for nothing."""
+    after = "it may still come back; if it has not in 60 s"
+    expect(check().judge(STUCK), Level.BLOCK, hint=f"{after}, reboot this node: sudo systemctl reboot")
+    beside = replace(STUCK, gpu_users=(XORG,), gpu_held_bytes=43 * MIB)
+    end = f"end {XORG}; where that frees too little: sudo systemctl reboot"
+    expect(check().judge(beside), Level.BLOCK, hint=f"{after}, {end}")
+    at_once = UnifiedMemory(NEED, settle_seconds=0).judge(STUCK)
+    expect(at_once, Level.BLOCK, needs_person=True, hint="reboot this node")
+
+
+def test_memory_that_somebody_takes_does_not_begin_the_time_to_settle_again() -> None:
+    taken = OLD.followed_by(MemorySample(950, 15 * GIB))
+    assert taken == replace(OLD, available_bytes=15 * GIB)
+    assert check(replace(OLD, available_bytes=25 * GIB)).judge(STUCK).needs_person
+    back = MemorySample(960, 16 * GIB)
+    assert taken.followed_by(back) == back, "some comes back, though less than there was at first"
+    noise = MemorySample(960, 15 * GIB + 255 * MIB)
+    assert taken.followed_by(noise) == taken
+
+
+@pytest.mark.parametrize(
+    ("users", "held_gib", "process_gib", "words"),
+    [
+        pytest.param((XORG,), 0.04, 3, "lists 41 MiB for pid 7 (Xorg), and nothing explains the rest", id="a desktop"),
+        pytest.param(("pid 8 (dcgm-exporter)",), 0, 3, "lists 0 MiB for pid 8 (dcgm-exporter)", id="not listed"),
+        pytest.param(("pid 9 (python)",), 30, 3, "lists 30.0 GiB for pid 9 (python)", id="a part of it"),
+    ],
+)
+def test_beside_users_of_the_gpu_that_do_not_explain_it_nothing_is_proven(
+    users: tuple[str, ...], held_gib: float, process_gib: int, words: str
+) -> None:
+    """The driver's figures lack managed memory that a CPU has touched."""
+    held = replace(STUCK, gpu_users=users, gpu_held_bytes=round(held_gib * GIB), process_bytes=process_gib * GIB)
+    verdict = check(OLD).judge(held)
+    expect(verdict, Level.BLOCK, text=words, needs_person=False, required="inspect", awaits="")
+    assert verdict.hint == f"end {users[0]}; where that frees too little: sudo systemctl reboot"
+
+
+@pytest.mark.parametrize(
+    ("held_gib", "process_gib", "known", "hint"),
+    [
+        pytest.param(80, 3, True, "stop other work on the GPU", id="the GPU's users have it"),
+        pytest.param(50, 40, True, "stop other work on the GPU", id="both have it"),
+        pytest.param(0, 3, False, "stop other work on the GPU", id="nobody knows how much they have"),
+        pytest.param(0.04, 80, True, "stop other work on this node", id="processes have it, not the desktop's GPU"),
+    ],
+)
+def test_users_of_the_gpu_are_named_where_they_may_have_what_is_missing(
+    held_gib: float, process_gib: int, known: bool, hint: str
+) -> None:
+    held = replace(STUCK, gpu_users=(XORG,), gpu_held_bytes=round(held_gib * GIB), process_bytes=process_gib * GIB)
+    verdict = check(OLD).judge(replace(held, _gpu_sizes_known=known))
+    expect(verdict, Level.BLOCK, hint=hint, needs_person=False, awaits="")
+    assert (f"the GPU is used by {XORG}" in verdict.reason) == hint.endswith("GPU")
+
+
+def test_what_a_gpu_holds_of_its_own_memory_explains_nothing_of_the_machines() -> None:
+    own = replace(STUCK, gpu_total_bytes=140 * GIB, gpu_users=("pid 7 (python)",), gpu_held_bytes=100 * GIB)
+    need = replace(NEED, memory_bytes=98 * GIB)
+    expect(UnifiedMemory(need, 60).judge(own), Level.BLOCK, awaits="memory")
+
+
 @pytest.mark.parametrize(
     "facts",
     [
         pytest.param(replace(STUCK, gpus=(), gpu_users=()), id="no GPU"),
-        pytest.param(replace(STUCK, gpu_users=("pid 7 (Xorg)",)), id="the GPU is used"),
+        pytest.param(replace(STUCK, gpu_users=(XORG,)), id="the GPU is used"),
         pytest.param(replace(STUCK, gpu_users=None), id="the GPU's users are unknown"),
         pytest.param(replace(STUCK, process_bytes=80 * GIB), id="processes hold as much as is missing"),
         pytest.param(replace(STUCK, total_bytes=90 * GIB), id="the plan never fits"),
@@ -172,6 +211,7 @@ def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
 def machine(tree: Tree) -> Tree:
     tree.meminfo(MemTotal=120, MemFree=15, MemAvailable=20, AnonPages=2, Shmem=1)
     tree.file("/proc/uptime", "1000.00 2000.00\n")
+    tree.file("/sys/fs/cgroup/memory.stat", "kernel 0\n")
     return tree
 
 
@@ -185,10 +225,37 @@ def test_probe_reads_the_machine(tree: Tree) -> None:
 def test_probe_names_who_the_driver_lists_and_who_has_its_devices_open(tree: Tree) -> None:
     machine(tree)
     tree.process(7, "python", opened=("/dev/nvidia0",))
-    tree.process(8, "nvidia-persiste", opened=("/dev/nvidia0",))
     tree.process(9, "Xorg")
     host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(9, None),)))
-    assert check().probe(host).gpu_users == ("pid 7 (python)", "pid 9 (Xorg)")
+    facts = check().probe(host)
+    assert (facts.gpu_users, facts._gpu_sizes_known) == (("pid 7 (python)", "pid 9 (Xorg)"), False)
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(9, 43 * MIB),)))
+    facts = check().probe(host)
+    assert (facts.gpu_held_bytes, facts._gpu_sizes_known) == (43 * MIB, True), "who is not listed holds none of it"
+
+
+def charge(tree: Tree, group: str, gib: int) -> None:
+    """As 41,000 pairs of unix sockets with full buffers."""
+    slab = 800 * MIB
+    tree.file(f"/sys/fs/cgroup{group}/memory.stat", f"anon 9\nkernel {gib * GIB + slab}\nsock 0\nslab {slab}\n")
+
+
+def test_buffers_of_a_users_sockets_are_no_memory_of_the_driver(tree: Tree) -> None:
+    machine(tree)
+    for group, gib in (("", 30), ("/user.slice/user-64000.slice", 29), ("/system.slice/cron.service", 1)):
+        charge(tree, group, gib)
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
+    facts = check(OLD).probe(host)
+    assert (facts._charged_bytes, facts._unexplained_bytes) == (30 * GIB, STUCK._unexplained_bytes - 30 * GIB)
+    expect(check(OLD).judge(facts), Level.BLOCK, text="systemctl status user-64000.slice", needs_person=False)
+
+
+def test_where_buffers_are_not_counted_nothing_is_proven(tree: Tree) -> None:
+    """As with cgroup v1."""
+    machine(tree)
+    (tree.root / "sys/fs/cgroup/memory.stat").unlink()
+    verdict = check(OLD).judge(check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))))
+    expect(verdict, Level.BLOCK, "nothing says what sockets and pipes hold", needs_person=False)
 
 
 def test_a_process_that_hides_its_files_may_use_the_gpu(tree: Tree) -> None:
@@ -204,78 +271,3 @@ def test_a_plan_without_gpus_does_not_query_the_driver(tree: Tree) -> None:
     machine(tree)
     host = Host(tree.root, docker=lambda: AWAY, gpu=never_queried)
     assert UnifiedMemory(NEED, settle_seconds=60, uses_gpu=False).probe(host).gpus == ()
-
-
-@pytest.mark.parametrize(
-    ("droppable_gib", "free_gib", "total_gib", "level"),
-    [
-        pytest.param(90, 11, 120, Level.WARN, id="a model's weights"),
-        pytest.param(4, 11, 120, Level.WARN, id="just worth it"),
-        pytest.param(3.9, 11, 120, Level.OK, id="not worth it"),
-        pytest.param(1, 2, 8, Level.WARN, id="a tenth of a small machine"),
-        pytest.param(90, 100, 200, Level.OK, id="enough is free"),
-    ],
-)
-def test_page_cache_is_dropped_where_that_gains_something(
-    droppable_gib: float, free_gib: int, total_gib: int, level: Level
-) -> None:
-    verdict = PageCache(NEED).judge(PageCacheFacts(total_gib * GIB, free_gib * GIB, round(droppable_gib * GIB)))
-    assert verdict.level is level
-    assert [fix.kind for fix in verdict.fixes] == (["drop-page-cache"] if level is Level.WARN else [])
-    assert not any(fix.frees_bytes for fix in verdict.fixes), "it makes nothing available"
-
-
-def test_what_is_shared_mapped_or_dirty_is_not_to_be_dropped(tree: Tree) -> None:
-    tree.meminfo(
-        MemTotal=120, MemFree=10, MemAvailable=90, Cached=90, Buffers=1, SReclaimable=2, Shmem=3, Mapped=4, Dirty=5,
-        Writeback=1,
-    )  # fmt: skip
-    assert PageCache(NEED).probe(Host(tree.root)) == PageCacheFacts(120 * GIB, 10 * GIB, 80 * GIB)
-
-
-@pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
-def test_sizes_are_said_as_people_read_them(size_bytes: int, words: str) -> None:
-    assert size(size_bytes) == words
-
-
-HEAD = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
-FILE = Swap("/swap.img", 16 * GIB, 2 * GIB)
-ZRAM = Swap("/dev/zram0", 60 * GIB, 0)
-
-
-@pytest.mark.parametrize(
-    ("areas", "uses_gpu", "level", "words"),
-    [
-        pytest.param((), True, Level.OK, "off", id="off"),
-        pytest.param((FILE,), True, Level.WARN, "/swap.img 16.0 GiB; 2.0 GiB in use", id="a file"),
-        pytest.param((FILE, ZRAM), True, Level.WARN, "/etc/fstab", id="both"),
-        pytest.param((FILE,), False, Level.OK, "no GPU", id="without GPU it helps"),
-    ],
-)
-def test_swap_is_warned_of_where_a_gpu_shares_the_memory(
-    areas: tuple[Swap, ...], uses_gpu: bool, level: Level, words: str
-) -> None:
-    expect(SwapOff(uses_gpu).judge(SwapFacts(areas)), level, said=words)
-
-
-def test_probe_reads_the_kernels_table(tree: Tree) -> None:
-    line = "/mnt/my\\040swap                         file\t\t16777212\t\t1024\t\t-2\n"
-    tree.file("/proc/swaps", HEAD + line)
-    assert SwapOff().probe(Host(tree.root)).areas == (Swap("/mnt/my swap", 16777212 * 1024, 1 << 20),)
-
-
-@pytest.mark.parametrize("text", [HEAD, ""])
-def test_no_area_is_no_swap(tree: Tree, text: str) -> None:
-    tree.file("/proc/swaps", text)
-    assert SwapOff().probe(Host(tree.root)).areas == ()
-
-
-def test_a_kernel_without_swap_has_none(tree: Tree) -> None:
-    assert SwapOff().probe(Host(tree.root)).areas == ()
-
-
-@pytest.mark.parametrize("line", ["/swap.img file many 0 -2", "/swap.img file 1"])
-def test_another_format_is_unknown(tree: Tree, line: str) -> None:
-    tree.file("/proc/swaps", f"{HEAD}{line}\n")
-    with pytest.raises(ValueError, match="another format"):
-        SwapOff().probe(Host(tree.root))

@@ -1,4 +1,4 @@
-"""Whether the ports that a node needs are free: each test is a machine, and what is said of it."""
+"""Whether the ports that a node needs are free: each test is a machine, and the verdict on it."""
 
 import pytest
 from msgspec.structs import replace
@@ -77,6 +77,14 @@ def test_a_container_that_shares_the_nodes_network_is_named(tree: Tree) -> None:
     assert "sudo docker stop open-webui" in verdict.hint
 
 
+def test_a_container_of_others_than_docker_is_ended_by_its_process(tree: Tree) -> None:
+    tree.process(50, "python3", opened=("socket:[5]",), cgroup=CGROUP)
+    tree.listening((8000, 5))
+    expect(judged(tree), Level.BLOCK, hint=f"stop it if it may go: {FIX}; or change args.port")
+    hint = f"stop it if it may go: sudo docker stop {ID[:12]}; or change args.port"
+    expect(judged(tree, DockerFacts(True, (), error="no answer")), Level.BLOCK, hint=hint)
+
+
 @pytest.mark.parametrize(
     ("pid", "comm", "cgroup", "words"),
     [
@@ -105,6 +113,9 @@ def test_a_holder_that_stray_workers_names_is_left_to_it(tree: Tree) -> None:
     tree.process(10, "VLLM::Worker_TP", group=9, opened=("socket:[5]",))
     tree.listening((29501, 5))
     assert judged(tree).level is Level.OK
+    unaided = replace(CHECK, strays_block=False)  # as where preflight.downgrade has stray-workers
+    verdict = unaided.run(Host(tree.root, docker=lambda: DockerFacts(True, ())))[1]
+    assert verdict.reason == "port 29501 of the rendezvous is held on 0.0.0.0 by pid 10 (VLLM::Worker_TP) of uid 0"
 
 
 def test_a_port_of_sparkds_container_is_left_to_stray_workers(tree: Tree) -> None:

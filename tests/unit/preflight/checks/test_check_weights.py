@@ -77,7 +77,7 @@ GOOD = WeightsFacts(
     ],
 )
 def test_judge(facts: WeightsFacts, level: Level, words: str) -> None:
-    expect(CHECK.judge(facts), level, said=words)
+    expect(CHECK.judge(facts), level, text=words)
 
 
 def test_weights_that_the_plan_does_not_load_may_be_missing() -> None:
@@ -94,8 +94,8 @@ def model(tree: Tree, *shards: str, folder: str = FOLDER, total: int = 32) -> No
         tree.safetensors(f"{folder}/{shard}")
     if len(shards) > 1:
         weight_map = {f"layer.{number}": shard for number, shard in enumerate(shards)}
-        said = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        tree.file(f"{folder}/model.safetensors.index.json", json.dumps(said))
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        tree.file(f"{folder}/model.safetensors.index.json", json.dumps(index))
 
 
 A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -169,7 +169,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\n"
 def test_what_the_loader_would_fail_on_blocks(tree: Tree, cause: Callable[[Tree], object], words: str) -> None:
     model(tree, A, B)
     cause(tree)
-    expect(look(tree)[1], Level.BLOCK, said=words)
+    expect(look(tree)[1], Level.BLOCK, text=words)
 
 
 def test_without_an_index_the_names_say_how_many_shards_there_are(tree: Tree) -> None:
@@ -332,8 +332,8 @@ def test_the_download_of_missing_files_is_of_the_plans_own_model(tree: Tree) -> 
     check = ModelWeights.from_inputs(
         CheckInputs(plan(ALONE, configured(engine={"recipe": "a"}), model=keys), Settings())
     )
-    expect(look(tree, check)[1], Level.BLOCK, said=f"sudo sparkd model pull org/b --revision v1 --to {FOLDER}, or")
-    expect(look(tree)[1], Level.BLOCK, said=f"sudo sparkd model pull ORGANISATION/NAME --to {FOLDER}, or")
+    expect(look(tree, check)[1], Level.BLOCK, text=f"sudo sparkd model pull org/b --revision v1 --to {FOLDER}, or")
+    expect(look(tree)[1], Level.BLOCK, text=f"sudo sparkd model pull ORGANISATION/NAME --to {FOLDER}, or")
 
 
 def test_a_model_whose_config_is_elsewhere_needs_none_in_its_folder() -> None:

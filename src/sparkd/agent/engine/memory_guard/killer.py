@@ -182,7 +182,8 @@ class Killer:
 
     def _write_record(self, *processes: int) -> None:
         """`processes`: pid and start time of the rank, then of its agent."""
-        _write(self._record_file, " ".join(map(str, (self._floor_bytes, *processes, os.getpid()))))
+        pid = os.getpid()
+        _write(self._record_file, " ".join(map(str, (self._floor_bytes, *processes, pid, _start_time(pid)))))
 
     def _watch(self, rank: int, floor_bytes: int) -> None:
         if self._meter is None:
@@ -202,7 +203,7 @@ class Killer:
     def _resume(self) -> None:
         """Watch the rank that an earlier killer watched until it was killed itself. Raises OSError, ValueError."""
         try:
-            floor_bytes, rank, rank_began, owner, owner_began, _ = map(int, _read(self._record_file).split())
+            floor_bytes, rank, rank_began, owner, owner_began, *_ = map(int, _read(self._record_file).split())
         except (OSError, ValueError):  # nothing was watched
             return
         if (descriptor := _open_process(rank, rank_began)) >= 0:

@@ -25,7 +25,8 @@ class Tenants(Struct, frozen=True):
     """Memory that others than the rank held at one moment."""
 
     held_bytes: int
-    """Anonymous memory, shared memory and files in tmpfs, by the kernel's count, which names no owner."""
+    """Anonymous memory, shared memory, files in tmpfs, and buffers of sockets and pipes, by the kernel's count, which
+    names no owner."""
     gpu_bytes: int = 0
     """Memory of the GPU's driver, by its own count."""
     named: tuple[Consumer, ...] = ()

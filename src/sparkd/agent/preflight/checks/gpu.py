@@ -59,7 +59,7 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
         if not facts.asked:  # words: keep
             return ok("the plan uses no GPU")
         if facts.trouble is not Trouble.NONE:
-            return _judge_trouble(facts.trouble, f"the GPU's driver can't be queried: {facts.error}")
+            return _judge_trouble(facts.trouble, f"the GPU's driver can't be queried: {facts.error}", facts.module)
         if not facts.names:
             return _judge_absence(facts)
         if len(facts.names) < self.gpus:
@@ -74,13 +74,18 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
         return ok(f"{', '.join(facts.names)}, driver {facts.driver or 'of unknown version'}")
 
 
-def _judge_trouble(trouble: Trouble, reason: str) -> Verdict:
+def _judge_trouble(trouble: Trouble, reason: str, module: str) -> Verdict:
     if trouble is Trouble.FORBIDDEN:
         return unknown(reason, "run as root")
     awaits = AWAITED if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
     if remedy := _REMEDIES.get(trouble):
         hint, action = remedy
         return block(reason, hint, needs_person=True, awaits=awaits, action=action)
+    if trouble is Trouble.NO_LIBRARY:  # as after an apt run that was interrupted
+        branch = module.partition(".")[0] or "580"
+        return block(
+            reason, f"sudo apt install --reinstall libnvidia-compute-{branch}; ldconfig -p | grep libnvidia-ml"
+        )
     return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi, sudo dmesg")
 
 

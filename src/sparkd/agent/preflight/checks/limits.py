@@ -34,7 +34,7 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> ShmSize:
         own_bytes = None if inputs.host_ipc else inputs.plan.container.shm_size_bytes
-        return cls(own_bytes, inputs.plan.node.rank == 0, inputs.plan.node.cluster_size)
+        return cls(own_bytes, inputs.plan.node.is_head, inputs.plan.node.cluster_size)
 
     def probe(self, host: Host) -> ShmSizeFacts:
         if self.own_bytes is not None:

@@ -8,9 +8,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
-from sparkd.agent.preflight.checks.memory import GpuUser, find_gpu_users
+from sparkd.agent.preflight.gpu_users import GpuUser, find_gpu_users
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.consumers import Consumer, read_consumers
+from sparkd.base.host.docker import AWAY, DockerFacts
 from sparkd.base.host.gpu import NO_GPU, GpuFacts
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import MemoryNeed
@@ -53,12 +54,12 @@ class OtherTenants(Check[TenantFacts], frozen=True):
         consumers = [consumer for consumer in find_consumers(host, gpu) if consumer.bytes > LEAST_BYTES]
         shown = consumers[:SHOWN]
         has_containers = any(consumer.kind == "container" for consumer in shown)
-        names = {container.id: container.name for container in host.docker().containers} if has_containers else {}
+        docker = host.docker() if has_containers else AWAY
         return TenantFacts(
             total_bytes=memory.total_bytes,
             available_bytes=memory.available_bytes,
             gpu_total_bytes=gpu.total_bytes,
-            held=tuple(_describe_consumer(consumer, names) for consumer in shown),
+            held=tuple(_describe_consumer(consumer, docker) for consumer in shown),
             held_bytes=sum(consumer.bytes for consumer in consumers),
             others=len(consumers) - len(shown),
         )
@@ -84,10 +85,13 @@ def find_consumers(host: Host, gpu: GpuFacts) -> tuple[Consumer, ...]:
     return read_consumers(host.files, host.processes(), driver_bytes)
 
 
-def _describe_consumer(consumer: Consumer, names: dict[str, str]) -> HeldMemory:
+def _describe_consumer(consumer: Consumer, docker: DockerFacts) -> HeldMemory:
     if consumer.kind == "container":
-        name = names.get(consumer.name) or consumer.name[:12]
-        return HeldMemory(f"container {name}", consumer.bytes, f"sudo docker stop {shlex.quote(name)}")
+        container = docker.container(consumer.name)
+        name = container.name if container else consumer.name[:12]
+        is_dockers = container is not None or not docker.known  # others are podman's, or Kubernetes'
+        stop = f"sudo docker stop {shlex.quote(name)}" if is_dockers else f"sudo kill {consumer.pid}"
+        return HeldMemory(f"container {name}", consumer.bytes, stop)
     if consumer.kind == "user-unit":
         user = consumer.user.removeprefix("uid ")
         stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
@@ -148,12 +152,15 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
         if any(holder.bytes is None for holder in facts.holders):
             return ok(f"{amount}; the GPU is used by {users}, the driver does not say how much")
         reported_bytes = sum(holder.bytes or 0 for holder in facts.holders)
+        reported_users = ", ".join(holder.label for holder in facts.holders if holder.bytes)
         if reported_bytes and _is_little(facts, reported_bytes):
-            return ok(f"{amount}, {size(reported_bytes)} of it by {users}")
+            return ok(f"{amount}, {size(reported_bytes)} of it by {reported_users}")
         rest = size(max(0, facts.unexplained_bytes - reported_bytes))
-        exception = f", but {users} with {size(reported_bytes)}" if users else ""
+        exception = f", but {reported_users} with {size(reported_bytes)}" if reported_users else ""
         reason = f"the GPU's driver holds {rest} that belongs to no process{exception}"
-        return warn(reason, "if it stays, a reboot gives it back: sudo systemctl reboot")
+        # Managed memory that the CPU touched is in no list of the driver's, and goes when its process ends.
+        condition = f"it stays once {users} have ended" if users else "it stays"
+        return warn(reason, f"if {condition}, a reboot gives it back: sudo systemctl reboot")
 
 
 def _is_little(facts: HeldFacts, reported_bytes: int = 0) -> bool:

@@ -45,7 +45,7 @@ class HeldPort(Struct, frozen=True):
     wanted: WantedPort
     use: PortUse
     container: str
-    """Name of the container that holds it, or the beginning of its id; empty for none."""
+    """Name of docker's container that holds it, or the beginning of its id; empty for none."""
     told_by_strays: bool  # words: keep - a key of the report
     """Whether stray-workers names the holder: it is an engine, or in a container of sparkd's."""
     descendants: tuple[EndProcess, ...] = ()
@@ -80,12 +80,15 @@ class PortsFacts(Struct, frozen=True):
 
 class Ports(Check[PortsFacts], frozen=True):
     wanted: tuple[WantedPort, ...]
+    strays_block: bool = True
+    """Whether a holder that stray-workers names is left to it: not where it is skipped, or only warns."""
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> Ports:
-        return cls(wanted_ports(inputs.plan, inputs.settings))
+        policy = inputs.settings.preflight
+        return cls(wanted_ports(inputs.plan, inputs.settings), "stray-workers" not in (*policy.skip, *policy.downgrade))
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
@@ -98,11 +101,12 @@ class Ports(Check[PortsFacts], frozen=True):
             return PortsFacts((), owner_pid)
         table = host.processes()
         strays = pids_of(find_engines(host, table)[0])
-        containers = {container.id: container for container in host.docker().containers}
+        docker = host.docker()
+        containers = {container.id: container for container in docker.containers}
         held = []
         for wanted, use in zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True):
             container = containers.get(use.container_id)
-            container_name = container.name if container else use.container_id[:12]
+            container_name = container.name if container else "" if docker.known else use.container_id[:12]
             named_by_strays = use.pid in strays or (container is not None and container.ours)
             descendants = table.descendants(use.pid) if use.pid else ()
             end_processes = tuple(
@@ -118,7 +122,7 @@ class Ports(Check[PortsFacts], frozen=True):
             # Only root learns who holds a socket. An unknown holder of an agent's port is taken for the node's owner.
             if held.wanted.is_agent_port and facts.owner_pid is not None and held.use.pid in (facts.owner_pid, None):
                 own_ports.append(f"{description}: the agent's own, pid {facts.owner_pid}")
-            elif held.told_by_strays:  # words: keep
+            elif held.told_by_strays and self.strays_block:  # words: keep
                 engine_ports.append(f"{description}: an engine's, see stray-workers")
             else:
                 problems.append(_judge_held(held))

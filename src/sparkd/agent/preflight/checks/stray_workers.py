@@ -148,8 +148,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
     def _judge_engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         description = _describe_engine(facts, engine)
         if engine.container_id and not facts.docker_known:
-            reason = f"{description}: docker can't identify its container"
-            return unknown(reason, "sudo systemctl start docker", awaits="docker")
+            return _judge_unidentified(f"{description}: docker can't identify its container", facts.docker_error)
         # A `vllm serve` leads its group even when adopted: one started over ssh with nohup always is.
         may_be_wanted = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
         name = _find_container_name(facts, engine)
@@ -203,10 +202,16 @@ def _build_fixes(engine: Engine) -> tuple[EndProcess, ...]:
     )
 
 
+def _judge_unidentified(reason: str, docker_error: str) -> Verdict:
+    if docker_error:
+        return docker_unknown(f"{reason}: {docker_error}")
+    return unknown(reason, "sudo systemctl start docker", awaits="docker")
+
+
 def _judge_stuck_container(engines: list[Engine], reason: str) -> Verdict:
     asleep = [member for engine in engines for member in engine.members if member.state == "D"]
     if not asleep:
-        return block(reason, "look at: systemctl status docker")
+        return block(reason, "look at: systemctl status docker", awaits="docker to remove it")
     reason = f"{reason}: pid {asleep[0].pid} ({asleep[0].comm}) sleeps in the kernel (state D)"
     return _block_until_reboot(reason, f"pid {asleep[0].pid} to end")
 

@@ -8,11 +8,16 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.lint_launches import BY_ROLE, GOOD
+from tests.unit.plans import shipped
 
 from sparkd.agent.preflight.check import Level, Verdict
-from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint
+from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint, script_share
 from sparkd.agent.preflight.runner import examine
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
+from sparkd.base.host.files import Files
+from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Cache, LaunchPlan, Node
 from sparkd.base.recipes.schema import Container
 
@@ -93,6 +98,16 @@ def test_a_variable_of_the_plan_may_hold_headless(tree: Tree) -> None:
     tree.file("/root/s.sh", "exec vllm serve /m --gpu-memory-utilization 0.9 $MORE")
     assert judged(tree, OWN).level is Level.BLOCK
     assert judged(tree, replace(OWN, env=(("MORE", "--headless --enforce-eager"),))).level is Level.OK
+
+
+def test_the_share_is_that_of_the_script_alone_where_it_starts_the_engine(tree: Tree) -> None:
+    serve = "exec vllm serve /m --gpu-memory-utilization 0.98\n"
+    settings = Settings(engine=Engine(script="/serve.sh"))
+    plan = make_plan(shipped("nemotron-3-super-nvfp4"), settings, Node(0, "127.0.0.1", "127.0.0.1", 1))
+    for text, share in ((serve, 0.98), ('exec "$@"\n', None), ("exec vllm serve /m\n", None)):
+        tree.file("/serve.sh", text)
+        assert script_share(Files(str(tree.root)), plan) == share
+    assert script_share(Files(str(tree.root)), replace(plan, user_script="/gone.sh")) is None
 
 
 def test_a_missing_script_is_left_to_script_paths(tree: Tree) -> None:

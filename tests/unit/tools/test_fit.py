@@ -7,7 +7,8 @@ from tests.unit.plans import plan, recipe
 from sparkd.base.config import Settings
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.tools.node.fit import FIRST, Fit, Lack, Supply, judge_supply, rank
+from sparkd.tools.node.fit import FIRST, Fit, Lack, Supply, judge_supply
+from sparkd.tools.node.fit import rank as sort_key
 
 SPARK = Supply(total_bytes=120 * GIB, gpu=True)
 NO_MODEL = replace(SPARK, model="is not there")
@@ -95,4 +96,4 @@ def test_the_first_one_is_what_serves_now_on_most_nodes_and_what_no_command_brin
         Fit("g", 2, "m", own=True, lacks=(Lack("needs a GPU", lasting=True),)),
     )
     reverse = wanted[::-1]
-    assert tuple(sorted(reverse, key=rank)) == wanted
+    assert tuple(sorted(reverse, key=sort_key)) == wanted

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.base.state.history import Launch, count_short_loads
+from sparkd.base.state.history import Launch, count_out_of_memory_loads
 from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 
@@ -28,5 +28,5 @@ def test_loads_that_ended_for_want_of_memory_are_counted_from_the_last(
     rows = [launch("p", one) for one in ends]
     other = launch("q", OOM)
     served = launch("p", End("x", cause="memory-guard"), load_seconds=60.0)
-    assert count_short_loads([*rows, other], "p") == count
-    assert count_short_loads([*rows, served], "p") == 0
+    assert count_out_of_memory_loads([*rows, other], "p") == count
+    assert count_out_of_memory_loads([*rows, served], "p") == 0

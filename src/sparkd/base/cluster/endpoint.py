@@ -1,0 +1,48 @@
+"""The head's endpoint, as its clients reach it: address, URL and key."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.host import Host, network
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.vllm.args import API_KEY, LOOPBACK
+from sparkd.base.vllm.flag import first_values
+
+
+def is_local(plan: LaunchPlan) -> bool:
+    """Whether the API listens on loopback only (args.host)."""
+    return first_values(plan.argv).get("host") in (LOOPBACK, "localhost", "::1")
+
+
+def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
+    """The address at which clients reach the head, and a note about it, which may be empty."""
+    if is_local(plan) or plan.api_host != LOOPBACK:
+        note = "the API listens on loopback only (args.host of the recipe)"
+        return plan.api_host, note if is_local(plan) else ""
+    if not plan.node.is_head:
+        return plan.node.head_address, "the head's address on the fabric; for that on your network, run this there"
+    if outward := network.source_address(host.files):
+        return outward, ""
+    return plan.node.address, "this node has no route to other networks: take the address that your clients reach"
+
+
+def find_url(plan: LaunchPlan, host: Host) -> tuple[str, str]:
+    """The endpoint's URL, as the clients of OpenAI's API need it, and the note of `find_address`."""
+    address, note = find_address(plan, host)
+    return f"http://{f'[{address}]' if ':' in address else address}:{plan.api_port}/v1", note
+
+
+def find_key(node: NodeContext) -> tuple[bool, str]:
+    """Whether clients need a key, and its file; empty where unknown, as on a worker that follows its head."""
+    files = {**node.recipe.secrets, **node.settings.engine.secrets}
+    return API_KEY in files, files.get(API_KEY, "")
+
+
+def with_endpoint(engine: EngineReport, node: NodeContext, host: Host) -> EngineReport:
+    """The report of a head's engine that serves, with what its clients need."""
+    url, _ = find_url(node.plan, host)
+    is_keyed, _ = find_key(node)
+    return replace(engine, url=url, model=node.plan.served_name, keyed=is_keyed)

@@ -1,0 +1,10 @@
+"""Texts that people read."""
+
+import pytest
+
+from sparkd.base.lib.text import size
+
+
+@pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
+def test_a_size_has_the_unit_that_people_read(size_bytes: int, words: str) -> None:
+    assert size(size_bytes) == words

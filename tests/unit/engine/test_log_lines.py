@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkd.base.lib.text import Redactor
-from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES, LineSplitter, LogForwarder
+from sparkd.base.vllm.log_lines import (
+    LINE_LIMIT_BYTES,
+    NOTE_SECONDS,
+    REQUEST_LINES,
+    REQUEST_LINES_PER_SECOND,
+    LineSplitter,
+    LogForwarder,
+)
 
 
 def split(*pieces: bytes, serving: bool = False) -> list[str]:
@@ -108,6 +115,25 @@ def test_secrets_never_pass() -> None:
         (0.0, "args: {'api_key': 'hunter22', 'x': 's3cret-value', 'max_tokens': 2000} Bearer hf_abcdefghijklmnop1234")
     )
     assert line[1] == "engine| args: {'api_key': '***', 'x': '***', 'max_tokens': 2000} Bearer ***"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '(APIServer pid=7) INFO:     10.0.0.9:33220 - "POST /v1/completions HTTP/1.1" 401 Unauthorized',
+        "WARNING:  Invalid HTTP request received.",
+    ],
+)
+def test_requests_without_end_leave_the_journal_to_others(line: str) -> None:
+    """Ten minutes of 100 requests a second, an error among them, then an hour with one a minute."""
+    flood = [(second / 100, line) for second in range(60_000)]
+    error, calm = (600.0, "ERROR 11-21 01:49:44 [x.py:1] no"), [(660.0 + 60 * minute, line) for minute in range(60)]
+    texts = [text for _, text in forwarded(*flood, error, *calm)]
+    notes = [text for text in texts if text.endswith(" lines of requests were left out here; docker logs has them")]
+    assert texts.count(f"engine| {line}") == pytest.approx(REQUEST_LINES + 600 * REQUEST_LINES_PER_SECOND + 60, abs=2)
+    assert sum(int(text.split()[1]) for text in notes) + texts.count(f"engine| {line}") == len(flood) + len(calm)
+    assert len(notes) <= 600 / NOTE_SECONDS + 3
+    assert f"engine| {error[1]}" in texts
 
 
 def test_sparkds_own_polls_are_not_echoed_but_those_of_others_are() -> None:

@@ -19,6 +19,15 @@ _LEVEL = re.compile(rf"^{PROCESS_PREFIX}{{0,4}}(DEBUG|INFO|WARNING|ERROR|CRITICA
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 3}
 _PROGRESS = re.compile(r"\d%(?: Completed)? ?\|[^\[|]{0,200}(?:\|[^\[|]{0,200})?\[\d\d:\d\d")
 _LAST = re.compile(r"\b100%")
+_OF_REQUEST = re.compile(
+    rf'^{PROCESS_PREFIX}{{0,2}}(?:INFO: +\S{{1,64}} - "[A-Z]{{1,10}} |WARNING: +Invalid HTTP request received\.)'
+)
+"""What uvicorn writes for each request, also for one that it refuses."""
+REQUEST_LINES, REQUEST_LINES_PER_SECOND = 2000, 10.0
+"""How many of these pass at once, and then each second. A client without a key could push the lines of all other units
+out of the journal; a DGX Spark answers fewer requests than that."""
+NOTE_SECONDS = 60.0
+"""Pause between two notes of how many were left out."""
 
 
 class LineSplitter:
@@ -75,7 +84,7 @@ def _decode(line: bytes | bytearray, cut_bytes: int = 0) -> str:
 class LogForwarder:
     """Turns lines into (priority, text) for the journal: redacted, without sparkd's own polls.
 
-    Passes one line of a progress bar a second. Only one thread may use it.
+    Passes one line of a progress bar a second, and REQUEST_LINES of requests. Only one thread may use it.
     """
 
     def __init__(self, redact: Callable[[str], str], own_address: str) -> None:
@@ -87,11 +96,20 @@ class LogForwarder:
         )
         self._held: str | None = None
         self._progress_at = float("-inf")
+        self._allowed_lines, self._allowed_at, self._left_out = float(REQUEST_LINES), 0.0, 0
+        self._noted_at = float("-inf")
 
     def forward(self, line: str, now: float) -> Iterator[tuple[int, str]]:
         """The journal's lines for one log line. `now`: monotonic seconds."""
         if self._own_poll.match(line):
             return
+        if _OF_REQUEST.match(line):
+            if not self._allow(now):
+                self._left_out += 1
+                return
+            if now - self._noted_at >= NOTE_SECONDS:
+                self._noted_at = now
+                yield from self._note_left_out()
         if "%" in line and _PROGRESS.search(line):
             if now - self._progress_at < 1.0 and not _LAST.search(line):
                 self._held = line
@@ -103,8 +121,22 @@ class LogForwarder:
         level = _LEVEL.match(line)
         yield _PRIORITY[level[1]] if level else 6, f"engine| {self._redact(line)}"
 
+    def _allow(self, now: float) -> bool:
+        """Whether one more line of a request may pass now."""
+        refill = max(0.0, now - self._allowed_at) * REQUEST_LINES_PER_SECOND
+        self._allowed_lines, self._allowed_at = min(float(REQUEST_LINES), self._allowed_lines + refill), now
+        is_allowed = self._allowed_lines >= 1
+        self._allowed_lines -= is_allowed
+        return is_allowed
+
+    def _note_left_out(self) -> Iterator[tuple[int, str]]:
+        if self._left_out:
+            yield 5, f"engine| {self._left_out} lines of requests were left out here; docker logs has them"
+            self._left_out = 0
+
     def flush(self) -> Iterator[tuple[int, str]]:
-        """The last held line of a progress bar."""
+        """The last held line of a progress bar, and how many lines of requests were left out."""
+        yield from self._note_left_out()
         if self._held is not None:
             yield 6, f"engine| {self._redact(self._held)}"
             self._held = None

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from tests.integration.agent_world import API_PORT, World, world
 
 from sparkd.base.config import load_settings
-from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.state.switch import FILE, NOTICE, Chosen, Stage, Switch, fingerprint_engine
 from sparkd.base.status.model import Phase
 

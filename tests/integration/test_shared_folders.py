@@ -152,7 +152,9 @@ WRITERS = {
     "report": Writer(act(lambda actions: actions.write_run("report.json", "{}")), "run/sparkd/report.json"),
     "the node's lock": Writer(lambda root: os.close(acquire_lock(host(root), MINE)), "run/sparkd/owner.lock"),
     "caches, made": Writer(lambda root: compile_caches.make_cache_folder(IMAGE, "vllm", root), f"{IMAGE}/vllm"),
-    "caches, cleared": Writer(lambda root: compile_caches.clear_torn(IMAGE, "triton", root), f"{IMAGE}/triton/a.so"),
+    "caches, cleared": Writer(
+        lambda root: compile_caches.remove_empty_kernels(IMAGE, "triton", root), f"{IMAGE}/triton/a.so"
+    ),
     "caches, pruned": Writer(lambda root: list(compile_caches.prune_caches(IMAGE, (), root)), f".removed-{IMAGE}/a"),
 }
 

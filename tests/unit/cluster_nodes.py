@@ -94,7 +94,7 @@ class LoopbackSettings(Settings):
     """Nodes on loopback, which are refused outside of tests."""
 
     @model_validator(mode="after")
-    def _check_between_keys(self) -> LoopbackSettings:
+    def _check_node_addresses(self) -> LoopbackSettings:
         return self
 
 

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.actions.compile_caches import DOOMED, Pruned, clear_torn, make_cache_folder, prune_caches
+from sparkd.agent.actions.compile_caches import (
+    REMOVAL_PREFIX,
+    Pruned,
+    make_cache_folder,
+    prune_caches,
+    remove_empty_kernels,
+)
 from sparkd.base.host import caches
 from sparkd.base.host.files import Files
 
@@ -47,8 +53,8 @@ def test_an_interrupted_removal_is_completed_and_is_not_counted_as_kept(root: Pa
     """A removal inside a folder makes it look young: it must be neither kept for that nor used again."""
     walk = prune_caches(IMAGES[0], (), root)
     next(walk)
-    (root / IMAGES[4]).rename(root / f"{DOOMED}{IMAGES[4]}")  # interrupted here
-    assert removed(root) == [Pruned(str(root / f"{DOOMED}{IMAGES[4]}")), Pruned(str(root / IMAGES[5]))]
+    (root / IMAGES[4]).rename(root / f"{REMOVAL_PREFIX}{IMAGES[4]}")  # interrupted here
+    assert removed(root) == [Pruned(str(root / f"{REMOVAL_PREFIX}{IMAGES[4]}")), Pruned(str(root / IMAGES[5]))]
     assert left(root) == list(IMAGES[:3])
 
 
@@ -67,10 +73,10 @@ def test_mounts_are_compared_with_links_resolved(root: Path, tmp_path: Path) -> 
 
 
 def test_a_folder_that_cannot_be_removed_stops_no_other_removal(root: Path) -> None:
-    (root / f"{DOOMED}{IMAGES[3]}").touch()  # in the way of its new name
+    (root / f"{REMOVAL_PREFIX}{IMAGES[3]}").touch()  # in the way of its new name
     pruned = removed(root)
     assert [one.path for one in pruned if one.error] == [str(root / IMAGES[3])]
-    assert left(root) == [f"{DOOMED}{IMAGES[3]}", *IMAGES[:4]]
+    assert left(root) == [f"{REMOVAL_PREFIX}{IMAGES[3]}", *IMAGES[:4]]
 
 
 def test_a_removal_that_is_killed_is_no_removal(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +87,7 @@ def test_a_removal_that_is_killed_is_no_removal(root: Path, tmp_path: Path, monk
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     assert [pruned.error for pruned in removed(root)] == ["rm ended with -9"] * 3
-    assert left(root) == [*(f"{DOOMED}{image}" for image in IMAGES[3:]), *IMAGES[:3]]
+    assert left(root) == [*(f"{REMOVAL_PREFIX}{image}" for image in IMAGES[3:]), *IMAGES[:3]]
 
 
 def make_deep(folder: Path) -> None:
@@ -109,13 +115,13 @@ def test_nothing_else_is_touched(root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "data").mkdir(parents=True)
     (root / ("f" * 64)).symlink_to(elsewhere)
-    (root / f"{DOOMED}x").symlink_to(elsewhere)
+    (root / f"{REMOVAL_PREFIX}x").symlink_to(elsewhere)
     (root / IMAGES[5] / "vllm/link").symlink_to(elsewhere)
     (root / "notes").mkdir()
     (root / ("e" * 64)).touch()
     removed(root)
     assert (elsewhere / "data").exists()
-    assert left(root) == sorted([f"{DOOMED}x", *IMAGES[:3], "e" * 64, "f" * 64, "notes"])
+    assert left(root) == sorted([f"{REMOVAL_PREFIX}x", *IMAGES[:3], "e" * 64, "f" * 64, "notes"])
 
 
 def test_no_cache_is_nothing_to_do(tmp_path: Path) -> None:
@@ -152,16 +158,16 @@ def test_what_a_power_cut_has_emptied_is_cleared_and_nothing_else(root: Path) ->
     (folder / "whole.so").write_bytes(b"\x7fELF")
     (folder / "link.so").symlink_to(outside)
     (folder / "folder.so").mkdir()
-    assert clear_torn(f"sha256:{IMAGES[0]}", "triton", root) == 2
+    assert remove_empty_kernels(f"sha256:{IMAGES[0]}", "triton", root) == 2
     assert sorted(one.name for one in folder.iterdir()) == ["folder.so", "link.so", "notes.txt", "whole.so"]
     assert outside.exists()
-    assert clear_torn(f"sha256:{IMAGES[0]}", "missing", root) == 0
+    assert remove_empty_kernels(f"sha256:{IMAGES[0]}", "missing", root) == 0
 
 
 def test_folders_as_deep_as_a_container_likes_keep_no_start_away(root: Path) -> None:
     make_deep(root / IMAGES[0] / "vllm")
     try:
-        assert clear_torn(IMAGES[0], "vllm", root) in (0, 1)  # a path may be too long for the kernel
+        assert remove_empty_kernels(IMAGES[0], "vllm", root) in (0, 1)  # a path may be too long for the kernel
     finally:
         subprocess.run(["rm", "-rf", root], check=True)  # what removes it for pytest is recursive
 

@@ -206,7 +206,7 @@ def test_a_worker_that_waits_after_failures_of_a_plan_takes_another_one_of_its_h
     with head_of(tree, port) as head:
         first_document(tree, port, head)
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
-        failures = LaunchHistory({worker.agent.plan.counted_as: len(BACKOFF_SECONDS) - 1})
+        failures = LaunchHistory({worker.agent.plan.backoff_key: len(BACKOFF_SECONDS) - 1})
         tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
         with running_steps(worker, wait_out) as waits, head_of(tree, port, "again", env={"NEW": "1"}) as again:
             until_with(lambda: waits.over, again)
@@ -215,7 +215,7 @@ def test_a_worker_that_waits_after_failures_of_a_plan_takes_another_one_of_its_h
 
 def test_what_the_head_chooses_again_is_tried_however_often_it_failed_here(tree: Tree, port: int) -> None:
     with head_of(tree, port, env={"NEW": "1"}) as head:
-        failures = LaunchHistory({head.agent.plan.counted_as: len(BACKOFF_SECONDS), "another": 1})
+        failures = LaunchHistory({head.agent.plan.backoff_key: len(BACKOFF_SECONDS), "another": 1})
         tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
         with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base) as raised:
             until_with(lambda: raised, head)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from tests.unit import page_reports
 
@@ -18,7 +19,7 @@ from sparkd.base.host import kernel
 from sparkd.base.host.files import Files
 from sparkd.base.lib.log import events
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.status.model import FindingReport, NodeReport
+from sparkd.base.status.model import FindingReport, NodeReport, dump, parse
 from sparkd.base.status.publisher import Published, Reporter
 from sparkd.base.status.view import View, overview
 
@@ -69,6 +70,7 @@ def test_a_message_is_logged_reported_counted_and_shown_at_once(node: Node) -> N
     assert "unplug it for 60 s" in line
     report = node.published[0].report
     assert [(one.level, one.action) for one in node.shown()] == [("warn", "power-cycle")]
+    assert parse(dump(report)) == report
     now = datetime.now(UTC)
     assert 'sparkd_kernel_messages_total{action="power-cycle",kind="xid"} 1.0' in render_metrics(report, now)[0]
     note, hint, *_ = (
@@ -117,13 +119,24 @@ def test_what_an_agent_before_has_shown_stays_for_a_day(node: Node) -> None:
 def test_each_agent_after_it_keeps_it_until_the_end_of_its_day(node: Node, hours: int) -> None:
     node.read(record(LOST))
     (finding,) = node.shown()
-    stamp = (datetime.now(UTC) - timedelta(hours=hours)).strftime("%d %b %H:%M UTC")
-    finding = replace(finding, reason=f"{finding.reason.rpartition(', ')[0]}, {stamp}")
+    finding = replace(finding, at=(datetime.now(UTC) - timedelta(hours=hours)).isoformat())
     node.reporter.update(findings=(finding,))
     node.watch = KernelLogWatch(node.reporter, node.watch.events, lambda: node.now)
     node.read(record("nothing"))
     assert node.shown() == ([finding] if hours < 24 else [])
     node.now += (24 - hours) * 3600
+    node.read(record("nothing"))
+    assert node.shown() == []
+
+
+@pytest.mark.parametrize("at", [UNSET, "", "x"])
+def test_one_of_an_agent_that_gave_it_no_time_is_kept_for_a_day_from_now(node: Node, at: str | UnsetType) -> None:
+    old = FindingReport(ID, "warn", "Xid 79, 29 Feb 10:00 UTC", "", "power-cycle", at)
+    node.reporter.update(findings=(old,))
+    node.watch = KernelLogWatch(node.reporter, node.watch.events, lambda: node.now)
+    node.read(record("nothing"))
+    assert node.shown() == [old]
+    node.now += KEPT_SECONDS
     node.read(record("nothing"))
     assert node.shown() == []
 

@@ -22,7 +22,7 @@ from sparkd.agent.actions import Actions
 from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.reboot import APART_SECONDS, find_earlier, find_session, reboot_if_due
 from sparkd.agent.daemon.shutdown import shutdown_on_error
-from sparkd.agent.preflight.check import Finding, Level, Verdict, verdict
+from sparkd.agent.preflight.check import Finding, Level, Verdict, combine_verdicts
 from sparkd.agent.preflight.gate import Admission
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
@@ -185,7 +185,7 @@ def test_what_is_unsure_in_the_same_check_leaves_it_unproven() -> None:
     """As an engine that can't be ended, beside one whose owner is unknown: a reboot would end that too."""
     stuck = Verdict(Level.BLOCK, "asleep", needs_person=True, action=Action.REBOOT)
     for other, proven in ((Verdict(Level.UNKNOWN, "whose is it?"), False), (Verdict(Level.WARN, "old"), True)):
-        refusal = Admission((), (Finding("stray-workers", verdict((other, stuck), ""), {}, 0),), ()).refusal()
+        refusal = Admission((), (Finding("stray-workers", combine_verdicts((other, stuck), ""), {}, 0),), ()).refusal()
         assert isinstance(refusal, NeedsPersonError)
         assert (refusal.action, refusal.proven) == (Action.REBOOT, proven)
 

@@ -158,7 +158,7 @@ def test_a_changed_configuration_ends_every_stage(started: AgentUnderTest) -> No
 
 def test_a_new_choice_forgives_the_plans_earlier_failures(started: AgentUnderTest) -> None:
     agent = started.agent
-    failures = LaunchHistory({agent.plan.counted_as: len(BACKOFF_SECONDS)})
+    failures = LaunchHistory({agent.plan.backoff_key: len(BACKOFF_SECONDS)})
     Tree(Path(agent.host.files.root)).file(launch_history.FILE.path, launch_history.FILE.encode(failures))
     with pytest.raises(NeedsPersonError):
         agent.backoff.wait()

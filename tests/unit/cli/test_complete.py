@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from tests.unit.commands import sparkd
 
-from sparkd.base.config import Settings
-from sparkd.base.config.sources import FOLDER, INIT_FILE
-from sparkd.tools.cli.complete import FIRST, MODELS
+from sparkd.base.config import Settings, sources
+from sparkd.tools.cli.complete import INIT_FILE, MODELS
 
 
 def words(kind: str, config: Path) -> list[str]:
@@ -33,14 +32,14 @@ def test_the_last_file_of_conf_d_takes_effect(config: Path) -> None:
 
 def test_what_init_wrote_takes_effect_where_no_other_file_has_the_key(config: Path) -> None:
     (config.parent / "conf.d").mkdir()
-    (config.parent / FIRST).write_text('[cluster]\nnodes = ["10.0.0.7"]\n')
+    (config.parent / INIT_FILE).write_text('[cluster]\nnodes = ["10.0.0.7"]\n')
     assert words("nodes", config) == ["10.0.0.1"]
     config.write_text("")
     assert words("nodes", config) == ["10.0.0.7"]
 
 
 def test_the_file_that_is_read_first_is_the_one_that_init_writes() -> None:
-    assert f"{FOLDER}/{INIT_FILE}" == FIRST
+    assert f"{sources.FOLDER}/{sources.INIT_FILE}" == INIT_FILE
 
 
 def test_models_are_folders_with_a_configuration_by_their_name_below_the_models_folder(config: Path) -> None:

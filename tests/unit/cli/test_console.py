@@ -11,7 +11,7 @@ import pytest
 from tests.unit.terminal import shown, terminal
 
 from sparkd.base.lib.text import Parts, Table, cell_width, plain
-from sparkd.base.recipes.loader import find_recipes, recipe_folders
+from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.tools.cli.console import Progress, Screen, Ticker, on_terminal, show
 from sparkd.tools.cli.recipe import list_recipes
 

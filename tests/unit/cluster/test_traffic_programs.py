@@ -76,7 +76,7 @@ def test_anything_else_is_no_figure_of_rdma(text: bytes) -> None:
 
 def test_the_side_that_connects_names_the_other() -> None:
     assert rdma_command("rocep1s0f0", "10.0.0.2") == [*rdma_command("rocep1s0f0"), "10.0.0.2"]
-    there, back = tcp_command("10.0.0.1", "10.0.0.2"), tcp_command("10.0.0.1", "10.0.0.2", back=True)
+    there, back = tcp_command("10.0.0.1", "10.0.0.2"), tcp_command("10.0.0.1", "10.0.0.2", reverse=True)
     assert set(back) - set(there) == {"--reverse", "--rcv-timeout"}
     assert "--one-off" in tcp_command("10.0.0.2")
     assert "--one-off" not in there

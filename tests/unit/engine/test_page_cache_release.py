@@ -14,7 +14,7 @@ from tests.unit.cluster_nodes import settings as cluster_settings
 from tests.unit.nodes import until
 
 from sparkd.agent.actions import page_cache
-from sparkd.agent.daemon.page_cache import release_page_cache
+from sparkd.agent.daemon.page_cache import start_load_memory_thread
 from sparkd.agent.engine import page_cache_release
 from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
@@ -136,9 +136,9 @@ class Load:
             pid=100,
             ended=self.rank_ended,
             progress=lambda: self.progress,
-            over=lambda: self.ready,
+            is_over=lambda: self.ready,
             drop=self.drop if guarded else None,
-            loaded=self.ended.set,
+            on_weights_loaded=self.ended.set,
             contiguous=ContiguousMemory(
                 self.host, self.wanted_bytes, partial(page_cache.compact_memory, self.host), self.events
             ),
@@ -302,7 +302,7 @@ def settings(port: int, load_readahead_kib: int = 0) -> Settings:
 def test_the_release_runs_where_the_setting_is_on(tree: Tree, port: int, guarded: bool) -> None:
     configured = settings(port).model_copy(update={"memory": Memory(load_guard=guarded)})
     with agent_under_test(tree, 1, configured) as made, running(made.agent, LOADING) as (rank, _):
-        release_page_cache(made.agent, rank)
+        start_load_memory_thread(made.agent, rank)
         if guarded:
             until(
                 lambda: any(line.startswith("page_cache.release.failed reason=[Errno 2]") for line in made.events.lines)
@@ -322,7 +322,7 @@ def test_memory_is_compacted_during_the_load_of_an_engine_that_uses_the_gpu(
         below = Tree(Path(made.agent.host.files.root))
         below.buddyinfo(large_gib=1, small_gib=50)
         written = below.file("/proc/sys/vm/compact_memory")
-        release_page_cache(made.agent, rank)
+        start_load_memory_thread(made.agent, rank)
         if compacts:
             until(lambda: any(line.startswith("memory.compaction.finished ") for line in made.events.lines), 5)
         assert written.read_text() == ("1\n" if compacts else "")
@@ -338,6 +338,6 @@ def test_the_release_ends_when_the_log_breaks_off(tree: Tree, port: int) -> None
         below.sparse(f"{made.agent.plan.model_path}/m-0.safetensors", 1 << 30)
         until(lambda: rank.log.broken_off_at is not None)
         before = blocking_calls()
-        release_page_cache(made.agent, rank)
+        start_load_memory_thread(made.agent, rank)
         until(lambda: blocking_calls() == before, 3)
         assert not any(line.startswith("page_cache.") for line in made.events.lines)

@@ -8,7 +8,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, settings
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.page_cache import CREEP_SECONDS, page_cache_watch
+from sparkd.agent.daemon.page_cache import CREEP_SECONDS, PageCacheWatch
 from sparkd.agent.preflight.fixes import Applied
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -32,21 +32,27 @@ class World:
     """A serving agent, its watch, and how often the cache was dropped."""
 
     def __init__(self, agent: Agent, tree: Tree, gpu: GpuFacts) -> None:
-        self.now, self.dropped, self.tree = 0.0, 0, tree
-        host = Host(agent.host.files.root, gpu=lambda: gpu)
+        self.now, self.dropped, self.tree, self.gpu = 0.0, 0, tree, gpu
+        self.readable_after_drop = True
+        host = Host(agent.host.files.root, gpu=lambda: self.gpu)
         self.agent = replace(agent, host=host)
-        self._watch = page_cache_watch(self.agent, self._drop, lambda: self.now)
+        self._watch = PageCacheWatch(self.agent, self._drop, lambda: self.now)
 
     def _drop(self) -> Applied:
         self.dropped += 1
         memory(self.tree, cached_gib=0.5)
+        if not self.readable_after_drop:
+            self.make_unreadable()
         return Applied("applied", "15.0 GiB freed")
+
+    def make_unreadable(self) -> None:
+        (self.tree.root / NODE / "proc/meminfo").unlink()
 
     def look(self, *, idle: bool) -> list[str]:
         """After ten more minutes; the findings."""
         self.now += CREEP_SECONDS
         before = self.agent.reporter.report
-        self._watch(idle)
+        self._watch.tick(idle)
         self.agent.loop.wait_until(lambda: self.agent.reporter.report is not before, 0.5)
         return [one.id for one in self.agent.reporter.report.findings]
 
@@ -94,3 +100,21 @@ def test_without_leave_it_is_only_reported(tree: Tree) -> None:
         memory(tree, cached_gib=15)
         assert one.look(idle=True) == ["page-cache"]
         assert one.dropped == 0
+
+
+def test_what_can_not_be_read_leaves_the_finding(tree: Tree, world: Callable[..., World]) -> None:
+    one = world()
+    memory(tree, cached_gib=15)
+    assert one.look(idle=False) == ["page-cache"]
+    one.gpu = AWAY
+    assert one.look(idle=True) == ["page-cache"]
+    one.gpu = SHARED
+    one.make_unreadable()
+    assert one.look(idle=True) == ["page-cache"]
+    assert one.dropped == 0
+    memory(tree, cached_gib=15)
+    one.readable_after_drop = False
+    assert one.look(idle=True) == ["page-cache"]
+    assert one.dropped == 1
+    memory(tree, cached_gib=0.5)
+    assert one.look(idle=True) == []

@@ -14,7 +14,9 @@ from sparkd.base.lib.errors import AwaitedError
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.recipes.loader import compare_recipes, explain, load_recipe
+from sparkd.base.recipes.comparison import compare_recipes
+from sparkd.base.recipes.explanation import explain
+from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.schema import Container, Limit, Recipe
 
 OF_THE_NODE = ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA")

@@ -2,11 +2,11 @@
 
 from tests.unit.preflight.findings import END, REMOVE
 
-from sparkd.agent.preflight.check import Level, Verdict, verdict
+from sparkd.agent.preflight.check import Level, Verdict, combine_verdicts
 
 
 def test_problems_name_first_what_no_fix_clears() -> None:
-    merged = verdict(
+    merged = combine_verdicts(
         [
             Verdict(Level.WARN, "w"),
             Verdict(Level.BLOCK, "fixed", "h1", (END,)),
@@ -20,10 +20,12 @@ def test_problems_name_first_what_no_fix_clears() -> None:
 
 
 def test_problems_that_fixes_clear_are_clearable_together() -> None:
-    merged = verdict([Verdict(Level.BLOCK, "a", "h", (END,)), Verdict(Level.BLOCK, "b", "", (END, REMOVE))], "good")
+    merged = combine_verdicts(
+        [Verdict(Level.BLOCK, "a", "h", (END,)), Verdict(Level.BLOCK, "b", "", (END, REMOVE))], "good"
+    )
     assert (merged.clears, merged.fixes) == (True, (END, REMOVE))
 
 
 def test_more_problems_than_a_line_holds_are_counted() -> None:
-    merged = verdict([Verdict(Level.BLOCK, str(n)) for n in range(6)], "good")
+    merged = combine_verdicts([Verdict(Level.BLOCK, str(n)) for n in range(6)], "good")
     assert merged.reason == "0; 1; 2; 3; and 2 more"

@@ -50,8 +50,8 @@ def test_a_recipe_changes_its_base_entry_by_entry(tmp_path: Path) -> None:
     assert (loaded.recipe.image.ref, loaded.recipe.model.path) == ("other", "m")
     assert (loaded.recipe.description, dict(loaded.recipe.expect)) == ("", {})
     assert loaded.files == (path, tmp_path / "base.yaml")
-    assert loaded.origins["args.max-model-len"] == f"{path}: line 5"
-    assert loaded.origins["env.A"] == f"{tmp_path / 'base.yaml'}: line 7"
+    assert str(loaded.origins["args.max-model-len"]) == f"{path}: line 5"
+    assert str(loaded.origins["env.A"]) == f"{tmp_path / 'base.yaml'}: line 7"
 
 
 def test_a_fault_of_the_base_is_named_where_it_stands(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from tests.unit.recipe_files import MINIMAL_RECIPE, write
 
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 
 
 def test_the_administrators_recipe_hides_the_shipped_one_and_may_extend_it(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from tests.unit.plans import recipe, shipped
 
 from sparkd.base.lib import recipes_dir
-from sparkd.base.recipes.loader import find_recipes, load_recipe
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import find_recipes
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.vllm.lint.rules import Issue
 from sparkd.tools.node.recipe_lint import lint

@@ -12,7 +12,10 @@ from tests.unit.plans import recipe
 from sparkd.base.config import load_with_origins
 from sparkd.base.lib import recipes_dir
 from sparkd.base.recipes.additions import BETWEEN_NODES, RAY_ENV
-from sparkd.base.recipes.loader import ORDER, Difference, compare_recipes, explain, find_recipes, load_recipe, normalize
+from sparkd.base.recipes.comparison import ORDER, Difference, compare_recipes, normalize
+from sparkd.base.recipes.explanation import explain
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import find_recipes
 from sparkd.base.recipes.schema import Recipe
 
 ABOUT_ITSELF = {"schema", "name", "description", "source", "extends"}
@@ -32,6 +35,12 @@ CHECKED_ONLY = {"flags"}
         ({"compilation-config": {"custom_ops": ["all"]}}, {"compilation-config": '{"custom_ops":["all"]}'}),
         ({"enable-prefix-caching": False}, {"no-enable-prefix-caching": True}),
         ({"enable-prefix-caching": True}, {"no-enable-prefix-caching": False}),
+        ({"max-loras": "007"}, {"max-loras": 7}),
+        ({"revision": "7"}, {"revision": 7}),
+        ({"compilation-config": {}}, {"compilation-config": "{}"}),
+        ({"allowed-origins": "[]"}, {"allowed-origins": " [ ] "}),
+        ({"of-a-fork": "0.9"}, {"of-a-fork": 0.9}),
+        ({"speculative-config.n": "0.90"}, {"speculative-config.n": 0.9}),
         ({"seed": None}, {}),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     ],
@@ -48,6 +57,14 @@ def test_the_same_flag_in_other_words_is_no_difference(one: dict[str, object], o
         ({"a": True}, {"a": "true"}, "args.a", "true", '"true"'),
         ({"a": ""}, {}, "args.a", '""', ""),
         ({"a": "128k"}, {"a": "128K"}, "args.a", '"128k"', '"128K"'),
+        ({"revision": "007"}, {"revision": "7"}, "args.revision", '"007"', '"7"'),
+        ({"revision": "1234e5678"}, {"revision": "9e9999"}, "args.revision", '"1234e5678"', '"9e9999"'),
+        ({"a": "1234e5678"}, {"a": "9e9999"}, "args.a", '"1234e5678"', '"9e9999"'),
+        ({"a": "1.10"}, {"a": "1.1"}, "args.a", '"1.10"', "1.1"),
+        ({"a": "9007199254740993"}, {"a": 9007199254740992}, "args.a", "9007199254740993", "9007199254740992"),
+        ({"seed": "9e9999"}, {"seed": "1e9999"}, "args.seed", '"9e9999"', '"1e9999"'),
+        ({"a.b": "007"}, {"a.b": 7}, "args.a.b", '"007"', "7"),
+        ({"compilation-config": {}}, {}, "args.compilation-config", "{}", ""),
         ({"max-num-seqs": "1k"}, {"max-num-seqs": "1K"}, "args.max-num-seqs", "1000", "1024"),
         ({"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"c": 1, "d": 3}}}, "args.a.b.d", "2", "3"),
         ({"a": ["x", "y"]}, {"a": ["y", "x"]}, "args.a", '["x", "y"]', '["y", "x"]'),
@@ -94,7 +111,7 @@ def test_a_shipped_recipe_differs_from_its_base_only_in_what_it_says(name: str) 
     loaded = load_recipe(name, [recipes_dir()])
     assert loaded.recipe.extends
     base = load_recipe(loaded.recipe.extends, [recipes_dir()]).recipe
-    own = {key for key, where in loaded.origins.items() if where.startswith(f"{loaded.files[0]}: ")}
+    own = {key for key, origin in loaded.origins.items() if origin.path == loaded.files[0]}
     differences = compare_recipes(base, loaded.recipe)
     assert differences
     for one in differences:

@@ -26,7 +26,8 @@ from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.additions import EXECUTE_TIMEOUT, MAX_JOBS, NVCC_THREADS, RAY, RAY_ENV, READY_TIMEOUT, VERBS
 from sparkd.base.recipes.image import Build, Lines
-from sparkd.base.recipes.loader import find_recipes, load_recipe
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import find_recipes
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.vllm.flag import first_values, parse_json
 from sparkd.tools.node.recipe_lint import lint

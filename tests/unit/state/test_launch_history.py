@@ -138,7 +138,7 @@ def test_a_cause_that_only_a_later_version_knows_is_read() -> None:
 def started(tree: Tree) -> Iterator[AgentUnderTest]:
     """In boot `boot`, with a launch of its plan under way, after a boot that ended with its machine."""
     with agent_under_test(tree, 0, alone()) as made:
-        digest = made.agent.plan.counted_as
+        digest = made.agent.plan.backoff_key
         history = EMPTY.record_launch("d", "before", {}).record_launch(digest, "boot", {"kernel": "6.17"})
         on_disk(made).file(FILE.path, FILE.encode(history))
         yield made
@@ -154,7 +154,7 @@ def written(made: AgentUnderTest) -> LaunchHistory:
 
 
 def test_a_start_counts_an_agent_that_was_killed(started: AgentUnderTest) -> None:
-    digest = started.agent.plan.counted_as
+    digest = started.agent.plan.backoff_key
     started.agent.store.record_start(started.agent.boot_id)
     after = written(started)
     assert (after.failures[digest], after.last_failure(digest)) == (1, KILLED)
@@ -222,7 +222,7 @@ def test_a_failure_of_this_node_counts_once_for_an_open_launch(
     agent = started.agent
     assert shutdown_on_error(agent, None, error) is error.code
     after = written(started)
-    assert after.failures == ({agent.plan.counted_as: 1} if counted else {})
+    assert after.failures == ({agent.plan.backoff_key: 1} if counted else {})
     assert [(one.phase, one.open) for one in after.boots] == [(LOADING, True), (LOADING, False)]
     last = after.last_cause
     assert last is not None

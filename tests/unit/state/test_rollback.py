@@ -19,7 +19,8 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.base.recipes.loader import find_recipes, load_recipe
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import find_recipes
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import known_good
 from sparkd.base.state.switch import FILE, Switch, fingerprint_engine, make_rollback
@@ -141,9 +142,9 @@ def test_the_rollbacks_image_runs_by_its_id_and_the_plan_keeps_its_digest(tree: 
     assert node.plan.digest == by_name.digest, "or no other node would agree"
     image = check_of(node, EngineImage)
     assert image.ref == IMAGE_ID
-    assert by_name.counted_as == by_name.digest != node.plan.counted_as, "failures with another image are not its own"
+    assert by_name.backoff_key == by_name.digest != node.plan.backoff_key, "failures with another image are not its own"
     last_boot = check_of(node, LastBoot)
-    assert last_boot.digest == node.plan.counted_as
+    assert last_boot.digest == node.plan.backoff_key
 
 
 def test_a_plan_that_does_not_fit_any_more_is_named_as_the_rollbacks(tree: Tree) -> None:

@@ -9,7 +9,7 @@ from tests.tree import Tree
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ExitCode
 from sparkd.base.lib.text import plain
-from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
+from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import (
     Contact,

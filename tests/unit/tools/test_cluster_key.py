@@ -134,7 +134,7 @@ def test_a_key_from_before_a_join_is_kept_nowhere_and_does_not_come_back(spark: 
     node_files = NodeFiles(Host(spark.root), {})
     if earlier:
         Setup(spark.root).write(KEY, f"{new}\n", 0o600)
-    node_files.write({("cluster", "nodes"): PAIR}, [KeyFile(KEY, f"{new}\n", over=True)])
+    node_files.write({("cluster", "nodes"): PAIR}, [KeyFile(KEY, f"{new}\n", replaces=True)])
     assert [name for name, text in files(spark).items() if old in text] == []
     assert f"removed {KEY}" in node_files.take_back()
     assert not spark.path(KEY).exists()

@@ -17,7 +17,7 @@ from sparkd.base.lib.text import sanitize
 
 KEPT = 3
 """Images that keep their caches: today's, yesterday's for a way back, and one more. DeepSeek's cache is a few GB."""
-DOOMED = ".removed-"
+REMOVAL_PREFIX = ".removed-"
 """Prefix of a folder that is being removed: removing takes minutes, and the agent may end meanwhile."""
 
 
@@ -42,7 +42,7 @@ def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) 
     return folder
 
 
-def clear_torn(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:
+def remove_empty_kernels(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:
     """Remove empty files of kernels, which a power cut leaves, before an engine loads one. Returns how many.
 
     Raises LaunchError where others than root may write to the caches.
@@ -92,7 +92,7 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
     own_name, mount_points = keep_image_id.removeprefix("sha256:"), tuple(mounted)
     root = root.resolve()  # as the kernel names mounts, where /var/lib/sparkd is a symlink to a larger disk
     folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink()]
-    half_removed = [folder for folder in folders if folder.name.startswith(DOOMED)]
+    half_removed = [folder for folder in folders if folder.name.startswith(REMOVAL_PREFIX)]
     cache_folders = [folder for folder in folders if caches.IMAGE.fullmatch(folder.name)]
     # The image in use comes first, so it always keeps its caches.
     cache_folders.sort(key=lambda folder: (folder.name != own_name, -folder.stat().st_mtime))
@@ -102,7 +102,9 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
             continue
         try:
             # Renamed first: half removed, with a new modification time, it would look like a cache in use.
-            doomed = folder if folder in half_removed else folder.rename(folder.with_name(f"{DOOMED}{folder.name}"))
+            doomed = (
+                folder if folder in half_removed else folder.rename(folder.with_name(f"{REMOVAL_PREFIX}{folder.name}"))
+            )
             yield Pruned(str(folder), _remove_tree(doomed))
         except OSError as error:
             yield Pruned(str(folder), error.strerror or type(error).__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
-from sparkd.agent.actions.compile_caches import clear_torn, make_cache_folder
+from sparkd.agent.actions.compile_caches import make_cache_folder, remove_empty_kernels
 from sparkd.agent.actions.files import sync_folder
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.actions.shared_folders import find_shared
@@ -77,7 +77,7 @@ class Containers:
         """Create and start the rank's container, under docker's default restart policy `no`."""
         image_id = self._find_image_id(plan)
         name = f"sparkd-rank{plan.node.rank}"
-        torn = sum(clear_torn(image_id, cache.name) for cache in plan.caches)
+        torn = sum(remove_empty_kernels(image_id, cache.name) for cache in plan.caches)
         body = create_body(plan, image_id, script, labels, gpu)
         container_id = self._create(body, name)
         with self._remove_on_error(container_id):

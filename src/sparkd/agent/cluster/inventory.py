@@ -116,9 +116,9 @@ def _read_models(files: Files, models_dir: str) -> tuple[tuple[Model, ...], str]
 def _examine_folder(files: Files, models_dir: str, path: str) -> tuple[Model | None, tuple[str, ...]]:
     """The model in a folder; without one, the names in it, which may be models. Raises OSError."""
     folder = model_folder.examine(files, f"{models_dir}/{path}")
-    if folder.config or folder.format:
+    if folder.has_config or folder.format:
         return Model(path, folder.size_bytes, _find_fault(folder)), ()
-    names = files.names(f"{models_dir}/{path}") if folder.there else ()
+    names = files.names(f"{models_dir}/{path}") if folder.exists else ()
     return None, tuple(name for name in names if name not in NOT_MODELS)
 
 

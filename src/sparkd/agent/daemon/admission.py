@@ -106,7 +106,7 @@ class Backoff(Struct):
         Raises NeedsPersonError (exit 17) after too many failures in a row, BlockedError where their count can't be
         read, and what `check_head` raises.
         """
-        agent, plan = self.agent, self.agent.plan.counted_as
+        agent, plan = self.agent, self.agent.plan.backoff_key
         launches = agent.store.require_launches()
         wait_seconds, last_reason = launches.wait_seconds(plan), launches.last_failure(plan)
         if wait_seconds is None:

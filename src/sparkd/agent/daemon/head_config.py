@@ -171,7 +171,7 @@ class HeadFollower(Struct):
         try:
             read = partial(launch_history.read_history, self.host.files)
             history = self.loop.beside(read, FETCH_SECONDS, "reading the launch history", shielded=True)
-            reset_history = history.reset(plan.counted_as)  # a person has just chosen it, whatever failed before
+            reset_history = history.reset(plan.backoff_key)  # a person has just chosen it, whatever failed before
             if reset_history != history:
                 file = launch_history.FILE
                 self.actions.write_state(file.name, file.encode(reset_history), file.mode)

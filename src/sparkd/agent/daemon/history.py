@@ -32,7 +32,7 @@ from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import KILLED, End
 from sparkd.base.status.figures import ActivityReport
 from sparkd.base.status.model import FindingReport, seconds_since, utc_now
-from sparkd.base.status.publisher import LIKELY
+from sparkd.base.status.publisher import REDACT_LIKELY
 
 COLD_START_SECONDS = "cold_start_seconds"
 """Key of a recipe's `expect`: seconds from the start to the first completion, measured by the recipe's source."""
@@ -208,7 +208,7 @@ def read_disk(files: Files) -> Disk:
         )
     with suppress(OSError):
         warnings = read_warnings(files, MOST_WARNINGS)
-    return Disk(rows, tuple(replace(line, text=LIKELY(line.text)) for line in warnings))
+    return Disk(rows, tuple(replace(line, text=REDACT_LIKELY(line.text)) for line in warnings))
 
 
 def expected_load(agent: Agent) -> tuple[float | None, str]:

@@ -227,8 +227,8 @@ def _find_lack(reason: str, evidence: Evidence) -> tuple[str, str, Cause] | None
     return None
 
 
-def count_end(launches: LaunchHistory, end: End, counted_as: str, boot_id: str) -> LaunchHistory:
+def count_end(launches: LaunchHistory, end: End, backoff_key: str, boot_id: str) -> LaunchHistory:
     """The launch history with this end. A launch that failed by itself counts against its plan."""
     if end.code in COUNTED and end.cause not in _BY_OTHERS and launches.open is not None:
-        launches = launches.record_failure(counted_as, end)
+        launches = launches.record_failure(backoff_key, end)
     return launches.record_end(boot_id, end)

@@ -22,20 +22,18 @@ from sparkd.base.host.kernel_events import Event, parse_event
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
-from sparkd.base.status.model import FindingReport
+from sparkd.base.status.model import FindingReport, seconds_since, utc_now
 from sparkd.base.status.publisher import Reporter
 
 REPEAT_SECONDS = 3600.0
 """Time after which a message of the same kind and device is an event again."""
 MOST_DEVICES = 8
 """At most so many devices of one kind and code are logged in that time, because a user's process can count as a device,
-and a user can start many. Others are only counted; urgent messages are all logged.
+and a user can start many. Others are only counted; urgent messages are exempt from this limit.
 """
 ID = "kernel-message"
 MOST_FINDINGS, KEPT_SECONDS = 16, 24 * 3600.0
 """The report keeps so many of the latest findings, each for this long."""
-STAMP = "%d %b %H:%M UTC"
-"""Ends a finding's reason."""
 BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1
 """A record takes 20 µs, and the kernel's ring has room for some ten thousand."""
 HINT = "nothing is to be done; all that is left: journalctl -k -b"
@@ -56,17 +54,6 @@ def follow_kernel_log(host: Host, loop: MainLoop, reporter: Reporter, events: Ev
     loop.start(partial(kernel.open_log_end, host.files), "kernel-log", follow_opened)
 
 
-def _age_seconds(reason: str) -> float:
-    """Time since the stamp of a finding, which has no year; 0 where it has none, and after the clock was set back."""
-    now = datetime.now(UTC)
-    for year in (now.year, now.year - 1):
-        with suppress(ValueError):
-            at = datetime.strptime(f"{year} {reason.rpartition(', ')[2]} +0000", f"%Y {STAMP} %z")
-            if (age_seconds := (now - at).total_seconds()) > -KEPT_SECONDS:
-                return max(0.0, age_seconds)
-    return 0.0
-
-
 class KernelLogWatch(Struct):
     """Used by the main thread."""
 
@@ -75,14 +62,18 @@ class KernelLogWatch(Struct):
     clock: Callable[[], float] = time.monotonic
     _reported: dict[tuple[str, str, int], float] = field(default_factory=dict)
     """Times by kind, device and code."""
+    _overrun_at: float = float("-inf")
     _counts: Counter[str] = field(default_factory=Counter)
     _findings: tuple[tuple[float, FindingReport], ...] = ()
     _pending: bytes = b""
 
     def __post_init__(self) -> None:
         """Keep what an agent before this one has reported, where this one has taken its rank over."""
-        now, reported = self.clock(), self.reporter.report.findings
-        self._findings = tuple((now - _age_seconds(known.reason), known) for known in reported if known.id == ID)
+        now, now_utc, reported = self.clock(), datetime.now(UTC), self.reporter.report.findings
+        # One from an agent whose version gave findings no time is kept as if it were new.
+        self._findings = tuple(
+            (now - (seconds_since(known.at or "", now_utc) or 0.0), known) for known in reported if known.id == ID
+        )
 
     async def follow(self, fd: int) -> None:
         """Runs until it is cancelled, also after the log can't be read any more. Closes `fd`."""
@@ -109,7 +100,8 @@ class KernelLogWatch(Struct):
             except BlockingIOError:
                 break
             except BrokenPipeError:  # overwritten before it was read: the next read returns the oldest record left
-                if self._is_new(("overrun", "", 0)):
+                if self.clock() - self._overrun_at >= REPEAT_SECONDS:
+                    self._overrun_at = self.clock()
                     self.events.warning("kernel.log.overrun", hint=HINT)
                 continue
             except OSError as error:
@@ -142,7 +134,7 @@ class KernelLogWatch(Struct):
         name = f"{event.kind} {effect.action.value}"
         self._counts[name] += 1
         urgent = effect.action in (Action.REBOOT, Action.POWER_CYCLE)
-        if not self._is_new((event.kind, event.device, event.code), urgent=urgent):
+        if not self._should_log((event.kind, event.device, event.code), urgent=urgent):
             return
         log = self.events.error if urgent else self.events.warning
         if effect.action is Action.NONE:
@@ -157,15 +149,17 @@ class KernelLogWatch(Struct):
             count=self._counts[name],
         )
         if effect.action is not Action.NONE:
-            stamp = time.strftime(STAMP, time.gmtime())
-            finding = FindingReport(ID, "warn", f"{event.reason}, {stamp}", effect.hint, effect.action.value)
+            reason = f"{event.reason}, {time.strftime('%d %b %H:%M UTC', time.gmtime())}"
+            finding = FindingReport(ID, "warn", reason, effect.hint, effect.action.value, utc_now())
             others = [(at, old) for at, old in self._findings if not old.reason.startswith(f"{event.reason}, ")]
             self._findings = (*others, (self.clock(), finding))[-MOST_FINDINGS:]
             self._report()
             self.reporter.publish()
 
-    def _is_new(self, key: tuple[str, str, int], *, urgent: bool = False) -> bool:
-        """Whether to report it: the key was not within REPEAT_SECONDS, nor, unless urgent, MOST_DEVICES like it."""
+    def _should_log(self, key: tuple[str, str, int], *, urgent: bool) -> bool:
+        """Whether to log it: not if this key was logged within REPEAT_SECONDS, and not if MOST_DEVICES others of its
+        kind and code were, unless it is urgent. Where it returns true, the key counts as logged.
+        """
         now = self.clock()
         if now - self._reported.get(key, float("-inf")) < REPEAT_SECONDS:
             return False

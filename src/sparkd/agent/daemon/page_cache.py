@@ -12,7 +12,6 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.preflight.check import Verdict
 from sparkd.agent.preflight.checks.free_memory import PageCache
 from sparkd.agent.preflight.fixes import Applied, DropPageCache
 from sparkd.base.lib.main_loop import Outcome
@@ -26,48 +25,53 @@ CREEP_SECONDS = 600.0
 """Pause between two looks while the engine serves: the cache grows over hours."""
 
 
-def page_cache_watch(
-    agent: Agent, drop: Callable[[], Applied], clock: Callable[[], float] = time.monotonic
-) -> Callable[[bool], None]:
-    """A function that looks, while the engine serves, whether free memory for the GPU's driver becomes page cache.
+class PageCacheWatch:
+    """Every ten minutes, check whether page cache has grown into the memory that the GPU's driver needs; drop it while
+    the engine is idle.
 
-    It is called with whether the engine is idle: then the cache is dropped, where preflight may do that.
+    It is dropped only where preflight may do that, too; else it is a finding of the report.
     """
-    settings, unified = agent.settings, agent.plan.container.gpus == "all"
-    check, look_at = PageCache(MemoryNeed(0, None, round(settings.memory.headroom_gib * GIB))), clock() + CREEP_SECONDS
 
-    def look(may_drop: bool) -> Verdict | None:
-        """Look once, in a thread. None where the GPU has memory of its own, or something can't be read."""
+    def __init__(self, agent: Agent, drop: Callable[[], Applied], clock: Callable[[], float] = time.monotonic) -> None:
+        self._agent, self._drop, self._clock = agent, drop, clock
+        self._uses_gpu = agent.plan.container.gpus == "all"
+        self._check = PageCache(MemoryNeed(0, None, round(agent.settings.memory.headroom_gib * GIB)))
+        self._next_look_at = clock() + CREEP_SECONDS
+
+    def tick(self, idle: bool) -> None:
+        """Look in a thread, if it is time. `idle`: whether the engine is."""
+        if self._uses_gpu and self._clock() >= self._next_look_at:
+            self._next_look_at = self._clock() + CREEP_SECONDS
+            may_drop = idle and DropPageCache.kind in self._agent.settings.preflight.allow_fixes
+            self._agent.loop.start(partial(self._look, may_drop), "page cache", self._report)
+
+    def _look(self, may_drop: bool) -> FindingReport | None:
+        """The finding, after a drop if there may be one; None where nothing is wrong, or the GPU has its own memory.
+
+        Raises OSError, ValueError where something can't be read.
+        """
+        gpu = self._agent.host.gpu()
+        if gpu.error:
+            raise OSError(gpu.error)
+        if gpu.total_bytes is not None:
+            return None
+        verdict = self._check.run(self._agent.host)[1]
+        if verdict.fixes and may_drop:
+            applied = self._drop()
+            if applied.state == "applied":
+                self._agent.events.info("page_cache.growth.dropped", reason=verdict.reason, note=applied.note)
+                verdict = self._check.run(self._agent.host)[1]
+            else:
+                self._agent.events.warning("page_cache.growth.failed", reason=applied.note)
+        if not verdict.fixes:
+            return None
+        hint = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
+        return FindingReport(PageCache.id, verdict.level.value, verdict.reason, hint)
+
+    def _report(self, outcome: Outcome[FindingReport | None]) -> None:
+        # What can't be read, and what no thread could look at, leaves the last finding as it is.
         with suppress(OSError, ValueError):
-            if (gpu := agent.host.gpu()).error or gpu.total_bytes is not None:
-                return None
-            verdict = check.run(agent.host)[1]
-            if not (verdict.fixes and may_drop):
-                return verdict
-            if (applied := drop()).state != "applied":
-                agent.events.warning("page_cache.growth.failed", reason=applied.note)
-                return verdict
-            agent.events.info("page_cache.growth.dropped", reason=verdict.reason, note=applied.note)
-            return check.run(agent.host)[1]
-        return None
-
-    def report(outcome: Outcome[Verdict | None]) -> None:
-        with suppress(BlockingIOError):  # no thread for it
-            verdict = outcome.result()
-            finding = None
-            if verdict is not None and verdict.fixes:
-                hint = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
-                finding = FindingReport(PageCache.id, verdict.level.value, verdict.reason, hint)
-            agent.reporter.replace_finding(PageCache.id, finding)
-
-    def watch(idle: bool) -> None:
-        nonlocal look_at
-        if unified and clock() >= look_at:
-            look_at = clock() + CREEP_SECONDS
-            may_drop = idle and DropPageCache.kind in settings.preflight.allow_fixes
-            agent.loop.start(partial(look, may_drop), "page cache", report)
-
-    return watch
+            self._agent.reporter.replace_finding(PageCache.id, outcome.result())
 
 
 def lower_readahead(agent: Agent) -> None:
@@ -120,8 +124,11 @@ def _log_readahead(agent: Agent, change: ReadaheadChange | None) -> None:
         )
 
 
-def release_page_cache(agent: Agent, running: Running) -> None:
-    """Start the thread that releases page cache until the engine serves, and keeps free memory in large blocks."""
+def start_load_memory_thread(agent: Agent, running: Running) -> None:
+    """Start the thread that releases page cache, and compacts memory, until the engine serves.
+
+    Where only the readahead was lowered, it restores that once the weights are loaded.
+    """
     may_drop = agent.settings.memory.load_guard
     contiguous_gib = agent.settings.memory.contiguous_gib if agent.plan.container.gpus == "all" else 0
     if not may_drop and not contiguous_gib and not agent.settings.engine.load_readahead_kib:
@@ -133,9 +140,9 @@ def release_page_cache(agent: Agent, running: Running) -> None:
         ended=running.rank.ended,
         progress=lambda: running.log.progress,
         # Once docker has gone away, the log may not show that the weights are loaded.
-        over=lambda: running.ready or running.log.broken_off_at is not None,
+        is_over=lambda: running.ready or running.log.broken_off_at is not None,
         drop=agent.actions.drop_file_cache if may_drop else None,
-        loaded=partial(_restore, agent),
+        on_weights_loaded=partial(_restore, agent),
         contiguous=ContiguousMemory(
             agent.host, round(contiguous_gib * GIB), agent.actions.compact_memory, agent.events
         ),

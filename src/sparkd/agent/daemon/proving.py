@@ -121,7 +121,7 @@ class ProvingPeriod(Struct):
             return
         self._proven_at = None
         self.proven = True
-        agent.store.record(lambda launches: launches.reset(agent.plan.counted_as))
+        agent.store.record(lambda launches: launches.reset(agent.plan.backoff_key))
         switch = self.switching.switch
         # A plan that is chosen for a limited time is an experiment.
         if switch is None or switch.to is None or not switch.to.until:

@@ -1,4 +1,4 @@
-"""Looks at the RDMA devices of this node, which may come up late: the plan names them, and the transport is by them."""
+"""Looks at RDMA devices, which may come up late: the plan names them, and NCCL's transport depends on them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.loading import begin_load, follow_load, make_load_monitor, mark_ready
 from sparkd.agent.daemon.own_rank import is_alarmed, look_at_dockerd, note_kept_rank
-from sparkd.agent.daemon.page_cache import page_cache_watch
+from sparkd.agent.daemon.page_cache import PageCacheWatch
 from sparkd.agent.daemon.proving import start_smoke_test
 from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower
@@ -52,7 +52,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
     agent.phase.enter(Phase.SERVING, serving_message)
     agent.proving.begin(again=running.taken_over)
     watch_hang(agent, running, gpu)
-    watch_page_cache = page_cache_watch(agent, agent.actions.drop_page_cache)
+    page_cache = PageCacheWatch(agent, agent.actions.drop_page_cache)
     endpoint, meter = agent.endpoint(running), ActivityMeter()
     report_smoke_test = start_smoke_test(agent, running) if not running.taken_over else lambda: None
     agent.monitor.prove_by(partial(_makes_token, endpoint))
@@ -69,7 +69,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         if is_alarmed(running):
             note_kept_rank(running, look_at_dockerd(agent, running))  # the rank's end is noticed without it
         report_smoke_test()
-        watch_page_cache(_is_idle(activity))
+        page_cache.tick(_is_idle(activity))
 
     failure = HealthMonitor(
         loop=agent.loop,
@@ -97,7 +97,7 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
         begin_load(agent)
     agent.loop.extend_timeout(False)
     gpu, monitor = make_gpu_monitor(agent), make_load_monitor(agent, running)
-    watch_page_cache = page_cache_watch(agent, agent.actions.drop_page_cache)
+    page_cache = PageCacheWatch(agent, agent.actions.drop_page_cache)
     warmth = WarmthFollower(agent)
     pause_seconds = min(FOLLOW_SECONDS, pace_seconds(monitor.limit_seconds) or FOLLOW_SECONDS)
     while True:
@@ -112,7 +112,7 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
             report_idle(agent, running, report)
             agent.proving.tick()
             running.follow_segments()
-            watch_page_cache(_is_idle(report.activity))
+            page_cache.tick(_is_idle(report.activity))
         elif not running.ready:  # a rank that is ready waits: its head's agent is away, or has just come back
             report_gpu(agent, "", gpu)
             follow_load(agent, running, monitor)

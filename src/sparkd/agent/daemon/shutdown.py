@@ -93,7 +93,7 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     clear_rank(agent, running)
     keep_stacks(agent, stacks, error)
     end = replace(end, reason=agent.redact(end.reason), hint=agent.redact(end.hint))
-    agent.store.record(lambda launches: count_end(launches, end, agent.plan.counted_as, agent.boot_id))
+    agent.store.record(lambda launches: count_end(launches, end, agent.plan.backoff_key, agent.boot_id))
     agent.launch_row.end(running, end)
     if not agent.proving.proven and error.code is not ExitCode.PEER_LOST:
         log_differences(agent)  # last, so that it stands below the rank's own lines

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
-from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
+from sparkd.agent.daemon.page_cache import lower_readahead, start_load_memory_thread
 from sparkd.agent.daemon.rdma import check_hcas, read_transport
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.docker import EngineImage
@@ -83,7 +83,7 @@ def fingerprint(agent: Agent) -> None:
         raise BlockedError(str(error), f"what holds {agent.plan.model_path}? look at: sudo dmesg") from None
     except LaunchError:
         # This counts as a failed launch too: the next one waits.
-        agent.store.record(lambda launches: launches.begin(agent.plan.counted_as, agent.boot_id))
+        agent.store.record(lambda launches: launches.begin(agent.plan.backoff_key, agent.boot_id))
         raise
     agent.agreed.keep(agreed)
     check_hcas(agent, hcas)
@@ -116,7 +116,7 @@ def launch(agent: Agent) -> Running:
     agent.phase.enter(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
     facts = {**agent.reporter.report.versions, **agent.agreed.agreement.values}
     _raise_if_uncounted(
-        agent, agent.store.record(lambda launches: launches.record_launch(agent.plan.counted_as, agent.boot_id, facts))
+        agent, agent.store.record(lambda launches: launches.record_launch(agent.plan.backoff_key, agent.boot_id, facts))
     )
     agent.switching.raise_if_unwritten()
     agent.launch_row.begin()
@@ -203,7 +203,7 @@ def watch(agent: Agent, running: Running) -> None:
         look = partial(docker.pid_without_live_restore, agent.host)
         running.note(dockerd_pid=agent.loop.beside(look, DOCKER_SECONDS, "docker's live-restore"))
     running.note_tenants()
-    release_page_cache(agent, running)
+    start_load_memory_thread(agent, running)
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
     agent.reporter.update(engine=engine)
     if rank.torn_kernels:

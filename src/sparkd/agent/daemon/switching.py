@@ -72,7 +72,7 @@ class Switching:
             if switch.stage is Stage.TRYING:
                 agent.events.warning("switch.plan.tried", **name, tries=switch.tries, back=label(switch.before))
                 if switch.tries == 1:  # a person has just chosen it, whatever failed before
-                    agent.store.record(lambda launches: launches.reset(agent.plan.counted_as))
+                    agent.store.record(lambda launches: launches.reset(agent.plan.backoff_key))
             elif switch.chosen is not None:
                 event = "rollback.plan.applied" if switch.chosen.proven else "switch.plan.applied"
                 agent.events.warning(event, **name, hint=switch.chosen.hint)

@@ -46,9 +46,9 @@ def find_finished(last_use: ShardUse, used: frozenset[int]) -> tuple[ShardUse, t
 
 
 class PageCacheRelease(Struct):
-    """The release for one rank. `run` is for a thread of its own, from the launch until `over` or the rank's end.
+    """The release for one rank. `run` is for a thread of its own, from the launch until `is_over` or the rank's end.
 
-    `loaded` is called when the weights are loaded, and at the end.
+    `on_weights_loaded` is called then, and once more at the end.
     """
 
     host: Host
@@ -58,10 +58,10 @@ class PageCacheRelease(Struct):
     ended: threading.Event
     """Set once that process has ended."""
     progress: Callable[[], LoadProgress]
-    over: Callable[[], bool]
+    is_over: Callable[[], bool]
     drop: Callable[[File, Callable[[], bool]], int] | None
     """drop(shard, whether to continue) returns the bytes that it dropped. None: drop nothing."""
-    loaded: Callable[[], None]
+    on_weights_loaded: Callable[[], None]
     contiguous: ContiguousMemory
     events: Events
     pace_seconds: float = PACE_SECONDS
@@ -79,7 +79,7 @@ class PageCacheRelease(Struct):
             if self.drop is not None:
                 shards = list_shards(self.host.files, self.model_path)
                 self._shards = shards if sum(shard.size_bytes for shard in shards) >= LEAST_BYTES else ()
-            while not self.over() and not self.ended.wait(self.pace_seconds):
+            while not self.is_over() and not self.ended.wait(self.pace_seconds):
                 was_loading, is_loading = is_loading, self._is_loading()
                 if is_loading:
                     self._release_finished()
@@ -125,8 +125,9 @@ class PageCacheRelease(Struct):
                 self.released_bytes += dropped_bytes
 
     def _finish(self) -> None:
+        """Runs once the weights are loaded, and at the end, also after that."""
         self._report()
-        self.loaded()
+        self.on_weights_loaded()
 
     def _report(self) -> None:
         count, dropped_bytes = self._dropped_shards, self._dropped_bytes

@@ -42,7 +42,7 @@ class Level(Enum):
 
 
 class Verdict(Struct, frozen=True):
-    """A judgement of a check's facts, or of one of its problems: `verdict` makes one of several.
+    """A judgement of a check's facts, or of one of its problems: `combine_verdicts` makes one of several.
 
     A WARN may carry `fixes` too. A blocking verdict is clearable when `clears` is set (its own fixes are enough),
     or when the fixes of all checks together free `shortage_bytes`.
@@ -77,7 +77,7 @@ block = partial(Verdict, Level.BLOCK)
 unknown = partial(Verdict, Level.UNKNOWN)
 
 
-def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
+def combine_verdicts(problems: Iterable[Verdict], good: str) -> Verdict:
     """Several problems as one verdict, the worst first. `good`: the reason where there are none.
 
     A problem that blocks and carries fixes is cleared by these. `stuck` are those that block and carry none: they give
@@ -106,7 +106,7 @@ def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
 
 
 class AnyCheck(Struct, frozen=True):
-    """A check of any facts, for a list of several; derive from `Check`. docs/sparkd-checks.7.md has each one's page."""
+    """Base type for lists of checks; subclass `Check`. docs/sparkd-checks.7.md has each one's page."""
 
     id: ClassVar[str]
     levels: ClassVar[tuple[Level, ...]]

@@ -126,7 +126,7 @@ def _find_gpu_pids(host: Host, table: ProcessTable, pids: Container[int]) -> set
     if not host.gpu_present():
         return set()
     device_files = host.gpu_users(process for process in table if process.pid in pids)
-    return {*(file.pid for file in device_files.found), *(() if host.by_root else device_files.unreadable_pids)}
+    return {*(file.pid for file in device_files.found), *(() if host.runs_as_root else device_files.unreadable_pids)}
 
 
 def pids_of(engines: Iterable[Engine]) -> frozenset[int]:

@@ -121,8 +121,12 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
 
 def evidence(facts: object) -> dict[str, object]:
     """The public fields of a Struct of facts, as JSON has them."""
-    names = [name for name in facts.__struct_fields__ if name[0] != "_"] if isinstance(facts, Struct) else []
-    return {name: to_builtins(getattr(facts, name), str_keys=True, enc_hook=str) for name in names}
+    names = (
+        zip(facts.__struct_fields__, facts.__struct_encode_fields__, strict=True) if isinstance(facts, Struct) else ()
+    )
+    return {
+        key: to_builtins(getattr(facts, name), str_keys=True, enc_hook=str) for name, key in names if name[0] != "_"
+    }
 
 
 def check_ids(policy: Preflight) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AwaitedError, ConfigError
-from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.state.switch import FILE, Switch, fingerprint_engine
 
 

@@ -24,7 +24,7 @@ from sparkd.base.lib.text import validator_message
 from sparkd.base.plan.allowed import find_refusals, is_permitted
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node
-from sparkd.base.recipes.loader import find_recipes, recipe_folders
+from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.known_good import read_known_good
 from sparkd.base.state.shared_config import FILE, Kept, is_shared

@@ -28,7 +28,8 @@ from sparkd.base.lib.errors import (
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.known_good import read_known_good
 from sparkd.base.state.shared_config import Kept

@@ -16,8 +16,10 @@ from sparkd.base.vllm.args import SECRET_NAME
 
 Key = tuple[str, ...]
 Location = tuple[int | str, ...]
-Place = Callable[[Key], str]
-"""The place of a key: the document's name, and the line if it is known."""
+At = TypeVar("At")
+"""An origin, which is shown as its text: the document's name, and the line if it is known."""
+Place = Callable[[Key], At]
+"""The origin of a key in one document."""
 Check = Callable[[Mapping[str, object]], Mapping[str, object]]
 """Checks the entries of a table, and may rename them."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -28,16 +30,16 @@ MOST_FAULTS = 100
 suggestion."""
 
 
-class _Entry(NamedTuple):
+class _Entry(NamedTuple, Generic[At]):
     value: object
-    place: Place
+    place: Place[At]
     written_as: Key
 
-    def at(self, below: Key = ()) -> str:
+    def at(self, below: Key = ()) -> At:
         return self.place((*self.written_as, *below))
 
 
-class Layers(Struct, Generic[Model]):
+class Layers(Struct, Generic[Model, At]):
     """Documents that are merged, to be validated together as one model."""
 
     model: type[Model]
@@ -47,7 +49,7 @@ class Layers(Struct, Generic[Model]):
     """What the section or the table of that name must be, for messages."""
     shown: Callable[[Location], Iterable[int | str]]
     """Selects the part of pydantic's error location that a person wrote."""
-    entries: dict[Key, _Entry] = field(default_factory=dict)
+    entries: dict[Key, _Entry[At]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def is_merged(self, key: Key) -> bool:
@@ -55,7 +57,7 @@ class Layers(Struct, Generic[Model]):
         info = known_keys(self.model).get(key)
         return key in self.tables or (info is not None and isinstance(info.default, BaseModel))
 
-    def add(self, document: Mapping[str, object], place: Place, above: Key = ()) -> None:
+    def add(self, document: Mapping[str, object], place: Place[At], above: Key = ()) -> None:
         """Merge a document over the earlier ones. Unknown keys and wrong entries are left out, and are `problems`."""
         for name, value in document.items():
             key = (*above, name)
@@ -72,7 +74,7 @@ class Layers(Struct, Generic[Model]):
             else:
                 self.add(value, place, key)
 
-    def _add_entries(self, table: Key, entries: Mapping[str, object], place: Place) -> None:
+    def _add_entries(self, table: Key, entries: Mapping[str, object], place: Place[At]) -> None:
         names: set[str] = set()
         for written, value in entries.items():
             where = f"{place((*table, written))}: {'.'.join(table)}"
@@ -87,12 +89,12 @@ class Layers(Struct, Generic[Model]):
                 names.add(name)
                 self.entries[*table, name] = _Entry(valid, place, (*table, written))
 
-    def origins(self) -> dict[str, str]:
-        """The place of each dotted key that is set."""
+    def origins(self) -> dict[str, At]:
+        """The origin of each dotted key that is set."""
         return {".".join(key): entry.at() for key, entry in self.entries.items()}
 
-    def validate(self, otherwise: Place, stand_in: Mapping[Key, object] | None = None) -> Model | None:
-        """The merged values; `otherwise` is the place of a key that no document sets. Faults are added to `problems`.
+    def validate(self, otherwise: Place[At], stand_in: Mapping[Key, object] | None = None) -> Model | None:
+        """The merged values; `otherwise` is the origin of a key that no document sets. Faults are added to `problems`.
 
         Where there are faults, None; or, with a `stand_in`, which has a value for each required key, the model without
         the wrong values.
@@ -118,10 +120,10 @@ class Layers(Struct, Generic[Model]):
         steps = context["at"].split(".") if "at" in context else self.shown(error["loc"])
         return tuple(step if isinstance(step, str) else f"[{step}]" for step in steps)
 
-    def _describe(self, error: ErrorDetails, otherwise: Place) -> str:
+    def _describe(self, error: ErrorDetails, otherwise: Place[At]) -> str:
         context, key = error.get("ctx", {}), self._find_key(error)
         other = tuple(context.get("other", "").split("."))
-        where = self._find_place(key) or self._find_place(other) or otherwise(key)
+        where = self._find_origin(key) or self._find_origin(other) or otherwise(key)
         if error["type"] == "extra_forbidden":
             return f"{where}: {self._describe_unknown(key)}"
         if error["type"] == "missing":
@@ -129,12 +131,12 @@ class Layers(Struct, Generic[Model]):
         written = self.entries[key].value if key in self.entries else error["input"]
         return f"{where}: {format_key(key, context.get('found', written))}: {validator_message(error['msg'])}"
 
-    def _find_place(self, key: Key) -> str:
-        """The place of `key`, or of the nearest key above it; empty if no document sets it."""
+    def _find_origin(self, key: Key) -> At | None:
+        """The origin of `key`, or of the nearest key above it; None if no document sets it."""
         for end in range(len(key), 0, -1):
             if key[:end] in self.entries:
                 return self.entries[key[:end]].at(key[end:])
-        return ""
+        return None
 
     def _describe_unknown(self, key: Key) -> str:
         dotted = ".".join(key)

@@ -7,15 +7,13 @@ its description there.
 from __future__ import annotations
 
 from ipaddress import ip_address
-from types import SimpleNamespace
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, Strict, model_validator
 
-from sparkd.base.lib import without
+from sparkd.base.lib import without_pydantic_extras
 
-# pydantic_settings imports asyncio for commands of its own, 40 ms; pydantic looks for plugins, 20 ms, and has none.
-with without("asyncio", "importlib.metadata", stand_in=SimpleNamespace(entry_points=lambda **_: ())):
+with without_pydantic_extras():
     from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
     from sparkd.base.config import types as t
@@ -135,9 +133,8 @@ class Readiness(t.Section):
     """When a launch counts as serving."""
 
     timeout_seconds: int = Field(3600, ge=10, le=86400)
-    """How long a launch may take until it has answered a completion; up to three times as long while a
-    rank's load still works: enters steps, reads, or computes with new memory. Not where stall_seconds
-    is 0."""
+    """How long a launch may take until it has answered a completion. Up to three times as long while the load makes
+    progress (new step, reads, growing memory). Without stall_seconds, never longer."""
     stall_seconds: int = Field(600, ge=0, le=86400)
     """How long a load may stand still: no new step or shard, nothing read or written, CPU and GPU idle. 0: not
     watched."""
@@ -187,7 +184,7 @@ class Smoke(t.Section):
 
     on_start: bool = False
     """Send some ten short prompts after each start. Answers that make no sense are a warning; a new plan that `sparkd
-    use` tries is tested in any case, and given up."""
+    use` tries is always tested, and given up if its answers make no sense."""
 
 
 class Observe(t.Section):
@@ -224,7 +221,7 @@ class Notify(t.Section):
     """What messages are about."""
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def configured_outlets(self) -> tuple[str, ...]:
         """The keys by which messages are sent."""
         return tuple(name for name in ("command", "webhook_file") if getattr(self, name))
 
@@ -274,16 +271,26 @@ class Settings(BaseSettings):
         return ports | ({"observe.listen": self.observe.address[1]} if self.observe.address else {})
 
     @model_validator(mode="after")
-    def _check_between_keys(self) -> Settings:
+    def _check_ports(self) -> Settings:
+        """No two keys may set one port."""
         taken: dict[int, str] = {}
         for key, port in self.ports.items():
             if (other := taken.setdefault(port, key)) != key:
                 value = self.observe.listen if key == "observe.listen" else port
                 raise t.fault(key, value, f"{other} already has this port", other)
+        return self
+
+    @model_validator(mode="after")
+    def _check_observers(self) -> Settings:
+        """Beyond this machine, only with a token."""
         observe = self.observe
         if observe.address and not observe.token_file and not ip_address(observe.address[0]).is_loopback:
             needed = "reaches beyond this machine: set observe.token_file too, or listen on 127.0.0.1"
             raise t.fault("observe.listen", observe.listen, needed, "observe.token_file")
+        return self
+
+    @model_validator(mode="after")
+    def _check_waits(self) -> Settings:
         settle, wait = self.memory.settle_seconds, self.preflight.wait_seconds
         if settle > wait:
             needed = (
@@ -291,9 +298,19 @@ class Settings(BaseSettings):
                 "that the node needs a reboot"
             )
             raise t.fault("memory.settle_seconds", settle, needed, "preflight.wait_seconds")
+        return self
+
+    @model_validator(mode="after")
+    def _check_node_count(self) -> Settings:
         nodes = self.cluster.nodes
         if len(nodes) > MAX_NODES:
             raise t.fault("cluster.nodes", list(nodes), f"names {len(nodes)} nodes: 1 to {MAX_NODES} serve")
+        return self
+
+    @model_validator(mode="after")
+    def _check_node_addresses(self) -> Settings:
+        """No loopback address among several."""
+        nodes = self.cluster.nodes
         loopback = next((address for address in nodes if ip_address(address).is_loopback), None)
         if loopback and len(nodes) > 1:
             raise t.fault("cluster.nodes", list(nodes), f"{loopback} reaches no other node")

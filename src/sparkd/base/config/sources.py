@@ -73,7 +73,7 @@ def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
 
 def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     """Settings as from `load_settings`, with the file or variable that each value came from."""
-    layers = Layers(Settings, TABLES, "a table, [{}]".format, shown=_trim_location)
+    layers = Layers[Settings, str](Settings, TABLES, "a table, [{}]".format, shown=_trim_location)
     files = list(_open_files(env, root, layers.problems))
     sources: list[File | Variable] = [*files, *_read_variables(env, layers.problems)]
     for source in sources:

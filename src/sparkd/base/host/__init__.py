@@ -60,7 +60,7 @@ class Host:
         return float(self.files.value("/proc/uptime").split()[0])
 
     @property
-    def by_root(self) -> bool:
+    def runs_as_root(self) -> bool:
         """Whether sparkd runs as root: then what is unreadable has ended, or took too long."""
         return os.geteuid() == 0
 
@@ -104,7 +104,9 @@ class Host:
             return sockets.read_listeners(self.files)
 
     def unanswered_requests(self, port: int) -> tuple[Unanswered, ...]:
-        """Requests without an answer, by the kernel; none for a tree of files. Of too many to read, one may wait."""
+        """Requests without an answer, by the kernel; none for a tree of files. If there are too many to read in time,
+        one unknown request is returned.
+        """
         try:
             return sockets.read_unanswered(port) if self.live else ()
         except OSError as error:
@@ -122,6 +124,7 @@ class Host:
         if self.live and os.path.ismount(shm.FOLDER):
             counts = disks.count_room(shm.FOLDER)
             return counts.total_bytes - counts.free_bytes
+        # The files as they are, also where a subclass counts some as released.
         return sum(segment.allocated_bytes for segment in Host.segments(self))
 
     def segment_uses(self, among: Iterable[Process], wanted: Iterable[Segment]) -> Uses:
@@ -189,6 +192,7 @@ class CachedHost(Host):
         return self._table
 
     def docker_reader(self) -> DockerReader:
+        """Shared; closing it only drops the connection, and its answers stay."""
         return self._docker_reader()
 
     def tensor_sizes(self, folder: str) -> Mapping[str, int]:

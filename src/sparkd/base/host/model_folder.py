@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.base.host import weights
@@ -26,7 +26,7 @@ _SPARE = frozenset(("merges.txt", "vocab.json", "vocab.txt"))
 """Files that are not opened beside a tokenizer.json, which has their content; some repositories keep them empty."""
 _TOKENIZER_ENDS = (".model", ".tiktoken")
 _TOKENIZER_CODE = re.compile(r"tokeniz\w*\.py")
-_PARTIAL = re.compile(r".+\.(?:incomplete|part|partial|aria2|crdownload|tmp)|\..+\.(?:safetensors|bin|gguf)\.\w{6}")
+_UNFINISHED = re.compile(r".+\.(?:incomplete|part|partial|aria2|crdownload|tmp)|\..+\.(?:safetensors|bin|gguf)\.\w{6}")
 """Unfinished files of Hugging Face, browsers, aria2; the last is a copy by rsync."""
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -41,13 +41,26 @@ class Flaw(Struct, frozen=True):
     unreadable: bool = False
 
 
+class Shards(Struct, frozen=True):
+    """The weights of a folder as the loader will read them, or their names alone."""
+
+    format: str = ""
+    count: int = 0
+    size_bytes: int = 0
+    indexed_bytes: int | None = None
+    flaws: tuple[Flaw, ...] = ()
+    opened: tuple[str, ...] = ()
+
+
 class ModelFolder(Struct, frozen=True):
-    there: bool
+    """A check's evidence has these values too: programs read them by the names in JSON."""
+
+    exists: bool = field(name="there")
     """Whether there is a folder that is not empty."""
     download_cache: str = ""
-    """The newest download, as a path below a folder that holds downloads instead of a model."""
-    config: bool = False
-    tokenizer: bool = False
+    """A download, as a path below a folder that holds downloads instead of a model: that of refs/main, else any."""
+    has_config: bool = field(default=False, name="config")
+    has_tokenizer: bool = field(default=False, name="tokenizer")
     format: str = ""
     """Suffix of the weights; empty where there are none."""
     shards: int = 0
@@ -55,9 +68,10 @@ class ModelFolder(Struct, frozen=True):
     indexed_bytes: int | None = None
     """Size of all tensors, from the index."""
     flaws: tuple[Flaw, ...] = ()
-    partial: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = field(default=(), name="partial")
     """Downloads in progress or interrupted."""
     opened: tuple[str, ...] = ()
+    """Files that the loader opens."""
 
 
 def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
@@ -72,23 +86,27 @@ def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
             raise
         names = ()
     if not names:
-        return ModelFolder(there=False)
+        return ModelFolder(exists=False)
     reader = _Folder(files, folder, names)
     small_names = (name for name in names if name in weights.DECIDING or name.endswith(_TOKENIZER_ENDS))
     small_flaws = [reader.find_flaw(name, reader.check_small) for name in small_names]
-    model = ModelFolder(
-        there=True,
+    shard_set = reader.examine_weights() if shards else reader.list_weights()
+    return ModelFolder(
+        exists=True,
         download_cache=reader.find_download(),
-        config=any(name in names for name in CONFIGS),
-        tokenizer=any(_is_tokenizer(name) for name in names),
-        partial=reader.list_partial(),
+        has_config=any(name in names for name in CONFIGS),
+        has_tokenizer=any(_is_tokenizer(name) for name in names),
+        format=shard_set.format,
+        shards=shard_set.count,
+        size_bytes=shard_set.size_bytes,
+        indexed_bytes=shard_set.indexed_bytes,
+        flaws=_group_flaws((*filter(None, small_flaws), *shard_set.flaws)),
+        unfinished=reader.list_unfinished(),
+        opened=(*(name for name in names if name in CONFIGS), *shard_set.opened),
     )
-    model = reader.examine_weights(model) if shards else reader.list_weights(model)
-    opened = (*(name for name in names if name in CONFIGS), *model.opened)
-    return replace(model, opened=opened, flaws=_group_flaws((*filter(None, small_flaws), *model.flaws)))
 
 
-def closed(files: Files, folder: str, model: ModelFolder) -> str:
+def find_unreadable_by_others(files: Files, folder: str, model: ModelFolder) -> str:
     """The first of folder and files that only some users may read; empty where there is none."""
     for path in (folder, *(f"{folder}/{name}" for name in model.opened)):
         with suppress(OSError):
@@ -144,32 +162,32 @@ class _Folder:
                 return ""
         return "is no JSON object"
 
-    def examine_weights(self, model: ModelFolder) -> ModelFolder:
-        """The model with its first set of shards that has no flaw, else with the first set and its flaws.
+    def examine_weights(self) -> Shards:
+        """The first set of shards that has no flaw, else the first set with its flaws.
 
-        Without a set of shards, with the names of its weights alone.
+        Without a set of shards, the names of the weights alone.
         """
         tensor_files = {name for name in self._names if name.endswith(SAFETENSORS)}
-        checks = [partial(self._check_index, model, name) for name in INDICES if name in self._names]
+        checks = [partial(self._check_index, name) for name in INDICES if name in self._names]
         if tensor_files and INDICES[0] not in self._names:
-            checks.append(partial(self._check_shards, model, tensor_files | _complete_sets(tensor_files)))
+            checks.append(partial(self._check_shards, tensor_files | _complete_sets(tensor_files)))
         elif mistral := {name for name in tensor_files if name.startswith("consolidated")}:
-            checks.append(partial(self._check_shards, model, mistral))
+            checks.append(partial(self._check_shards, mistral))
         first_set = None
         for check in checks:
             examined = check()
             if not examined.flaws:
                 return examined
             first_set = first_set or examined
-        return first_set or self.list_weights(model)
+        return first_set or self.list_weights()
 
-    def list_weights(self, model: ModelFolder) -> ModelFolder:
-        """The model with the names of its weights, none of which is checked."""
+    def list_weights(self) -> Shards:
+        """The names of the weights, none of which is checked."""
         names = tuple(name for name in self._names if name.endswith(weights.WEIGHTS))
         suffix = "." + names[0].rpartition(".")[2] if names else ""
-        return replace(model, format=suffix, shards=len(names), opened=names)
+        return Shards(suffix, len(names), opened=names)
 
-    def _check_index(self, model: ModelFolder, index: str) -> ModelFolder:
+    def _check_index(self, index: str) -> Shards:
         indices = list[weights.Index]()
 
         def check(name: str) -> str:
@@ -179,10 +197,10 @@ class _Folder:
             return "is cut off" if not indices[0].whole else "" if indices[0].shards else "names no shards"
 
         if flaw := self.find_flaw(index, check):
-            return replace(model, format=SAFETENSORS, flaws=(flaw,))
-        return replace(self._check_shards(model, indices[0].shards), indexed_bytes=indices[0].total_bytes)
+            return Shards(SAFETENSORS, flaws=(flaw,))
+        return replace(self._check_shards(indices[0].shards), indexed_bytes=indices[0].total_bytes)
 
-    def _check_shards(self, model: ModelFolder, shards: Iterable[str]) -> ModelFolder:
+    def _check_shards(self, shards: Iterable[str]) -> Shards:
         names = sorted(shards)
         sizes: list[int] = []
 
@@ -194,17 +212,16 @@ class _Folder:
             return wrong
 
         flaws = [flaw for name in names if (flaw := self.find_flaw(name, check))]
-        return replace(
-            model,
+        return Shards(
             format=SAFETENSORS,
-            shards=len(names),
+            count=len(names),
             size_bytes=sum(sizes),
             flaws=tuple(flaws),
             opened=tuple(name for name in names if not weights.leaves(name)),
         )
 
-    def list_partial(self) -> tuple[str, ...]:
-        names = [name for name in self._names if _PARTIAL.fullmatch(name)]
+    def list_unfinished(self) -> tuple[str, ...]:
+        names = [name for name in self._names if _UNFINISHED.fullmatch(name)]
         snapshot = weights.SNAPSHOT.fullmatch(self._folder)
         for folder in (f"{self._folder}/{weights.DOWNLOADS}", *([f"{snapshot[1]}/blobs"] if snapshot else ())):
             with suppress(OSError):

@@ -13,7 +13,8 @@ from sparkd.base.config import Settings
 from sparkd.base.lib.errors import AwaitedError, ConfigError
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.plan import agreement, script
-from sparkd.base.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret, api_port, pull_command
+from sparkd.base.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret, pull_command
+from sparkd.base.plan.ports import api_port
 from sparkd.base.recipes.additions import HCAS, RAY, VERBS, added_env
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
 from sparkd.base.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share

@@ -1,27 +1,21 @@
-"""LaunchPlan: the complete description of one rank's container; and the API's port, which nothing else may have."""
+"""LaunchPlan: the complete description of one rank's container."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from sparkd.base.config import Settings
-from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.additions import HCAS
 from sparkd.base.recipes.schema import Container
-from sparkd.base.vllm.args import DATA_SIZE, JsonValue, parse_count
-from sparkd.base.vllm.flag import parse_json
 
 if TYPE_CHECKING:
     from sparkd.base.recipes.image import Lines
 
     Assert = str | Lines
 else:
-    Assert = Any  # msgspec reads no such union
+    Assert = Any  # msgspec can't decode `str | Lines`; the recipe's schema has checked the value.
 
 PLAN_SCHEMA = 5
 """A value of the digest, so that versions of sparkd that plan differently never agree."""
@@ -51,7 +45,7 @@ class Secret(Struct, frozen=True):
     """Environment variable `name` holds the content of `file`, which the container reads at launch.
 
     While the container serves, a copy for the next agent is in a folder of root's below /run. A secret without a file
-    only counts in the agreement: another node needs it.
+    is not mounted here. It is listed so that all nodes compute the same digest.
     """
 
     name: str
@@ -138,7 +132,7 @@ class LaunchPlan(Struct, frozen=True):
         return self.image_id or self.image
 
     @property
-    def counted_as(self) -> str:
+    def backoff_key(self) -> str:
         """Key by which the launch history counts this plan's launches, those with a rollback's image separately."""
         return f"{self.digest} {self.image_id}".rstrip()
 
@@ -150,41 +144,3 @@ def pull_command(folder: str, repo: str = "", revision: str = "") -> str:
     """
     options = (*(("--revision", revision) if revision else ()), "--to", folder)
     return shlex.join(("sudo", "sparkd", "model", "pull", repo or "ORGANISATION/NAME", *options))
-
-
-API_PORT = 8000
-"""vLLM's own (vllm/entrypoints/openai/cli_args.py)."""
-HIGHEST_PORT = 65535
-_VARIABLE = re.compile(r"VLLM_\w+_PORT")
-"""Variables with a port. VLLM_PORT does not match: from that port on, vLLM looks for a free one."""
-
-
-def api_port(recipe: str, args: Mapping[str, JsonValue], env: Mapping[str, str], settings: Settings) -> int:
-    """The port of the API. Raises ConfigError where that is no port, or where any port is given twice.
-
-    `args` and `env` have no placeholders left.
-    """
-    text = args.get("port")
-    port = parse_count(API_PORT if text is None else text, HIGHEST_PORT)
-    if not port:
-        raise ConfigError(f"recipe {recipe}: args.port is {text!r}: a number from 1 to {HIGHEST_PORT} is needed")
-    taken = {number: key for key, number in settings.ports.items()}
-    for key, value in [("args.port", port), *_further_ports(args, env)]:
-        number = parse_count(value, HIGHEST_PORT)
-        if number and (other := taken.setdefault(number, key)) != key:
-            raise ConfigError(f"recipe {recipe}: {key} is {number}, the port of {other}", "change one")
-    return port
-
-
-def _further_ports(args: Mapping[str, JsonValue], env: Mapping[str, str]) -> Iterator[tuple[str, JsonValue]]:
-    """Keys and values of further ports. Those of data parallelism count only with more than one of its ranks."""
-    parallel = (parse_count(args.get(DATA_SIZE), HIGHEST_PORT) or 1) > 1
-    for flag, value in args.items():
-        if flag.endswith("-port") and (parallel or not flag.startswith("data-parallel-")):
-            yield f"args.{flag}", value
-    transfer = args.get("kv-transfer-config")
-    table = parse_json(transfer) if isinstance(transfer, str) else transfer
-    if isinstance(table, dict):
-        yield "args.kv-transfer-config.kv_port", table.get("kv_port")
-    yield "args.kv-transfer-config.kv_port", args.get("kv-transfer-config.kv_port")
-    yield from ((f"env.{name}", text) for name, text in env.items() if _VARIABLE.fullmatch(name))

@@ -15,7 +15,7 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.plan import agreement
 from sparkd.base.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, VALUE_WIDTH, Difference
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.recipes.loader import normalize_switches
+from sparkd.base.recipes.comparison import normalize_switches
 from sparkd.base.state.file import LIMIT_BYTES, Report, StateFile, ignore_report
 from sparkd.base.vllm.args import JsonValue
 

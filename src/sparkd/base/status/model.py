@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
 
-from msgspec import Struct, convert, field
+from msgspec import UNSET, Struct, UnsetType, convert, field
 from msgspec import json as fast_json
 from msgspec.structs import asdict, replace
 
@@ -59,6 +59,8 @@ class FindingReport(Struct, frozen=True):
     hint: str
     action: str = ""
     """An `Action` of sparkd.base.lib.errors, where the finding blocks, or comes from the kernel's log."""
+    at: str | UnsetType = UNSET
+    """UTC, ISO 8601: when the kernel logged it. Only a finding from the kernel's log has one, also in JSON."""
 
 
 class MemoryReport(Struct, frozen=True):

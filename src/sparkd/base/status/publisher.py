@@ -40,7 +40,7 @@ class Published(NamedTuple):
     text: str
 
 
-LIKELY = Redaction()
+REDACT_LIKELY = Redaction()
 """Redacts what looks like a secret, without a list of secrets."""
 
 Sink = Callable[[Published], None]
@@ -79,7 +79,7 @@ class Reporter:
         self,
         initial: NodeReport,
         sinks: tuple[Sink, ...],
-        redact: Callable[[str], str] = LIKELY,
+        redact: Callable[[str], str] = REDACT_LIKELY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.report = initial
@@ -113,9 +113,9 @@ class Reporter:
         if self._due() or _urgent_parts(self.report) != _urgent_parts(before):
             self.publish()
 
-    def replace_finding(self, name: str, finding: FindingReport | None) -> None:
-        """Put this finding in the place of the one with the id `name`; None removes that."""
-        others = tuple(other for other in self.report.findings if other.id != name)
+    def replace_finding(self, finding_id: str, finding: FindingReport | None) -> None:
+        """Put this finding in the place of the one with that id; None removes that."""
+        others = tuple(other for other in self.report.findings if other.id != finding_id)
         self.update(findings=(*others, finding) if finding else others)
 
     def _end_phase(self, phase: Phase) -> Mapping[str, float]:
@@ -149,7 +149,7 @@ class Reporter:
             sink(self.published)
 
 
-def make_public(report: NodeReport, redact: Callable[[str], str] = LIKELY) -> Published:
+def make_public(report: NodeReport, redact: Callable[[str], str] = REDACT_LIKELY) -> Published:
     """The report for others: redacted, and within LIMIT_BYTES.
 
     Causes quote the engine, findings quote hooks, and earlier ends may come from an earlier version. The reports of

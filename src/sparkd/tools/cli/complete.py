@@ -17,7 +17,7 @@ from pathlib import Path
 from sparkd.base.lib import recipes_dir
 
 SETTINGS = Path("/etc/sparkd/sparkd.toml")
-FIRST = "conf.d/10-init.toml"
+INIT_FILE = "conf.d/10-init.toml"
 """The file of `sparkd init`, beside SETTINGS and read before it."""
 MODELS = "/srv/models"
 """Default of engine.models_dir."""
@@ -72,7 +72,7 @@ def _read_setting(section: str, key: str) -> object:
 def _read_documents(settings_file: Path) -> Iterator[dict[str, object]]:
     """In the order in which the settings are read: a later file wins."""
     folder = settings_file.parent
-    init_file, added_files = folder / FIRST, sorted(_list_files(folder / "conf.d", "*.toml"))
+    init_file, added_files = folder / INIT_FILE, sorted(_list_files(folder / "conf.d", "*.toml"))
     for path in (init_file, settings_file, *(file for file in added_files if file != init_file)):
         with suppress(OSError, ValueError, RecursionError), path.open("rb") as stream:
             yield tomllib.loads(stream.read(LIMIT_BYTES).decode())

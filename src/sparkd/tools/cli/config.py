@@ -29,7 +29,8 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import COMPILE_JOBS, HCAS, INTERFACE
-from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT, Loaded, load_recipe, recipe_folders
+from sparkd.base.recipes.loader import LoadedRecipe, load_recipe
+from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT, recipe_folders
 from sparkd.base.state.shared_config import overridden_keys
 from sparkd.base.state.vllm_tables import find_table
 from sparkd.tools.cli import console
@@ -112,7 +113,7 @@ def _check_settings(host: Host, loaded: LoadedSettings) -> Iterator[str]:
         yield f"not looked at, since only root can read them: {names}\nnext: sudo sparkd config check"
 
 
-def _check_plan(node: NodeContext, recipe: Callable[[], Loaded], host: Host) -> list[str]:
+def _check_plan(node: NodeContext, recipe: Callable[[], LoadedRecipe], host: Host) -> list[str]:
     """Warnings about the recipe and the files that the plan names. Raises ConfigError."""
     warnings = list[str]()
     steps: list[Callable[[], object]] = []
@@ -152,7 +153,7 @@ def _check_programs(settings: Settings, host: Host) -> None:
             raise ConfigError(f"{key} would not be run: {program.problem}", program.hint)
 
 
-def _lint_recipe(loaded: Loaded, settings: Settings, host: Host) -> list[str]:
+def _lint_recipe(loaded: LoadedRecipe, settings: Settings, host: Host) -> list[str]:
     """Warnings as of `recipe check`. Its errors raise ConfigError, unless the settings let them pass as warnings."""
     vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
     errors, warnings = lint(loaded, host=host, vllm=vllm)

@@ -21,7 +21,7 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode
 from sparkd.base.lib.text import Table, printable, sanitize
-from sparkd.base.recipes import loader
+from sparkd.base.recipes import comparison, explanation, loader, lookup
 from sparkd.base.recipes.schema import Recipe, json_schema
 from sparkd.base.state.vllm_tables import find_table
 from sparkd.base.vllm.args import parse_count
@@ -89,8 +89,8 @@ def list_recipes(args: argparse.Namespace) -> None:
 
 def _make_rows() -> Iterator[tuple[str, ...]]:
     """A row for every recipe that has a name."""
-    folders = loader.recipe_folders()
-    for name, path in loader.find_recipes(folders).items():
+    folders = lookup.recipe_folders()
+    for name, path in lookup.find_recipes(folders).items():
         location = "" if path.parent == recipes_dir() else f" ({path})"
         try:
             recipe = loader.load_recipe(name, folders).recipe
@@ -124,7 +124,7 @@ def show_recipe(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(loaded.recipe.model_dump(mode="json", by_alias=True), indent=2))
         return
-    for origin in loader.explain(loaded, _load_settings()):
+    for origin in explanation.explain(loaded, _load_settings()):
         value, instead = json.dumps(origin.value, ensure_ascii=False), json.dumps(origin.instead_of, ensure_ascii=False)
         replaced = "" if origin.instead_of is None else f", instead of {sanitize(instead, 60)}"
         print(printable(f"{f'{origin.key}: {value}':<60} # {origin.by}: {origin.where}{replaced}"))
@@ -147,7 +147,7 @@ def _load_settings() -> config.Loaded | None:
 
 
 def diff_recipes(args: argparse.Namespace) -> None:
-    differences = loader.compare_recipes(_load_recipe(args.left).recipe, _load_recipe(args.right).recipe)
+    differences = comparison.compare_recipes(_load_recipe(args.left).recipe, _load_recipe(args.right).recipe)
     if args.json:
         console.show_json(differences=[asdict(difference) for difference in differences])
         return
@@ -156,8 +156,8 @@ def diff_recipes(args: argparse.Namespace) -> None:
     console.show([table if differences else f"{args.left} and {args.right} mean the same"])
 
 
-def _load_recipe(word: str) -> loader.Loaded:
-    return loader.load_recipe(name_or_path(word), loader.recipe_folders())
+def _load_recipe(word: str) -> loader.LoadedRecipe:
+    return loader.load_recipe(name_or_path(word), lookup.recipe_folders())
 
 
 class Checked(NamedTuple):
@@ -175,7 +175,7 @@ def check_recipes(args: argparse.Namespace) -> ExitCode:
     gc.disable()  # it takes a third of the time with a file of 60,000 keys, and would free nothing
     host = CachedHost(Host())  # recipes have models in common
     checked, model = list[Checked](), _find_model(args.model, host)
-    for word in args.recipes or loader.find_recipes(loader.recipe_folders()):
+    for word in args.recipes or lookup.find_recipes(lookup.recipe_folders()):
         checked.append(recipe := _check_recipe(word, args.memory or GB10_BYTES, host, model))
         for line in () if args.json else _describe_checked(recipe):
             print(printable(line))
@@ -200,7 +200,7 @@ def _find_model(folder: Path | None, host: Host) -> str:
 
 def _check_recipe(word: str, memory_bytes: int, host: Host, model: str) -> Checked:
     try:
-        loaded, problems = loader.read_recipe(name_or_path(word), loader.recipe_folders())
+        loaded, problems = loader.read_recipe(name_or_path(word), lookup.recipe_folders())
     except ConfigError as error:
         return Checked(word, [], [str(error)], [])
     if not loaded:

@@ -23,7 +23,7 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import LIMIT_BYTES, printable, read_owned_file, sanitize
-from sparkd.base.recipes.loader import SUFFIX
+from sparkd.base.recipes.lookup import SUFFIX
 from sparkd.tools.cli import console
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import ADMINISTRATORS, Place

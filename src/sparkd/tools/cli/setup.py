@@ -15,7 +15,8 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.kernel import read_recovery
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import Table
-from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import console
 from sparkd.tools.setup import system_config

@@ -121,7 +121,7 @@ def _describe_idle(files: Files) -> Parts:
     from sparkd.base.cluster.membership import find_place, resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host
-    from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
+    from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
 
     with suppress(ConfigError):
         config, host = load_settings(os.environ, Path(files.root)), Host(files.root)

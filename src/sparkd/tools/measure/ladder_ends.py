@@ -16,7 +16,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError, NotReadyError, UsageError
 from sparkd.base.lib.text import sanitize
-from sparkd.base.recipes.loader import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
+from sparkd.base.recipes.lookup import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
 from sparkd.base.state.history import last_load
 from sparkd.base.state.switch import Chosen
 from sparkd.base.status.model import format_duration, utc_now

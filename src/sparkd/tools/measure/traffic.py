@@ -138,9 +138,9 @@ class Measurer(Struct, frozen=True):
     def measure(self) -> Measured:
         """The figures by TCP; this takes some 8 s. Raises UnsignedError, OSError, TrafficError."""
         trip_seconds, rates = self._measure_trips(), list[float]()
-        for back in (False, True):
+        for reverse in (False, True):
             self.request(TCP)
-            rates.append(programs.measure_tcp(self.own, self.to, back=back))
+            rates.append(programs.measure_tcp(self.own, self.to, reverse=reverse))
         return Measured(rates[0], rates[1], median(trip_seconds) * 1e6, quantiles(trip_seconds, n=100)[-1] * 1e6)
 
     def measure_rdma(self, hca: str) -> float | None:

@@ -68,17 +68,17 @@ class _Report(Struct):
     error: str = ""
 
 
-def tcp_command(own_address: str, to: str = "", *, back: bool = False) -> list[str]:
+def tcp_command(own_address: str, to: str = "", *, reverse: bool = False) -> list[str]:
     """The command of the side that connects, or without `to` of the side that listens.
 
-    `back`: the listening side sends.
+    `reverse`: the listening side sends.
     """
     words = [IPERF3, "-B", own_address, "-p", str(TCP_PORT), "-i", "0"]
     idle_limit = ["--rcv-timeout", str(SECONDS * 1000)]
     if not to:
         return [*words, "--server", "--one-off", *idle_limit]
     words += ["--client", to, "-t", str(SECONDS), "-P", str(STREAMS), "--connect-timeout", str(SECONDS * 1000)]
-    return [*words, "--json", *(["--reverse", *idle_limit] if back else [])]
+    return [*words, "--json", *(["--reverse", *idle_limit] if reverse else [])]
 
 
 def rdma_command(device: str, to: str = "") -> list[str]:
@@ -112,18 +112,21 @@ def _describe_output(program: str, printed: bytes) -> str:
     return f"{program} printed no figure, but ends in: {sanitize(last_line)}"
 
 
-def measure_tcp(own: str, to: str, *, back: bool = False, pause_seconds: float = PAUSE_SECONDS) -> float:
-    """Gb/s to the other address, or with `back` from there. Raises TrafficError."""
-    return measure(tcp_command(own, to, back=back), SECONDS + START_SECONDS, parse_tcp, pause_seconds)
+def measure_tcp(own: str, to: str, *, reverse: bool = False, pause_seconds: float = PAUSE_SECONDS) -> float:
+    """Gb/s to the other address, or with `reverse` from there. Raises TrafficError, OSError."""
+    return measure(tcp_command(own, to, reverse=reverse), SECONDS + START_SECONDS, parse_tcp, pause_seconds)
 
 
 def measure_rdma(device: str, to: str, pause_seconds: float = PAUSE_SECONDS) -> float:
-    """Gb/s that this node writes to the other. Raises TrafficError."""
+    """Gb/s that this node writes to the other. Raises TrafficError, OSError."""
     return measure(rdma_command(device, to), RDMA_SECONDS + START_SECONDS, parse_rdma, pause_seconds)
 
 
 def measure(words: list[str], limit_seconds: float, parse: Callable[[bytes], float], pause_seconds: float) -> float:
-    """Gb/s that the program prints within the limit, in the first of TRIES that succeeds. Raises TrafficError."""
+    """Gb/s that the program prints within the limit, in the first of TRIES that succeeds.
+
+    Raises TrafficError; OSError where the program can't be started.
+    """
     failure = TrafficError()
     for _ in range(TRIES):
         time.sleep(pause_seconds)

@@ -29,7 +29,8 @@ from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import GIB, MIB, printable, sanitize, size
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, Build, Step
-from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.status.model import Phase, read_living_report
 from sparkd.tools.models.image_store import Store, find_store, read_sizes
@@ -109,7 +110,7 @@ def read_sources(word: str, host: Host) -> Sources:
     for path in loaded.files:
         if path.parent != recipes_dir():
             refuse_writable(host.files, str(path), "recipe")
-    folder = Path(loaded.origins["image.build"].rpartition(": line ")[0]).parent
+    folder = loaded.origins["image.build"].path.parent
     budget = CopyBudget()
     files = (dict(_read_files(folder, step.file, budget, host)) if step.file else {} for step in build.steps)
     return Sources(recipe, build, tuple(files))

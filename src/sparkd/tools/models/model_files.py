@@ -19,7 +19,8 @@ from sparkd.base.host.ownership import ROOT, read_private
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import did_you_mean, sanitize, size
 from sparkd.base.plan.model import pull_command
-from sparkd.base.recipes.loader import SUFFIX, find_recipes, load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import SUFFIX, find_recipes, recipe_folders
 from sparkd.base.recipes.schema import REPO, Model
 from sparkd.tools.models.hub import Repo
 from sparkd.tools.models.peers import require_room
@@ -47,7 +48,7 @@ def describe_files(folder: str, host: Host) -> str:
         if host.files.stat(folder).kind is Kind.FILE:
             raise UsageError(f"{folder} is a file, not a model's folder", "name the folder that it is in")
     facts, verdict = ModelWeights(folder, pull=_find_pull(folder, host)).run(host)
-    if not facts.there:
+    if not facts.exists:
         raise BlockedError(f"{folder} is missing or empty", "put the model there, or name another folder")
     if verdict.level.blocks:
         raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)

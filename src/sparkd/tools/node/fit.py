@@ -103,7 +103,7 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     gpu = host.gpu() if host.gpu_present() else NO_GPU
     try:
         weights, verdict = ModelWeights.from_inputs(inputs).run(host)
-        model_fault = ("" if weights.there else "is not there") or (verdict.reason if verdict.level.blocks else "")
+        model_fault = ("" if weights.exists else "is not there") or (verdict.reason if verdict.level.blocks else "")
     except OSError as error:
         model_fault = f"can't be read: {error.strerror}"
     image, image_verdict = EngineImage.from_inputs(inputs).run(host)

@@ -24,7 +24,7 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import ModelFit, read_sum
 from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.additions import MAX_JOBS, VERBS
-from sparkd.base.recipes.loader import Loaded
+from sparkd.base.recipes.loader import LoadedRecipe, Origin
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Recipe, has_placeholder
 from sparkd.base.vllm.args import command_line
@@ -70,7 +70,7 @@ def try_recipe(recipe: Recipe, settings: Settings | None = None, nodes: int | No
 
 
 def lint(
-    loaded: Loaded,
+    loaded: LoadedRecipe,
     *,
     whole: bool = True,
     memory_bytes: int = GB10_BYTES,
@@ -95,13 +95,13 @@ def lint(
     for issue in (*rules.find_issues(launch), *_find_reach(loaded.recipe)):
         origin = _find_origin(loaded, issue.at)
         if origin or whole:
-            origin = origin or str(loaded.files[0])
-            (errors if issue.blocks else warnings).append(f"{origin}: {issue.reason} ({issue.hint})")
+            place = origin or loaded.files[0]
+            (errors if issue.blocks else warnings).append(f"{place}: {issue.reason} ({issue.hint})")
     plan_errors, plan_warnings = _judge_trial(loaded, trial, memory_bytes, host)
     return errors + plan_errors, warnings + plan_warnings
 
 
-def _judge_trial(loaded: Loaded, trial: Trial, memory_bytes: int, host: Host) -> tuple[list[str], list[str]]:
+def _judge_trial(loaded: LoadedRecipe, trial: Trial, memory_bytes: int, host: Host) -> tuple[list[str], list[str]]:
     """Errors and warnings on the plan."""
     errors = [f"{_locate_key(loaded, error)}: {error}" for error in trial.errors]
     warnings = list[str]()
@@ -114,7 +114,7 @@ def _judge_trial(loaded: Loaded, trial: Trial, memory_bytes: int, host: Host) ->
     return errors, warnings
 
 
-def _judge_memory(loaded: Loaded, plan: LaunchPlan, memory_bytes: int, host: Host) -> tuple[str, bool]:
+def _judge_memory(loaded: LoadedRecipe, plan: LaunchPlan, memory_bytes: int, host: Host) -> tuple[str, bool]:
     """The shortage of memory on a node, empty where there is none, and whether it is an error."""
     known_gb = loaded.recipe.expect.get(WEIGHTS_GB)
     memory = read_sum(plan, Settings(), host, known_gb=known_gb, total_bytes=memory_bytes)
@@ -128,7 +128,7 @@ def _judge_memory(loaded: Loaded, plan: LaunchPlan, memory_bytes: int, host: Hos
     return "", False
 
 
-def _find_origin(loaded: Loaded, key: str) -> str | None:
+def _find_origin(loaded: LoadedRecipe, key: str) -> Origin | None:
     """File and line of a key. It may be written without its `no-`, as a field of it, or as part of its flag's JSON."""
     positive = key.replace("args.no-", "args.", 1)
     fields = (origin for origin in loaded.origins if origin.startswith(f"{key}."))
@@ -136,10 +136,10 @@ def _find_origin(loaded: Loaded, key: str) -> str | None:
     return next(filter(None, map(loaded.origins.get, chain((key, positive), fields, (flag,)))), None)
 
 
-def _locate_key(loaded: Loaded, text: str) -> str:
+def _locate_key(loaded: LoadedRecipe, text: str) -> str:
     """File and line of the first key that a text names; else the recipe's file."""
     keys = (name.rstrip(".") for name in re.findall(r"\b[a-z]+\.[\w.-]+", text))
-    return next(filter(None, (_find_origin(loaded, key) for key in keys)), str(loaded.files[0]))
+    return str(next(filter(None, (_find_origin(loaded, key) for key in keys)), loaded.files[0]))
 
 
 def _find_missing(plan: LaunchPlan) -> Iterator[str]:

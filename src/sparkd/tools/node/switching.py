@@ -26,7 +26,8 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, NotReadyError, UsageError
 from sparkd.base.lib.text import Table, sanitize
-from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback

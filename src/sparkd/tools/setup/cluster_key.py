@@ -23,9 +23,9 @@ class KeyFile(NamedTuple):
 
     path: str
     text: str
-    over: bool = False
+    replaces: bool = False
     """Whether it replaces another text."""
-    what: str = "a new key"
+    description: str = "a new key"
     """Its content in words, for the list of changes."""
 
 
@@ -39,7 +39,7 @@ def joined_files(path: str, keys: Iterable[bytes], head_keys: Iterable[bytes]) -
     """Files for a node that joins: the cluster's keys at `path`, and the head's public keys."""
     public = key_text(*(key.hex() for key in head_keys), header=PUBLIC_HEADER)
     cluster = key_text(*(key.hex() for key in keys))
-    return KeyFile(path, cluster, over=True), KeyFile(head_key.PUBLIC, public, over=True)
+    return KeyFile(path, cluster, replaces=True), KeyFile(head_key.PUBLIC, public, replaces=True)
 
 
 def key_text(*keys: str, header: str = KEY_HEADER) -> str:

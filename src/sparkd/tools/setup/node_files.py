@@ -64,7 +64,7 @@ class NodeFiles:
         self.refuse_overruled(values)
         missing = self._missing(values).items()
         yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing)
-        yield from (f"{key.path}: {key.what}" for key in keys if not self.host.files.exists(key.path))
+        yield from (f"{key.path}: {key.description}" for key in keys if not self.host.files.exists(key.path))
         for dropin in units.dropins(settings.model_copy(update=updated(settings, values))):
             if dropin.text and units.compare_file(self.host.files, dropin) in TO_WRITE:
                 yield dropin.path
@@ -93,7 +93,7 @@ class NodeFiles:
         settings_text = render({**self._read_values(), **missing}) if missing else ""
         for key in keys:
             current_text = self.setup.read(key.path)
-            if current_text is None or (key.over and key.text != current_text):
+            if current_text is None or (key.replaces and key.text != current_text):
                 # As sparkd's own: else the manifest would keep the old key, and `deinit` would put it in force again.
                 self.setup.write(key.path, key.text, 0o600, own=True)
             elif any(entry.path == key.path for entry in self.setup.written()):  # an older version kept the old key

@@ -99,11 +99,15 @@ class Offers:
         if "notify.template" not in loaded.origins:
             domain = (urlsplit(url).hostname or "").split(".")[-2:]
             values["notify", "template"] = TEMPLATES.get(".".join(domain), "ntfy")
-        return values, () if file else (KeyFile(path, f"{url}\n", what="the URL that you typed"),)
+        return values, () if file else (KeyFile(path, f"{url}\n", description="the URL that you typed"),)
 
     def _prompt_url(self, settings: Settings) -> str:
         """The URL that a person types; empty where messages have a receiver already, or a file for a URL exists."""
-        if self.prompt is None or settings.notify.ways or "webhook" in self.files.host.files.names_if_any(FOLDER):
+        if (
+            self.prompt is None
+            or settings.notify.configured_outlets
+            or "webhook" in self.files.host.files.names_if_any(FOLDER)
+        ):
             return ""
         return self.prompt("URL for messages to you, of ntfy, Slack or Discord [none]: ").strip()
 
@@ -129,7 +133,7 @@ def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, str]
         reachable_from = (not note and network.subnet_of(host.files, address)) or "YOUR-NETWORK"
         yield from zip_longest(("firewall",), _firewall(host.files, node, reachable_from), fillvalue="")
     yield from zip_longest(("try",), request_lines(find_url(plan, host)[0], file), fillvalue="")
-    if not node.settings.notify.ways:
+    if not node.settings.notify.configured_outlets:
         option = f" --webhook-file {WEBHOOK_FILE}" * host.files.exists(WEBHOOK_FILE)
         yield "messages", "none will come when it fails. To give it a URL for them:"
         yield "", f"sudo sparkd init{option}"

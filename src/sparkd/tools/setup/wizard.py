@@ -25,7 +25,8 @@ from sparkd.base.host.network import canonical
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import GAP, sanitize
-from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.models.ssh import SshHost
 from sparkd.tools.node.dry_run import look_at

@@ -18,7 +18,8 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import LaunchPlan, Node, Secret
-from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import recipe_folders
 
 
 def pair_plan() -> LaunchPlan:

@@ -25,23 +25,24 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.model_folder import Flaw
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import recipe_folders
 
 FOLDER = "/srv/models/m"
 BINDS = (Bind("/srv/models", "/models"),)
 CHECK = ModelWeights(FOLDER, "/models/m", BINDS)
 GOOD = WeightsFacts(
     folder=FOLDER,
-    there=True,
+    exists=True,
     download_cache="",
-    config=True,
-    tokenizer=True,
+    has_config=True,
+    has_tokenizer=True,
     format=".safetensors",
     shards=2,
     size_bytes=6 << 30,
     indexed_bytes=6 << 30,
     flaws=(),
-    partial=(),
+    unfinished=(),
     leads_out="",
     closed="",
     image_user=None,
@@ -54,21 +55,21 @@ GOOD = WeightsFacts(
         pytest.param(GOOD, Level.OK, "2 shards, 6.0 GiB, all whole", id="good"),
         pytest.param(replace(GOOD, shards=1), Level.OK, "1 shard, 6.0", id="one file"),
         pytest.param(replace(GOOD, indexed_bytes=None), Level.OK, "", id="an index without a sum"),
-        pytest.param(replace(GOOD, there=False, format=""), Level.OK, "script-paths", id="script-paths' to say"),
+        pytest.param(replace(GOOD, exists=False, format=""), Level.OK, "script-paths", id="script-paths' to say"),
         pytest.param(replace(GOOD, indexed_bytes=7 << 30), Level.WARN, "index counts 7.0 GiB", id="another revision"),
-        pytest.param(replace(GOOD, partial=("a.part", "b.part")), Level.WARN, "a.part (and 1 more)", id="download"),
+        pytest.param(replace(GOOD, unfinished=("a.part", "b.part")), Level.WARN, "a.part (and 1 more)", id="download"),
         pytest.param(replace(GOOD, closed="a", image_user="vllm"), Level.WARN, "runs as vllm sudo chmod", id="closed"),
         pytest.param(replace(GOOD, closed="a", image_user=""), Level.OK, "", id="root reads all"),
         pytest.param(replace(GOOD, closed="a"), Level.OK, "", id="without docker nobody knows"),
-        pytest.param(replace(GOOD, tokenizer=False), Level.WARN, "no tokenizer", id="no tokenizer"),
-        pytest.param(replace(GOOD, config=False), Level.BLOCK, "no config.json", id="no config"),
+        pytest.param(replace(GOOD, has_tokenizer=False), Level.WARN, "no tokenizer", id="no tokenizer"),
+        pytest.param(replace(GOOD, has_config=False), Level.BLOCK, "no config.json", id="no config"),
         pytest.param(replace(GOOD, format="", shards=0, size_bytes=0), Level.BLOCK, "no weights", id="no weights"),
         pytest.param(replace(GOOD, flaws=(Flaw("a", "is missing", 3),)), Level.BLOCK, "a is missing (and 2 more)"),
         pytest.param(replace(GOOD, flaws=(Flaw("a", "can't be read: x", unreadable=True),)), Level.UNKNOWN, "a can't"),
         pytest.param(replace(GOOD, leads_out="/mnt/x"), Level.BLOCK, "leads to /mnt/x", id="not in the container"),
         pytest.param(replace(GOOD, download_cache="snapshots/r"), Level.BLOCK, f"{FOLDER}/snapshots/r", id="cache"),
         pytest.param(
-            replace(GOOD, format=".gguf", config=False, tokenizer=False, size_bytes=0, indexed_bytes=None),
+            replace(GOOD, format=".gguf", has_config=False, has_tokenizer=False, size_bytes=0, indexed_bytes=None),
             Level.OK,
             "2 files of weights",
             id="gguf by presence",
@@ -81,9 +82,9 @@ def test_judge(facts: WeightsFacts, level: Level, words: str) -> None:
 
 def test_weights_that_the_plan_does_not_load_may_be_missing() -> None:
     nothing = replace(GOOD, format="", shards=0)
-    assert replace(CHECK, load_format="dummy").judge(replace(nothing, config=False)).level is Level.OK
+    assert replace(CHECK, load_format="dummy").judge(replace(nothing, has_config=False)).level is Level.OK
     assert replace(CHECK, load_format="tensorizer").judge(nothing).level is Level.OK
-    assert replace(CHECK, needs_tokenizer=False).judge(replace(GOOD, tokenizer=False)).level is Level.OK
+    assert replace(CHECK, needs_tokenizer=False).judge(replace(GOOD, has_tokenizer=False)).level is Level.OK
 
 
 def model(tree: Tree, *shards: str, folder: str = FOLDER, total: int = 32) -> None:
@@ -336,7 +337,7 @@ def test_the_download_of_missing_files_is_of_the_plans_own_model(tree: Tree) -> 
 
 
 def test_a_model_whose_config_is_elsewhere_needs_none_in_its_folder() -> None:
-    no_config = replace(GOOD, config=False)
+    no_config = replace(GOOD, has_config=False)
     assert check_of_plan(**{"hf-config-path": "/models/x"}).judge(no_config).level is Level.OK
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, skipped, warn
 from sparkd.base.host import Host, caches, docker, docker_image
 from sparkd.base.host.caches import Folder
 from sparkd.base.host.files import Files
@@ -168,9 +168,9 @@ class CompileCache(Check[CacheFacts], frozen=True):
         problems = [*_judge_shared(facts.shared), *self._find_problems(facts)]
         compilation = self._judge_compilation(facts)
         if compilation is None or any(problem.level.blocks for problem in problems):
-            return verdict([*problems, *([compilation] if compilation else [])], good)
+            return combine_verdicts([*problems, *([compilation] if compilation else [])], good)
         # Other checks' fixes may free the memory that it lacks.
-        return replace(verdict([compilation, *problems], good), shortage_bytes=compilation.shortage_bytes)
+        return replace(combine_verdicts([compilation, *problems], good), shortage_bytes=compilation.shortage_bytes)
 
     def _judge_compilation(self, facts: CacheFacts) -> Verdict | None:
         """Judge a start that must compile custom_ops ["all"]; None for any other."""

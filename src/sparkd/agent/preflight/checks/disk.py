@@ -6,7 +6,7 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
 from sparkd.base.host import Host, disks, docker_config
 from sparkd.base.host.disks import Room
 from sparkd.base.lib.text import GIB, MIB, size
@@ -72,7 +72,7 @@ class DiskRoom(Check[DiskFacts], frozen=True):
             if problem and (worst_problem is None or problem.level.severity < worst_problem.level.severity):
                 worst[usage.room.mount] = problem
         free = {usage.room.mount: size(usage.room.free_bytes) for usage in facts.places}
-        return verdict(worst.values(), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
+        return combine_verdicts(worst.values(), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
 
 
 def _find_problem(place: Place, room: Room) -> Verdict | None:

@@ -9,7 +9,7 @@ from shlex import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, unknown, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, skipped, unknown, warn
 from sparkd.base.host import Host, docker, docker_config, docker_image
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.docker_image import Image
@@ -215,7 +215,7 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
             return skipped("docker is away, so containers were not checked")
         if facts.docker != "known":
             return docker_unknown(f"docker can't list its containers: {facts.docker}")
-        return verdict(self._find_problems(facts), f"the name {self.name} is free for a new container")
+        return combine_verdicts(self._find_problems(facts), f"the name {self.name} is free for a new container")
 
     def _find_problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
         for container in facts.containers:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
 from sparkd.base.host import Host, datagrams, infiniband, network
 from sparkd.base.host.datagrams import PathMtu
 from sparkd.base.host.files import Files
@@ -64,7 +64,7 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
             return block(reason, "look at: ip -brief address", awaits=awaits)
         link = facts.link
         place = f"on {link.name}, {link.operstate}" if link else f"is here; its interface is {self.interface}"
-        return verdict(self._find_problems(facts), f"{self.address} {place}")
+        return combine_verdicts(self._find_problems(facts), f"{self.address} {place}")
 
     def _find_problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
         setting, carriers, link = self.interface, facts.carriers, facts.link
@@ -151,7 +151,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
         if not facts.links:
             what = f"{self.interface} is not there" if self.interface else "its interface is not known"
             return warn(f"the fabric's link can't be judged: {what}", "set fabric.interface")
-        return verdict(self._find_problems(facts), self._describe_good(facts))
+        return combine_verdicts(self._find_problems(facts), self._describe_good(facts))
 
     def _describe_good(self, facts: FabricLinkFacts) -> str:
         if self.interface is None:
@@ -240,4 +240,4 @@ class PeerClocks(Check[PeerClockFacts], frozen=True):
                 side = "ahead of" if clock.ahead_seconds > 0 else "behind"
                 reason = f"the clock of {name} is {abs(clock.ahead_seconds):.0f} s {side} this node's"
                 problems.append(warn(reason, "look at both: timedatectl"))
-        return verdict(problems, f"{len(facts.clocks)} of {self.nodes - 1} heard, within {APART_SECONDS:g} s")
+        return combine_verdicts(problems, f"{len(facts.clocks)} of {self.nodes - 1} heard, within {APART_SECONDS:g} s")

@@ -10,7 +10,7 @@ from shlex import quote
 from msgspec import Struct
 
 from sparkd.agent.preflight import engine_processes as engines
-from sparkd.agent.preflight.check import Check, Level, Verdict, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, combine_verdicts, warn
 from sparkd.base.host import Host, units
 from sparkd.base.host.cgroups import Group, read_group
 from sparkd.base.host.docker import ContainerFacts
@@ -90,7 +90,7 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
 
     def judge(self, facts: ForeignFacts) -> Verdict:
         away = "" if facts.docker_known else "; docker's containers were not checked"
-        return verdict(_find_problems(facts), f"none of {facts.looked_at} enabled services starts vLLM{away}")
+        return combine_verdicts(_find_problems(facts), f"none of {facts.looked_at} enabled services starts vLLM{away}")
 
 
 def _find_killers(host: Host) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, skipped
 from sparkd.agent.preflight.checks.rdma import NAMES, Selection, select_ports, why_no_rdma
 from sparkd.base.host import Host, infiniband
 from sparkd.base.host.infiniband import ACTIVE, Gid
@@ -66,9 +66,11 @@ class GidIndex(Check[GidFacts], frozen=True):
             return block(f"{INDEX} is {sanitize(text)!r}, which is no index", INDEX_HINT)
         if index < 0:
             return ok(f"{INDEX} is {index}, so NCCL finds the index itself")
+        if not facts.tables:
+            return skipped("not judged: no port is up")
         problems = [self._describe_wrong(index, table) for table in facts.tables if index not in table.good]
         devices = ", ".join(table.hca for table in facts.tables)
-        return verdict(problems, f"index {index} is right on {devices}" if devices else "no port is up")
+        return combine_verdicts(problems, f"index {index} is right on {devices}")
 
     def _build_table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
         by_ipv6 = ":" in self.address

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct, toml
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, combine_verdicts, warn
 from sparkd.base.host import Host, kernel
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import GIB, size
@@ -84,7 +84,7 @@ class Kernel(Check[KernelFacts], frozen=True):
             package = f"linux-image-{facts.next_release}"
             hint = f"sudo apt remove {package} && sudo apt-mark hold {package}; or before it: {bad.remedy}"
             problems.append(warn(f"{reason} ({bad.source})", hint))
-        return verdict(problems, f"kernel {facts.release}")
+        return combine_verdicts(problems, f"kernel {facts.release}")
 
 
 FEWEST_PIDS = 8192
@@ -135,7 +135,7 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
 
     def judge(self, facts: SettingsFacts) -> Verdict:
         wanted = f"the {len(facts.wanted)} that the recipe wants are set" if facts.wanted else "the recipe wants none"
-        return verdict(_find_problems(facts), f"{wanted}, nothing harmful; {facts.recovery.text}")
+        return combine_verdicts(_find_problems(facts), f"{wanted}, nothing harmful; {facts.recovery.text}")
 
 
 def _find_problems(facts: SettingsFacts) -> Iterator[Verdict]:

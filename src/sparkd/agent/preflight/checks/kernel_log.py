@@ -8,7 +8,7 @@ from itertools import chain
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.kernel import Record
 from sparkd.base.host.kernel_events import KINDS, Event, parse_event
@@ -79,7 +79,7 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
         if facts.error:
             hint = "run as root; in a container it can't be, look on its host: sudo dmesg"
             return warn(f"the kernel's log can't be read: {facts.error}", hint)
-        return verdict(self._find_problems(facts), _describe_good(facts))
+        return combine_verdicts(self._find_problems(facts), _describe_good(facts))
 
     def _find_problems(self, facts: KernelLogFacts) -> Iterator[Verdict]:
         loaded_at = max((event.last_seconds for event in facts.events if event.kind == DRIVER_LOADED), default=0.0)

@@ -48,7 +48,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> LastBoot:
-        return cls(inputs.plan.counted_as, f"sparkd-{inputs.role}")
+        return cls(inputs.plan.backoff_key, f"sparkd-{inputs.role}")
 
     def probe(self, host: Host) -> LastBootFacts:
         history = launch_history.FILE.load(host.files, ignore_report) or LaunchHistory()

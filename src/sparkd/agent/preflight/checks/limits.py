@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
 from sparkd.agent.preflight.checks.rdma import reaches_verbs, why_no_rdma
 from sparkd.base.host import Host, disks
 from sparkd.base.lib.text import GIB, MIB, size
@@ -134,4 +134,6 @@ class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
             admission = f"preflight admits it with {size(facts.headroom_bytes)} to spare"
             problems.append(warn(f"{kill}, and {admission}", "lower memory.floor_mib, or raise memory.headroom_gib"))
         good = f"the memory guard ends the engine below {facts.floor_bytes // MIB} MiB available"
-        return verdict(problems, good if facts.floor_bytes else "the memory guard is off (memory.floor_mib = 0)")
+        return combine_verdicts(
+            problems, good if facts.floor_bytes else "the memory guard is off (memory.floor_mib = 0)"
+        )

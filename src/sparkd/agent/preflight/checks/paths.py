@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, warn
 from sparkd.agent.preflight.hooks import Hook, check_program
 from sparkd.agent.preflight.needed_paths import Needed, NeededPath, PathFacts, read_path, stat_if_any
 from sparkd.agent.preflight.unit_paths import paths_of_unit
@@ -127,7 +127,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
         )
 
     def judge(self, facts: ScriptFacts) -> Verdict:
-        return verdict(self._find_problems(facts), f"{len(facts.paths)} paths, all there")
+        return combine_verdicts(self._find_problems(facts), f"{len(facts.paths)} paths, all there")
 
     def _find_problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
         for path in facts.paths:

@@ -8,7 +8,7 @@ from errno import EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, verdict
+from sparkd.agent.preflight.check import Check, Level, Verdict, combine_verdicts
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
 from sparkd.base.plan.model import LaunchPlan
@@ -73,7 +73,7 @@ class PlanLint(Check[PlanFacts], frozen=True):
         problems = [Verdict(Level.BLOCK if issue.blocks else Level.WARN, issue.reason, issue.hint) for issue in issues]
         owner = "engine.script" if facts.own_command else "the plan"
         good = f"nothing in the {facts.flags} flags of {owner} is known to fail"
-        return verdict(problems, f"{good}, {facts._vllm.judge}" if facts._vllm.image else good)
+        return combine_verdicts(problems, f"{good}, {facts._vllm.judge}" if facts._vllm.image else good)
 
 
 def is_doubtful(plan: LaunchPlan) -> bool:

@@ -6,7 +6,7 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
 from sparkd.agent.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
 from sparkd.agent.preflight.fixes import EndProcess, stop_by_hand
 from sparkd.base.config import Settings
@@ -129,7 +129,7 @@ class Ports(Check[PortsFacts], frozen=True):
         taken_ports = {held.wanted.port for held in facts.held}
         free = ", ".join(str(wanted.port) for wanted in self.wanted if wanted.port not in taken_ports)
         parts = [f"{free} free" if free else "", *own_ports, *engine_ports]
-        return verdict(problems, "; ".join(filter(None, parts)) or "this node listens on none")
+        return combine_verdicts(problems, "; ".join(filter(None, parts)) or "this node listens on none")
 
 
 def _conflicts(listener: Listener, wanted: WantedPort) -> bool:

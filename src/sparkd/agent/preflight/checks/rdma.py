@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
 from sparkd.base.host import Host, infiniband, network
 from sparkd.base.host.infiniband import ACTIVE, Hca, Port
 from sparkd.base.lib.text import sanitize
@@ -156,7 +156,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, {TCP_COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
-        summary = verdict(
+        summary = combine_verdicts(
             problems,
             f"{', '.join(_format_name(hca) for hca in used_hcas)}: ACTIVE{_describe_idle_twins(facts, used_hcas)}",
         )

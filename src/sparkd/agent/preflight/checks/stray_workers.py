@@ -8,7 +8,7 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, unknown, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, unknown, warn
 from sparkd.agent.preflight.checks.docker import docker_unknown
 from sparkd.agent.preflight.engine_processes import (
     ENGINE_PREFIX,
@@ -115,7 +115,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         if facts.docker_error:
             problems.append(docker_unknown(f"docker can't list its containers: {facts.docker_error}"))
         docker_note = "" if facts.docker_known else "; docker is away, so containers were not checked"
-        return verdict(problems, f"none among {facts.scanned} processes{docker_note}")
+        return combine_verdicts(problems, f"none among {facts.scanned} processes{docker_note}")
 
     def _judge_container(self, facts: StrayFacts, container: EngineContainer) -> Verdict:
         engines = [engine for engine in facts.engines if engine.container_id == container.id]

@@ -7,7 +7,7 @@ from shlex import quote
 
 from msgspec.structs import asdict, replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, unknown, warn
 from sparkd.base.host import Host, docker_image, model_folder
 from sparkd.base.host.container_links import Bind, find_outside
 from sparkd.base.host.model_folder import ModelFolder
@@ -63,21 +63,21 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
 
     def probe(self, host: Host) -> WeightsFacts:
         model = model_folder.examine(host.files, self.folder, shards=self.load_format in FORMATS)
-        closed = model_folder.closed(host.files, self.folder, model)
+        closed = model_folder.find_unreadable_by_others(host.files, self.folder, model)
         user = docker_image.read_user(host, self.image) if closed else None
-        bounded = replace(model, flaws=model.flaws[:MOST_SHOWN], partial=model.partial[:MOST_SHOWN], opened=())
+        bounded = replace(model, flaws=model.flaws[:MOST_SHOWN], unfinished=model.unfinished[:MOST_SHOWN], opened=())
         return WeightsFacts(**asdict(bounded), folder=self.folder, leads_out=self._find_outside_path(host, model),
                             closed=closed, image_user=user)  # fmt: skip
 
     def _find_outside_path(self, host: Host, model: ModelFolder) -> str:
-        if not model.there or not self.seen_as:
+        if not model.exists or not self.seen_as:
             return ""
         paths = (self.seen_as, *(f"{self.seen_as}/{name}" for name in model.opened))
         outside_paths = (find_outside(host.files, self.binds, path) for path in paths)
         return next((path for path in outside_paths if path), "")
 
     def judge(self, facts: WeightsFacts) -> Verdict:
-        if not facts.there:
+        if not facts.exists:
             return ok(f"{facts.folder} is missing or empty: see script-paths")
         if self.load_format == "dummy":
             return ok("the plan loads no weights: load-format is dummy")
@@ -87,7 +87,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
         fetch = f"{self.pull or pull_command(facts.folder)}, or sparkd model sync on a node that has it"
-        return verdict([*self._find_faults(facts, fetch), *self._find_doubts(facts, fetch)], good)
+        return combine_verdicts([*self._find_faults(facts, fetch), *self._find_doubts(facts, fetch)], good)
 
     def _find_faults(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
         """Problems with which no engine loads the model."""
@@ -101,17 +101,19 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             reason = f"the container sees only its mounts, and a link of the model leads to {facts.leads_out}"
             hint = "set engine.models_dir to the folder that holds links and files, or mount that path (volumes)"
             yield block(reason, hint)
-        if self.needs_config and not facts.config and facts.format != ".gguf":
+        if self.needs_config and not facts.has_config and facts.format != ".gguf":
             yield block(f"{facts.folder} has no config.json", fetch)
         if not facts.format and self.load_format in FORMATS:
             yield block(f"{facts.folder} has no weights", fetch)
 
     def _find_doubts(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
         """Problems with which an engine may load the model."""
-        if facts.partial:
-            reason = f"a download is under way or was broken off: {facts.partial[0]}{_count_more(len(facts.partial))}"
+        if facts.unfinished:
+            reason = (
+                f"a download is under way or was broken off: {facts.unfinished[0]}{_count_more(len(facts.unfinished))}"
+            )
             yield warn(reason, "let it end, or remove it")
-        if self.needs_tokenizer and not facts.tokenizer and facts.format != ".gguf":
+        if self.needs_tokenizer and not facts.has_tokenizer and facts.format != ".gguf":
             yield warn(f"{facts.folder} has no tokenizer that is known by its name", fetch)
         if facts.indexed_bytes is not None and not facts.flaws and facts.size_bytes < facts.indexed_bytes:
             reason = f"the shards have {size(facts.size_bytes)}, the index counts {size(facts.indexed_bytes)}"

@@ -84,13 +84,18 @@ def _normalize_value(name: str, value: JsonValue) -> JsonValue:
     if value.lstrip().startswith(("{", "[")):
         parsed = parse_json(value)
         return value if parsed is None else parsed
-    number = _parse_number(value)
-    if number is None or kind in NUMBERS:
-        return value if number is None else number
+    return _normalize_text(name, kind, value)
+
+
+def _normalize_text(name: str, kind: str, text: str) -> JsonValue:
+    number = _parse_number(text)
+    return number if number is not None and (kind in NUMBERS or _is_usual_notation(name, text, number)) else text
+
+
+def _is_usual_notation(name: str, text: str, number: float) -> bool:
     # vLLM reads a field of a flag's JSON as JSON. Of an unknown flag, which may take text, only the usual notation is a
     # number: 1.10 may be a version.
-    is_number = parse_json(value) == number if "." in name else str(number) == value
-    return number if is_number else value
+    return parse_json(text) == number if "." in name else str(number) == text
 
 
 def _find_kind(name: str) -> str:

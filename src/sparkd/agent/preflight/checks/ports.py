@@ -54,7 +54,7 @@ class HeldPort(Struct, frozen=True):
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[WantedPort, ...]:
     """Ports on which this node is to listen. A worker serves no API; for the rendezvous it connects to the head."""
-    is_cluster, is_head = plan.node.cluster_size > 1, plan.node.rank == 0
+    is_cluster, is_head = plan.node.cluster_size > 1, plan.node.is_head
     ports = []
     if is_head:
         ports.append(
@@ -200,7 +200,7 @@ class Listeners(Check[ListenersFacts], frozen=True):
 
     def judge(self, facts: ListenersFacts) -> Verdict:  # noqa: ARG002  # evidence alone
         plan = self.plan
-        if plan.node.rank > 0:
+        if not plan.node.is_head:
             return ok("this rank serves no API")
         flags = first_values(plan.argv)
         address = flags.get("host") or ""

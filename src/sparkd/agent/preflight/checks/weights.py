@@ -11,7 +11,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_v
 from sparkd.base.host import Host, docker_image, model_folder
 from sparkd.base.host.container_links import Bind, find_outside
 from sparkd.base.host.model_folder import ModelFolder
-from sparkd.base.lib.text import size
+from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import pull_command
 from sparkd.base.vllm.args import FORMATS
@@ -74,7 +74,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             return ""
         paths = (self.seen_as, *(f"{self.seen_as}/{name}" for name in model.opened))
         outside_paths = (find_outside(host.files, self.binds, path) for path in paths)
-        return next((path for path in outside_paths if path), "")
+        return sanitize(next((path for path in outside_paths if path), ""), 400)
 
     def judge(self, facts: WeightsFacts) -> Verdict:
         if not facts.exists:

@@ -131,7 +131,7 @@ class LogForwarder:
 
     def _note_left_out(self) -> Iterator[tuple[int, str]]:
         if self._left_out:
-            yield 5, f"engine| {self._left_out} lines of requests were left out here; docker logs has them"
+            yield 5, f"engine| {self._left_out} lines of requests were left out here; the log of docker has them"
             self._left_out = 0
 
     def flush(self) -> Iterator[tuple[int, str]]:

@@ -18,7 +18,7 @@ import sparkd
 TRACE = "/run/trace"
 TRACED = ("strace", "-o", TRACE, "-e", "trace=%file")
 """The first thread alone: it does not follow others, nor programs."""
-ALLOWED = ("/run/", "/proc/self/", "/proc/meminfo", "/proc/stat")
+ALLOWED = ("/run/", "/proc/self/", "/proc/meminfo", "/proc/vmstat", "/proc/stat")
 """The last is for psutil, from which the metrics have the moment of the boot: it has counters of the kernel alone."""
 OWN = tuple({sys.prefix, sys.base_prefix, str(Path(sparkd.__file__).parents[1])})
 """The program itself: modules are imported when they are needed."""

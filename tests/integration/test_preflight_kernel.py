@@ -214,7 +214,7 @@ def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
     assert found == [10, "this node is owned by pid 1 (sparkd run --role head)"]
 
 
-def test_a_user_without_rights_cannot_hold_the_lock_and_is_named_where_an_older_sparkd_let_them() -> None:
+def test_a_user_without_rights_cannot_hold_the_lock_and_is_named_where_its_file_was_open() -> None:
     found = run("""
         from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import OWNER_LOCK, NodeOwner

@@ -39,6 +39,7 @@ def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> 
     lock = Path(host.files.real(OWNER_LOCK))
     refuse_shared(lock.parent)
     fd = _take_over_lock(lock, handed) or open_lock(lock)
+    os.fchmod(fd, 0o600)  # who may open it may hold it
     deadline = time.monotonic() + LOCK_SECONDS
     while not try_lock(fd):
         with suppress(OSError):

@@ -22,7 +22,6 @@ from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host, docker, kernel, meminfo, shm
-from sparkd.base.host.cgroups import read_charged_bytes
 from sparkd.base.host.consumers import Consumer
 from sparkd.base.host.kernel import find_oom_kills, names_container
 from sparkd.base.lib.dockerd.reader import DockerError
@@ -222,18 +221,18 @@ class Running:
 
     def read_tenants(self) -> Tenants | None:
         """Who else holds memory now, without the engine's own segments, which outlive it. None where unknown."""
-        gpu_bytes, named = 0, tuple[Consumer, ...]()
+        elsewhere_bytes, named = 0, tuple[Consumer, ...]()
         with suppress(OSError, ValueError):
             memory = self._host.meminfo()
-            charged_bytes = read_charged_bytes(self._host.files) or 0
-            held_bytes = memory.anonymous_bytes + memory.shared_bytes + charged_bytes
+            held_bytes = memory.anonymous_bytes + memory.shared_bytes
             for segment in self.segments:
                 left = shm.read_segment(self._host.files, segment.path.rpartition("/")[2], 0)
                 held_bytes -= left.allocated_bytes if left and left.identity == (segment.device, segment.inode) else 0
             with suppress(OSError, ValueError):
                 scan = partial(name_tenants, self._host, self.rank.container_id)
-                gpu_bytes, named = self._loop.beside(scan, TENANTS_SECONDS, "looking at other tenants", shielded=True)
-            return Tenants(held_bytes, gpu_bytes, named)
+                shown = "looking at other tenants"
+                elsewhere_bytes, named = self._loop.beside(scan, TENANTS_SECONDS, shown, shielded=True)
+            return Tenants(held_bytes, elsewhere_bytes, named)
         return None
 
     def mark_loaded(self) -> None:

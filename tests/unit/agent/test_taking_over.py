@@ -135,7 +135,6 @@ def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict
         (GUARD, ""),
         (GUARD, "junk"),
         (GUARD, f"0 {PID} {BEGAN + 1} 77 88 {GUARD_PID} 100"),
-        (GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID}"),
         (GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID} 101"),
         (GUARD, f"0 {PID} {BEGAN} 77 88 1 0"),
     ],
@@ -143,6 +142,11 @@ def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict
 def test_one_that_no_guard_would_end_is_not_taken_over(node: Tree, path: str, text: str) -> None:
     node.file(path, text)
     assert find(node) == (False, ["its memory guard has ended"])
+
+
+def test_a_guard_of_an_earlier_build_writes_no_start_time_and_guards_as_well(node: Tree) -> None:
+    node.file(GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID}")
+    assert find(node) == (True, [])
 
 
 def test_a_rank_of_another_role_or_with_other_papers_is_refused_with_the_reason(node: Tree) -> None:

@@ -162,3 +162,19 @@ def test_canaries_can_be_switched_off() -> None:
     decision = look(at(5000), limits=Supervise(stall_seconds=360, canary_seconds=0))
     assert isinstance(decision, Continue)
     assert not decision.wants_canary
+
+
+@pytest.mark.parametrize("health", [200, None])
+def test_rest_that_came_after_the_last_read_is_no_hang(health: int | None) -> None:
+    """A step of 35 s, then /metrics can't be read, the request ends, and the engine has nothing to do."""
+    prefill = [replace(at(seconds, running=1), computes=True) for seconds in range(2, 42, 2)]
+    rest = [unread(seconds, health) for seconds in range(42, 120, 2)]
+    limits = Supervise(stall_seconds=360, canary_seconds=0)
+    assert isinstance(look(at(1), *prefill, *rest, limits=limits), Continue)
+
+
+def test_a_hang_is_still_found_by_the_probes_that_can_be_read() -> None:
+    seen = [at(1), *(at(s, running=1) if s % 60 else unread(s, 200) for s in range(10, 380, 10))]
+    limits = Supervise(stall_seconds=360, canary_seconds=0)
+    assert isinstance(look(*seen[:-1], limits=limits), Continue)
+    assert isinstance(look(*seen, limits=limits), StalledError)

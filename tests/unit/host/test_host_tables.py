@@ -89,11 +89,11 @@ def test_compressed_swap_is_not_the_drivers(
         pytest.param(36, 0, 0, 4, id="mapped in part"),
         pytest.param(20, 10, 0, 10, id="shared memory is in the same lists"),
         pytest.param(40, 5, 5, 0, id="locked shared memory is in a list of its own"),
-        pytest.param(10, 0, 0, 10, id="no more than the swap cache"),
+        pytest.param(10, 0, 0, 30, id="more than the swap cache: given to a pipe, and unmapped"),
         pytest.param(50, 0, 0, 0, id="pages on their way to a list"),
     ],
 )
-def test_what_no_process_maps_of_the_swap_cache_is_not_the_drivers(
+def test_pages_of_processes_that_none_maps_are_not_the_drivers(
     tree: Tree, anonymous_gib: int, shared_gib: int, locked_gib: int, unmapped_gib: int
 ) -> None:
     """Of it AnonPages has what is mapped, and Cached none."""

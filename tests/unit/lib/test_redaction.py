@@ -166,6 +166,18 @@ def test_a_line_that_begins_a_key_hides_no_log_behind_it() -> None:
     assert time.process_time() - begun < 5
 
 
+@pytest.mark.parametrize("prefix", ["", "Nov 29 10:00:00 spark1 sparkd[12]: engine| "])
+@pytest.mark.parametrize(
+    "head", ["", "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00FF\n\n", "Version: GnuPG v2\n\n"]
+)
+def test_a_key_without_its_end_is_hidden_and_the_log_behind_it_is_not(prefix: str, head: str) -> None:
+    lines = f"-----BEGIN RSA PRIVATE KEY-----\n{head}{'MIIEowIBAAKCAQEA' * 4}\n{'wIBAAKCAQEAMIIEo' * 4}".split("\n")
+    rest = "engine| 10:00:00 a cause, exit code 13\n" * 2000
+    shown = Redaction(())("".join(f"{prefix}{line}\n" for line in lines) + rest)
+    assert "MIIEo" not in shown
+    assert len(shown) > len(rest) - 100
+
+
 @pytest.mark.parametrize("kind", ["RSA PRIVATE KEY", "OPENSSH PRIVATE KEY", "PRIVATE KEY"])
 def test_a_private_key_is_hidden_to_its_end_or_that_of_the_text(kind: str) -> None:
     body = "\n".join(["MIIEowIBAAKCAQEAabcdef"] * 20)

@@ -65,7 +65,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.tree.process(1, "systemd", parent=0)
         self.tree.listening()
-        self.tree.file("/sys/fs/cgroup/memory.stat", "kernel 0\n")
+        self.tree.file("/sys/fs/cgroup/memory.stat", "kernel 4096\nslab 4096\n")
         self.tree.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)
         self.uptime(10_000)
 

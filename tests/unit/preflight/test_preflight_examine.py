@@ -176,6 +176,7 @@ def test_an_id_that_no_check_has_is_an_error_that_names_the_nearest() -> None:
         check_ids(Preflight(skip=("page-cash",)))
     with pytest.raises(ConfigError, match=r"preflight.downgrade names x, which is no check"):
         check_ids(Preflight(downgrade=("x",)))
+    check_ids(Preflight(skip=("resolver",), downgrade=("resolver",)))
 
 
 class Odd(Enum):

@@ -11,7 +11,10 @@ from sparkd.base.status.model import dump
 from sparkd.tools.node.reload import reload
 
 
-@pytest.mark.parametrize(("role", "unit"), [("head", "sparkd-head"), ("worker", "sparkd-worker"), ("", "sparkd-head")])
+@pytest.mark.parametrize(
+    ("role", "unit"),
+    [("head", "sparkd-head"), ("worker", "sparkd-worker"), ("", "sparkd-head (sparkd-worker on a worker)")],
+)
 def test_without_an_agent_that_serves_the_way_to_restart_is_named(tree: Tree, role: str, unit: str) -> None:
     if role:
         tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, role=role)))

@@ -144,10 +144,12 @@ def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue
     # A prompt that fits into one step counts no token before its end. If the engine were ended here, the client would
     # send it again, and end the next engine.
     computed_lately = probe.at - state.computed_at < IDLE_SECONDS
-    if still_seconds >= limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately):
+    # Rest and work of the ranks are of now: a stall of the last read may be over since.
+    is_known = state.read_at == probe.at or state.canary_pending or bool(state.canary_failed)
+    if is_known and still_seconds >= limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately):
         return StalledError(no_token_reason)
     # Not `silent_seconds`: where only the API server is silent, the engine may be idle because it has no requests.
-    if probe.idle and not probe.compiles and still_seconds >= IDLE_SECONDS:
+    if is_known and probe.idle and not probe.compiles and still_seconds >= IDLE_SECONDS:
         return StalledError(f"{no_token_reason}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
     degraded = _find_trouble(state, probe, limits, no_answer_reason, no_token_reason)
     return Continue(state, degraded, wants_canary=canary is not None)

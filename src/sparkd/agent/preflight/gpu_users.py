@@ -56,8 +56,10 @@ def _describe_users(
     users = []
     for pid in sorted(listed.keys() | openers):
         process, size = table.get(pid), listed.get(pid, 0)
-        if process is None or not _is_persistenced(host, process, size):
-            users.append(GpuUser(pid, process.comm if process else "?", size))
+        if process is None:  # the driver's list may have one that is gone, whose memory then explains nothing
+            users.append(GpuUser(pid, "no such process", 0))
+        elif not _is_persistenced(host, process, size):
+            users.append(GpuUser(pid, process.comm, size))
     return tuple(users)
 
 

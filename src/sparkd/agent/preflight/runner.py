@@ -78,6 +78,8 @@ CHECKS: tuple[type[AnyCheck], ...] = (
     PeerClocks,
 )
 IDS = tuple(check.id for check in CHECKS)
+RETIRED_IDS = ("resolver",)
+"""Ids of checks that are gone: a configuration that names one is still good."""
 
 
 def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
@@ -135,7 +137,7 @@ def check_ids(policy: Preflight) -> None:
         f"{key} names {name}, which is no check{did_you_mean(name, IDS)}"
         for key, names in (("preflight.skip", policy.skip), ("preflight.downgrade", policy.downgrade))
         for name in names
-        if name not in IDS
+        if name not in (*IDS, *RETIRED_IDS)
     ]
     if errors:
         raise ConfigError("\n".join(errors), f"checks: {', '.join(IDS)}")

@@ -70,13 +70,16 @@ def _find_root_owned(files: Files, hierarchy: str, path: str) -> str:
 
 
 def read_charged_bytes(files: Files, folder: str = ROOT) -> int | None:
-    """Memory of the kernel for a group's processes that /proc/meminfo has in no line: buffers of sockets and pipes.
+    """Memory of the kernel for a group's processes that /proc/meminfo has in no line: buffers of sockets and pipes, and
+    CUDA's managed memory that a CPU has touched (uvm_linux.h of NVIDIA's open modules).
 
-    Any user's processes may take it. CUDA's allocations on a GB10 are charged to no group
-    (Blackwellboy/model-serving-minefield#57). None without this counter: cgroup v1, Linux before 5.18.
+    Any user's processes may take it. cudaMalloc on a GB10 is charged to no group
+    (Blackwellboy/model-serving-minefield#57). None without this counter: cgroup v1, Linux before 5.18, or a kernel
+    whose command line leaves it out.
     """
     counts = dict(_COUNT.findall(files.text_if_any(f"{folder}/memory.stat", limit=65536) or ""))
-    if "kernel" not in counts:
+    is_left_out = "cgroup.memory=" in (files.text_if_any("/proc/cmdline", limit=65536) or "")
+    if is_left_out or counts.get("kernel", "0") == "0":
         return None
     charged_bytes = {name: int(count) for name, count in counts.items()}
     listed_bytes = sum(charged_bytes.get(name, 0) for name in _LISTED)
@@ -91,9 +94,9 @@ def find_charged(files: Files) -> tuple[str, int]:
     with suppress(OSError):
         slices = [f"{ROOT}/{name}" for name in files.names(ROOT) if name.endswith(".slice")]
         for folder in slices:
-            with suppress(OSError):
-                units = filter(_GROUP.fullmatch, files.names(folder))
-                charged += [(unit, read_charged_bytes(files, f"{folder}/{unit}") or 0) for unit in units]
+            for unit in filter(_GROUP.fullmatch, files.names(folder)):
+                with suppress(OSError):  # it has just ended
+                    charged.append((unit, read_charged_bytes(files, f"{folder}/{unit}") or 0))
     return max(charged, key=lambda pair: pair[1])
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparkd.base.host import Host
 
 LABEL = "io.sparkd."
-"""Labels of every container that sparkd creates: role, rank, epoch, invocation, plan; of a rank's, also rank-id."""
+"""Labels of every container that sparkd creates: role, rank, epoch, invocation, plan, rank-id (empty if no rank's)."""
 
 _NAME = re.compile(r"sparkd-(?:rank\d+|bench)", re.ASCII)
 PID_FILE = "/run/docker.pid"

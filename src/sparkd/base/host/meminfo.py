@@ -38,7 +38,7 @@ class MemInfo(Struct, frozen=True):
     dirty_bytes: int = 0
     kernel_bytes: int = 0
     """Slab that is not reclaimable, kernel stacks, page tables, vmalloc, reserved huge pages, balloon memory,
-    compressed swap (zram, zswap), and pages of the swap cache that no process maps."""
+    compressed swap (zram, zswap), and pages of processes that none of them maps: in the swap cache, or in a pipe."""
     huge_pages_bytes: int = 0
     """Reserved as huge pages, used or not."""
     cma_used_bytes: int = 0
@@ -112,7 +112,8 @@ def read_meminfo(files: Files, page_bytes: int = mmap.PAGESIZE) -> MemInfo:
     # Cached leaves the swap cache out, and AnonPages has of it what a process maps; the LRU lists have the rest, too.
     # Unevictable, since the sum that is taken off has locked pages; with locked files it may be too much.
     lists_bytes = sum_of("Active(anon)", "Inactive(anon)", "Unevictable")
-    unmapped_bytes = min(sum_of("SwapCached"), max(0, lists_bytes - sum_of("AnonPages", "Shmem")))
+    # So they have pages that a process has given to a pipe, a socket or the network card, and unmapped.
+    unmapped_bytes = max(0, lists_bytes - sum_of("AnonPages", "Shmem"))
     return MemInfo(
         total_bytes=memory.total,
         free_bytes=memory.free,

@@ -50,10 +50,15 @@ _HOOKS = (
     r"/(?:hooks?|webhooks?|webhookb2|ping|push|heartbeat|trigger|integration)"
 )
 """Hosts and paths whose addresses are secrets: of messages, and of services that wait for a sign of life."""
+_KEY_LINE = (
+    r"[^\n]{0,160}?(?:[A-Za-z0-9+/]{40,100}={0,2}"
+    r"|(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset): [^\n]{0,100})[ \t\r]{0,8}(?:\n|\Z)"
+)
+"""A line of a key, or of what stands above one, perhaps behind a log's own prefix."""
 _PRIVATE_KEY = (
     r"-----BEGIN [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----"
     r"(?:(?:[^-]|-(?!----BEGIN )){0,32768}?(?:-----END [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----|\Z)"
-    r"|[A-Za-z0-9+/=\s\\]{0,32768})"
+    rf"|\s{{0,8}}(?:(?:[^\n]{{0,160}}\n)?{_KEY_LINE}){{0,400}}[A-Za-z0-9+/=\s\\]{{0,32768}})"
 )
 """To its end. Without one near, what looks like a key, and not the rest of a log: anybody's line may begin one."""
 _IDS = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"

@@ -17,7 +17,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.files import Files
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.host.processes import is_alive
+from sparkd.base.host.processes import is_alive, read_process
 from sparkd.base.host.shm import Identity, read_segment
 from sparkd.base.state.file import StateFile
 
@@ -67,6 +67,7 @@ LOG_POSITION = f"{FILE.folder}/log-position"
 
 GUARD = "/run/sparkd-guard/rank"
 """File by which a killer finds the rank of the killer before it: floor; pid and start of rank, agent and killer."""
+GUARD_COMM = "sparkd-guard"
 RECORD_HINT = "the next start of the agent sets that file aside"
 
 
@@ -134,8 +135,11 @@ def load_rank(host: Host) -> KnownRank:
 
 def _is_guarded(files: Files, record: RankRecord) -> bool:
     with suppress(OSError, ValueError):
-        _, rank, rank_start, _, _, killer_pid, killer_start = map(int, files.text(GUARD, limit=256).split())
-        return is_alive(files, killer_pid, killer_start) and (rank, rank_start) == (record.pid, record.start_time)
+        _, rank, rank_start, _, _, killer_pid, *killer_start = map(int, files.text(GUARD, limit=256).split())
+        killer = read_process(files, killer_pid)
+        if killer is None or killer.dead or killer.comm != GUARD_COMM or killer_start not in ([], [killer.start_time]):
+            return False  # the guard of an earlier build writes no start time, and an upgrade leaves it alone
+        return (rank, rank_start) == (record.pid, record.start_time)
     return False
 
 

@@ -20,7 +20,10 @@ _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 3}
 _PROGRESS = re.compile(r"\d%(?: Completed)? ?\|[^\[|]{0,200}(?:\|[^\[|]{0,200})?\[\d\d:\d\d")
 _LAST = re.compile(r"\b100%")
 _OF_REQUEST = re.compile(
-    rf'^{PROCESS_PREFIX}{{0,2}}(?:INFO: +\S{{1,64}} - "[A-Z]{{1,10}} |WARNING: +Invalid HTTP request received\.)'
+    rf"^{PROCESS_PREFIX}{{0,2}}(?:"
+    r"INFO: +(?:\S{1,64}|\('[^']{1,64}', \d{1,5}\)) - \"(?:[A-Z]{1,10}|WebSocket) "
+    r"|INFO: +connection (?:open|closed|rejected \(\d{3} [A-Za-z -]{1,40}\))$"
+    r"|WARNING: +(?:Invalid HTTP request|Unsupported upgrade request|No supported WebSocket library)\b)"
 )
 """What uvicorn writes for each request, also for one that it refuses."""
 REQUEST_LINES, REQUEST_LINES_PER_SECOND = 2000, 10.0
@@ -131,7 +134,7 @@ class LogForwarder:
 
     def _note_left_out(self) -> Iterator[tuple[int, str]]:
         if self._left_out:
-            yield 5, f"engine| {self._left_out} lines of requests were left out here; the log of docker has them"
+            yield 5, f"engine| {self._left_out} lines of requests were left out here; docker has the latest of them"
             self._left_out = 0
 
     def flush(self) -> Iterator[tuple[int, str]]:

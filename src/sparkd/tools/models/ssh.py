@@ -268,5 +268,6 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, text
 
 def _keep_end(stderr: IO[bytes], kept: bytearray) -> None:
     """Keep the last 4 KiB: the other node may write without end."""
-    for piece in iter(lambda: os.read(stderr.fileno(), 65536), b""):
-        kept[:] = (kept + piece)[-4096:]
+    with stderr:
+        for piece in iter(lambda: os.read(stderr.fileno(), 65536), b""):
+            kept[:] = (kept + piece)[-4096:]

@@ -211,7 +211,7 @@ def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
 def machine(tree: Tree) -> Tree:
     tree.meminfo(MemTotal=120, MemFree=15, MemAvailable=20, AnonPages=2, Shmem=1)
     tree.file("/proc/uptime", "1000.00 2000.00\n")
-    tree.file("/sys/fs/cgroup/memory.stat", "kernel 0\n")
+    tree.file("/sys/fs/cgroup/memory.stat", "kernel 4096\nslab 4096\n")
     return tree
 
 
@@ -248,6 +248,16 @@ def test_buffers_of_a_users_sockets_are_no_memory_of_the_driver(tree: Tree) -> N
     facts = check(OLD).probe(host)
     assert (facts._charged_bytes, facts._unexplained_bytes) == (30 * GIB, STUCK._unexplained_bytes - 30 * GIB)
     expect(check(OLD).judge(facts), Level.BLOCK, text="systemctl status user-64000.slice", needs_person=False)
+
+
+def test_a_unit_is_named_only_where_it_has_half_and_the_shortage_is_by_it(tree: Tree) -> None:
+    machine(tree)
+    for group, gib in (("", 30), ("/user.slice/user-64000.slice", 9), ("/system.slice/snapd.service", 1)):
+        charge(tree, group, gib)
+    facts = check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ())))
+    expect(check(OLD).judge(facts), Level.BLOCK, text="sudo systemd-cgtop", needs_person=False)
+    by_processes = replace(facts, process_bytes=90 * GIB)
+    expect(check(OLD).judge(by_processes), Level.BLOCK, hint="stop other work on this node")
 
 
 def test_where_buffers_are_not_counted_nothing_is_proven(tree: Tree) -> None:

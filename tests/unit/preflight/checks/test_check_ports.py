@@ -113,9 +113,20 @@ def test_a_holder_that_stray_workers_names_is_left_to_it(tree: Tree) -> None:
     tree.process(10, "VLLM::Worker_TP", group=9, opened=("socket:[5]",))
     tree.listening((29501, 5))
     assert judged(tree).level is Level.OK
-    unaided = replace(CHECK, strays_block=False)  # as where preflight.downgrade has stray-workers
-    verdict = unaided.run(Host(tree.root, docker=lambda: DockerFacts(True, ())))[1]
-    assert verdict.reason == "port 29501 of the rendezvous is held on 0.0.0.0 by pid 10 (VLLM::Worker_TP) of uid 0"
+    host = Host(tree.root, docker=lambda: DockerFacts(True, ()))
+    assert replace(CHECK, strays_warn=True).run(host)[1].level is Level.OK, "it ends strays also where it only warns"
+    reason = "port 29501 of the rendezvous is held on 0.0.0.0 by pid 10 (VLLM::Worker_TP) of uid 0"
+    assert replace(CHECK, strays_skipped=True).run(host)[1].reason == reason
+
+
+def test_a_living_engine_that_stray_workers_only_warns_of_holds_its_port(tree: Tree) -> None:
+    tree.process(10, "vllm", argv=("vllm", "serve"), opened=("socket:[5]",))
+    tree.listening((8000, 5))
+    host = Host(tree.root, docker=lambda: DockerFacts(True, ()))
+    assert CHECK.run(host)[1].level is Level.OK
+    expect(
+        replace(CHECK, strays_warn=True).run(host)[1], Level.BLOCK, "port 8000 of the API is held on 0.0.0.0 by pid 10"
+    )
 
 
 def test_a_port_of_sparkds_container_is_left_to_stray_workers(tree: Tree) -> None:

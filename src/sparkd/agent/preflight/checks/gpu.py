@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
@@ -82,7 +84,7 @@ def _judge_trouble(trouble: Trouble, reason: str, module: str) -> Verdict:
         hint, action = remedy
         return block(reason, hint, needs_person=True, awaits=awaits, action=action)
     if trouble is Trouble.NO_LIBRARY:  # as after an apt run that was interrupted
-        branch = module.partition(".")[0] or "580"
+        branch = match[0] if (match := re.match(r"\d{3}", module)) else "580"
         return block(
             reason, f"sudo apt install --reinstall libnvidia-compute-{branch}; ldconfig -p | grep libnvidia-ml"
         )

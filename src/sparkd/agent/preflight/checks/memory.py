@@ -54,7 +54,7 @@ class MemoryFacts(Struct, frozen=True):
     _charged_bytes: int | None = 0
     """As `cgroups.read_charged_bytes`."""
     _charged_unit: str = ""
-    """The unit that has most of it; empty where it is little."""
+    """The unit that has at least half of it; empty where none has, or it is little."""
 
 
 class UnifiedMemory(Check[MemoryFacts], frozen=True):
@@ -92,7 +92,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             _gpu_sizes_known=all(user.bytes is not None for user in users or ()),
             _unexplained_bytes=meminfo.unexplained_bytes(host.files, memory),
             _charged_bytes=charged_bytes,
-            _charged_unit=cgroups.find_charged(host.files)[0] if (charged_bytes or 0) >= NAMED_BYTES else "",
+            _charged_unit=_find_charged_unit(host, charged_bytes or 0),
         )
 
     def judge(self, facts: MemoryFacts) -> Verdict:
@@ -163,6 +163,13 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         return waited_seconds >= self.settle_seconds and not earlier.has_come_back(facts.available_bytes)
 
 
+def _find_charged_unit(host: Host, charged_bytes: int) -> str:
+    if charged_bytes < NAMED_BYTES:
+        return ""
+    unit, unit_bytes = cgroups.find_charged(host.files)
+    return unit if 2 * unit_bytes >= charged_bytes else ""
+
+
 def _shared_gpu_bytes(facts: MemoryFacts) -> int:
     """What the driver lists of the memory that CPU and GPU share."""
     return facts.gpu_held_bytes if facts.gpu_total_bytes is None else 0
@@ -174,9 +181,13 @@ def _find_holder(facts: MemoryFacts, shortage_bytes: int) -> tuple[str, str] | N
     explained = facts.process_bytes + gpu_bytes >= shortage_bytes or facts._unexplained_bytes < shortage_bytes
     if users and (not facts._gpu_sizes_known or (explained and gpu_bytes >= NAMED_BYTES)):
         return f"; the GPU is used by {users}", "stop other work on the GPU"
-    if explained and (unit := facts._charged_unit):
-        held = f"; {size(facts._charged_bytes or 0)} are buffers of sockets and pipes, most of them of {unit}"
-        return held, f"see who it is, and stop it if it may go: systemctl status {quote(unit)}"
+    charged_bytes = facts._charged_bytes or 0
+    if explained and charged_bytes >= NAMED_BYTES and facts.process_bytes + gpu_bytes < shortage_bytes:
+        held = f"; {size(charged_bytes)} are the kernel's for processes, as buffers of sockets and pipes"
+        if not facts._charged_unit:
+            return held, "see whose: sudo systemd-cgtop --order=memory"
+        hint = f"see who it is, and stop it if it may go: systemctl status {quote(facts._charged_unit)}"
+        return f"{held}, most of it for {facts._charged_unit}", hint
     if not facts.gpus or facts.gpu_users is None or explained:
         return "", "stop other work on this node"
     return None

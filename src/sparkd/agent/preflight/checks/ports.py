@@ -50,6 +50,8 @@ class HeldPort(Struct, frozen=True):
     """Whether stray-workers names the holder: it is an engine, or in a container of sparkd's."""
     descendants: tuple[EndProcess, ...] = ()
     """The holder's descendants, which are ended with it: they may share the socket."""
+    _serves: bool = False
+    """Whether the holder is of an engine that takes requests, outside of sparkd's containers."""
 
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[WantedPort, ...]:
@@ -80,15 +82,18 @@ class PortsFacts(Struct, frozen=True):
 
 class Ports(Check[PortsFacts], frozen=True):
     wanted: tuple[WantedPort, ...]
-    strays_block: bool = True
-    """Whether a holder that stray-workers names is left to it: not where it is skipped, or only warns."""
+    strays_skipped: bool = False
+    """Whether preflight.skip has stray-workers: then no holder is left to it."""
+    strays_warn: bool = False
+    """Whether preflight.downgrade has it: then it ends strays, and lets a living engine be."""
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> Ports:
         policy = inputs.settings.preflight
-        return cls(wanted_ports(inputs.plan, inputs.settings), "stray-workers" not in (*policy.skip, *policy.downgrade))
+        skipped, warns = ("stray-workers" in names for names in (policy.skip, policy.downgrade))
+        return cls(wanted_ports(inputs.plan, inputs.settings), skipped, warns)
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
@@ -100,20 +105,26 @@ class Ports(Check[PortsFacts], frozen=True):
         if not taken_by:
             return PortsFacts((), owner_pid)
         table = host.processes()
-        strays = pids_of(find_engines(host, table)[0])
+        engines, _ = find_engines(host, table)
+        strays, serving = pids_of(engines), pids_of(engine for engine in engines if engine.serves)
         docker = host.docker()
         containers = {container.id: container for container in docker.containers}
         held = []
         for wanted, use in zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True):
             container = containers.get(use.container_id)
             container_name = container.name if container else "" if docker.known else use.container_id[:12]
-            named_by_strays = use.pid in strays or (container is not None and container.ours)
+            is_ours = container is not None and container.ours
             descendants = table.descendants(use.pid) if use.pid else ()
             end_processes = tuple(
                 EndProcess(child.pid, child.start_time, child.comm) for child in descendants if not child.dead
             )
-            held.append(HeldPort(wanted, use, container_name, named_by_strays, end_processes))
+            named_by_strays, serves = use.pid in strays or is_ours, use.pid in serving and not is_ours
+            held.append(HeldPort(wanted, use, container_name, named_by_strays, end_processes, serves))
         return PortsFacts(tuple(held), owner_pid)
+
+    def _is_left_to_strays(self, held: HeldPort) -> bool:
+        is_named = held.told_by_strays and not self.strays_skipped  # words: keep
+        return is_named and not (self.strays_warn and held._serves)
 
     def judge(self, facts: PortsFacts) -> Verdict:
         problems, own_ports, engine_ports = [], list[str](), list[str]()
@@ -122,7 +133,7 @@ class Ports(Check[PortsFacts], frozen=True):
             # Only root learns who holds a socket. An unknown holder of an agent's port is taken for the node's owner.
             if held.wanted.is_agent_port and facts.owner_pid is not None and held.use.pid in (facts.owner_pid, None):
                 own_ports.append(f"{description}: the agent's own, pid {facts.owner_pid}")
-            elif held.told_by_strays and self.strays_block:  # words: keep
+            elif self._is_left_to_strays(held):
                 engine_ports.append(f"{description}: an engine's, see stray-workers")
             else:
                 problems.append(_judge_held(held))

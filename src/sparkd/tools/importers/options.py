@@ -16,7 +16,7 @@ from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
-from sparkd.base.vllm.lint.environment import is_of_a_node
+from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
@@ -99,7 +99,7 @@ class Options(Struct):
         variables = {**self.launch.env, **{name: Option(name, value, line) for name, value in inner.items()}}
         for name, option in variables.items():
             value = option.value
-            if name in _RANK_VARIABLES or is_of_a_node(name, value):
+            if name in _RANK_VARIABLES or has_node_address(name, value):
                 self.launch.note(option, f"{name}: left out: {OF_RANK}")
             elif is_secret(name, value):
                 if value:

@@ -12,6 +12,8 @@ from sparkd.base.lib.text import natural_order, sanitize
 KERNEL_FILE_PREFIX = "vmlinuz-"
 SETTINGS_FILE = "/etc/default/grub"
 _ASSIGNMENT = re.compile(r"^[ \t]*(?:export +)?(GRUB_\w{1,40})(\+?=)(.{0,2000})$", re.MULTILINE | re.ASCII)
+_ALTERNATIVE = re.compile(r"\$\{(GRUB_\w+):?([-+])([^{}]*)\}", re.ASCII)
+"""`${NAME:-text}` and `${NAME:+$NAME }`, as drop-ins write them that may be read before any value is set."""
 _VARIABLE = re.compile(r"\$(?:\{(GRUB_\w+)\}|(GRUB_\w+))", re.ASCII)
 _LONGEST_VALUE = 8192
 """Characters; four times the kernel's command line. A value that repeats itself in many drop-ins must end."""
@@ -54,4 +56,10 @@ def _parse_value(text: str, values: dict[str, str]) -> str:
         return ""
     if text.startswith("'"):
         return value
+
+    def replace_alternative(match: re.Match[str]) -> str:
+        present = values.get(match[1], "")
+        return match[3] if bool(present) == (match[2] == "+") else present
+
+    value = _ALTERNATIVE.sub(replace_alternative, value)
     return _VARIABLE.sub(lambda match: values.get(match[1] or match[2], ""), value)

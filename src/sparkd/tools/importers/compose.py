@@ -116,12 +116,12 @@ class _Service(Struct):
 
     def _read_environment(self, launch: Launch) -> Iterator[Option]:
         for entry_value, steps in self._list_entries("env_file"):
-            entry = entry_value if isinstance(entry_value, dict) else {"path": entry_value}
-            path = shorten(entry.get("path"))
+            env_file = entry_value if isinstance(entry_value, dict) else {"path": entry_value}
+            path = shorten(env_file.get("path"))
             is_beside = path in (".env", "./.env")
             if is_beside and self.env_file:
                 yield from (Option(name, value, self._find_line(*steps)) for name, value in self.env_file.items())
-            elif not is_beside or entry.get("required") is not False:
+            elif not is_beside or env_file.get("required") is not False:
                 text = f"env_file: {path[:80]}: not read: write its variables under env, secrets under secrets"
                 launch.note(self._find_line(*steps), text)
         value = self.data.get("environment")

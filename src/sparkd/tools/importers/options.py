@@ -30,7 +30,7 @@ _SCHEMA_NAMES = {
     "net": "network", "device": "devices", "volume": "volumes", "mount": "volumes", "shm-size": "shm_size",
     "memory": "memory_limit", "security-opt": "security_opt", "cap-add": "cap_add",
 }  # fmt: skip
-_UNNOTED = (
+_IGNORED_OPTIONS = (
     "name", "rm", "detach", "interactive", "tty", "restart", "pull", "label", "log-driver", "log-opt", "runtime",
     "stop-timeout", "stop-signal", "hostname", "no-healthcheck", "quiet", "expose", "publish",
 )  # fmt: skip
@@ -117,7 +117,7 @@ class Options(Struct):
         """
         keys: dict[str, object] = {}
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
-            if option.name in _UNNOTED or option.value.startswith(("nvidia.com/gpu", "label=")):
+            if option.name in _IGNORED_OPTIONS or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
             if keys.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
                 continue  # --privileged includes these

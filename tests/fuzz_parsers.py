@@ -28,6 +28,7 @@ from sparkd.base.host import (
     cgroups,
     docker,
     docker_config,
+    grub,
     kernel,
     meminfo,
     owner,
@@ -222,6 +223,14 @@ def proc(machine: Machine) -> Iterator[tuple[str, Parser]]:
         Parser(
             machine.at("/proc/net/tcp", lambda: sockets.read_listeners(files)),
             (b"  sl\n   0: 00000000:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0  0 77 1 0\n",),
+            handled,
+        ),
+    )
+    yield (
+        "/etc/default/grub",
+        Parser(
+            machine.at("/etc/default/grub", lambda: grub.read_next_boot(files)),
+            (b'GRUB_CMDLINE_LINUX_DEFAULT="quiet # x" # y\nGRUB_CMDLINE_LINUX+="${GRUB_CMDLINE_LINUX:-a} b"\n',),
             handled,
         ),
     )

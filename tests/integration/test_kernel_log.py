@@ -18,6 +18,7 @@ from sparkd.agent.preflight.checks.kernel_log import KernelLog
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.files import Files
 from sparkd.base.host.kernel_events import parse_event
+from sparkd.base.host.oom_kills import find_oom_kills, names_container
 
 REPOSITORY = Path(__file__).parents[2]
 LIVE = Files("/")
@@ -87,8 +88,8 @@ def test_the_kernels_own_record_of_a_kill_names_the_container_its_limit_and_the_
     done = subprocess.Popen([sys.executable, "-c", hog, str(small_group / "cgroup.procs")])
     assert done.wait(60) == -9
     container_id = small_group.name[7:71]
-    (kill,) = (one for one in kernel.find_oom_kills(kernel.read_log(LIVE)) if container_id in one.group)
-    assert kernel.names_container(kill.group, container_id)
+    (kill,) = (one for one in find_oom_kills(kernel.read_log(LIVE)) if container_id in one.group)
+    assert names_container(kill.group, container_id)
     assert abs(time.monotonic() - kill.seconds) < 60
     whose = rf"\(pid {done.pid}, [3-7]\d MiB\), at the memory limit of /{small_group.name}; "
     assert re.search(rf"^\S+ {whose}the largest processes then: \S+ [3-7]\d MiB \(pid {done.pid}\)$", kill.text)

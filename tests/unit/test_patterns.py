@@ -24,7 +24,13 @@ SOURCES = {path: path.read_text() for path in Path(sparkd.__path__[0]).rglob("*.
 READERS = (
     *("sparkd.agent.daemon", "sparkd.agent.engine", "sparkd.agent.cluster", "sparkd.agent.status"),
     *("sparkd.agent.preflight.checks.kernel_log", "sparkd.base.lib", "sparkd.base.cluster", "sparkd.base.status"),
-    *("sparkd.base.host.kernel", "sparkd.base.vllm.known_errors", "sparkd.base.vllm.api", "sparkd.base.vllm.log_lines"),
+    *(
+        "sparkd.base.host.kernel",
+        "sparkd.base.host.oom_kills",
+        "sparkd.base.vllm.known_errors",
+        "sparkd.base.vllm.api",
+        "sparkd.base.vllm.log_lines",
+    ),
     *("sparkd.tools.cli.status", "sparkd.tools.measure.traffic", "sparkd.tools.setup.join"),
     "sparkd.tools.importers.download",
 )

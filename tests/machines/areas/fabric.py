@@ -225,7 +225,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("fabric-on-management-port", _management_port, Level.WARN, "fabric-address", also=("fabric-link",)),
     Fault("twins-in-one-subnet", _one_subnet, Level.WARN, "fabric-address", says="in the subnet of 10.0.0.1"),
     Fault("two-ports-of-one-slot", _two_ports_of_one_slot, Level.WARN, "rdma", says="rocep1s0f0,roceP2p1s0f0"),
-    Fault("hca-that-is-not-there", _hca_that_is_not_there, Level.WARN, "rdma", says="mlx5_1"),
+    Fault("hca-that-is-not-there", _hca_that_is_not_there, Level.WARN, "rdma", says="mlx5_1", also=("plan-lint",)),
     Fault("no-rdma-device", _no_rdma, Level.WARN, "rdma", says="no RDMA device, so NCCL goes by TCP"),
     Fault("gid-has-moved", _gid_has_moved, Level.BLOCK, "gid", says="on roceP2p1s0f0 that is RoCE v2 fd00::a"),
     Fault("empty-gid-index", _empty_gid, Level.BLOCK, "gid", says="is empty"),

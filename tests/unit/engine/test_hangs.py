@@ -11,7 +11,7 @@ import pytest
 from sparkd.agent.engine.health import Continue, Observation, decide, healthy
 from sparkd.agent.engine.health_monitor import PROBE_SECONDS, TROUBLED_PROBE_SECONDS
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host.sockets import Unanswered
+from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.vllm.api import Completion, Counters
 
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
@@ -26,7 +26,7 @@ def idle(_: float) -> Counters:
     return IDLE
 
 
-def no_connections(_: float) -> tuple[Unanswered, ...]:
+def no_connections(_: float) -> tuple[PendingRequest, ...]:
     return ()
 
 
@@ -52,7 +52,7 @@ class Situation:
     """By monotonic second. `canary`: when one that is sent then is answered."""
 
     counters: Callable[[float], Counters | None] = idle
-    unanswered: Callable[[float], tuple[Unanswered, ...]] = no_connections
+    unanswered: Callable[[float], tuple[PendingRequest, ...]] = no_connections
     canary: Callable[[float], float] = canary_at_once
     health_fails: Callable[[float], bool] = no_failure
     metrics_fail: Callable[[float], bool] = no_failure
@@ -104,14 +104,16 @@ def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, firs
     return outcome
 
 
-def request_at(second: float, end: float = NEVER, *, begun: bool = False) -> Callable[[float], tuple[Unanswered, ...]]:
+def request_at(
+    second: float, end: float = NEVER, *, begun: bool = False
+) -> Callable[[float], tuple[PendingRequest, ...]]:
     """One request, as the kernel sees it, until it is answered; `begun`: with headers at once."""
-    return lambda now: (Unanswered(now - second, begun),) if second <= now < end else ()
+    return lambda now: (PendingRequest(now - second, begun),) if second <= now < end else ()
 
 
-def polled(every: float, kept: float = NEVER) -> Callable[[float], tuple[Unanswered, ...]]:
+def polled(every: float, kept: float = NEVER) -> Callable[[float], tuple[PendingRequest, ...]]:
     """A connection of a monitor, which the server closes when it is idle for longer than `kept`."""
-    return lambda now: (Unanswered(now % every, begun=True),) if now % every <= kept else ()
+    return lambda now: (PendingRequest(now % every, begun=True),) if now % every <= kept else ()
 
 
 def never(_: float) -> float:
@@ -279,7 +281,7 @@ def test_an_idle_engine_is_never_ended_for_single_slow_probes(stall: int) -> Non
 
 
 def test_requests_that_queue_in_an_engine_without_statistics_are_no_reason_for_a_canary() -> None:
-    queued = Situation(counters=lambda _: None, unanswered=lambda now: (Unanswered(now % 20),), canary=never)
+    queued = Situation(counters=lambda _: None, unanswered=lambda now: (PendingRequest(now % 20),), canary=never)
     outcome = watch(queued, 1000)
     assert outcome.canaries[0] == 300
     assert outcome.ended is not None
@@ -289,9 +291,9 @@ def test_requests_that_queue_in_an_engine_without_statistics_are_no_reason_for_a
 PREFILL_SECONDS = 300.0
 
 
-def slow_uploads(now: float) -> tuple[Unanswered, ...]:
+def slow_uploads(now: float) -> tuple[PendingRequest, ...]:
     """One that sends a byte each four seconds, one that has stopped, for ever."""
-    return Unanswered(now % 4.0), Unanswered(now + 50.0)
+    return PendingRequest(now % 4.0), PendingRequest(now + 50.0)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +318,7 @@ def slow_uploads(now: float) -> tuple[Unanswered, ...]:
         pytest.param(
             Situation(
                 counters=lambda now: steps(3, 100)(now) if now < 700 else IDLE,
-                unanswered=lambda now: (Unanswered(now - 100),) * 299 if 100 < now < 700 else (),
+                unanswered=lambda now: (PendingRequest(now - 100),) * 299 if 100 < now < 700 else (),
                 canary=lambda sent: 700.0 if sent > 90 else sent + 0.1,
             ),
             2,

@@ -12,7 +12,7 @@ from sparkd.agent.engine.health import DOUBT_SECONDS
 from sparkd.agent.engine.health_monitor import Check, HealthMonitor
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host.sockets import Unanswered
+from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import EngineDeadError
 from sparkd.base.lib.main_loop import MainLoop
@@ -72,8 +72,8 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
         endpoint = Endpoint("127.0.0.1", port, "tiny")
         progress = LoadProgress(failing_since=began)  # probes are frequent
 
-        def unanswered() -> tuple[Unanswered, ...]:
-            return (Unanswered(time.monotonic() - came_at),)
+        def unanswered() -> tuple[PendingRequest, ...]:
+            return (PendingRequest(time.monotonic() - came_at),)
 
         monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(), 5.0, on_check, unanswered)
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from sparkd.base.host.kernel import OomKill, Record, find_oom_kills, names_container
+from sparkd.base.host.kernel import Record
+from sparkd.base.host.oom_kills import OomKill, find_oom_kills, names_container
 
 ID = "92dede9aa7833cc0db5d7f780a46f57f0b7d627a15d9d0dd6233cd03544542ec"
 OOM = "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),"

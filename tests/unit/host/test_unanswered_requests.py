@@ -10,7 +10,7 @@ import pytest
 
 from sparkd.agent.engine.health import Continue, Observation, decide, healthy
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host import Host, sockets
+from sparkd.base.host import Host, sock_diag
 from sparkd.base.host.sockets import BEGIN_MILLISECONDS
 from sparkd.base.vllm.api import Counters
 
@@ -130,7 +130,7 @@ def test_too_many_connections_to_be_read_are_a_reason_for_a_canary(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.connect()
-    monkeypatch.setattr(sockets, "MOST_CHUNKS", 0)
+    monkeypatch.setattr(sock_diag, "MOST_CHUNKS", 0)
     unanswered = Host().unanswered_requests(server.port)
     idle = Counters(0, 0, 5, 5, 5)
     first = decide(healthy(0.0), Observation(10.0, 200, idle), Supervise())

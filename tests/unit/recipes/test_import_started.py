@@ -471,6 +471,21 @@ def test_an_anchor_of_a_compose_file_may_be_defined_again(tmp_path: Path) -> Non
     assert imported(tmp_path, text)[0].env == {"A": "1", "B": "1", "C": "2", "D": "2"}
 
 
+def test_an_env_file_may_be_named_in_the_long_form(tmp_path: Path) -> None:
+    text = COMPOSE + "    env_file: [{path: .env, required: false}, {path: more.env, required: false}]\n"
+    more = ["line 5: env_file: more.env: not read: write its variables under env, secrets under secrets"]
+    recipe, notes, _ = imported(tmp_path, text)
+    assert (recipe.env, notes) == ({}, more)
+    (tmp_path / "0" / ".env").write_text("A=1\n")
+    recipe, notes, _ = imported(tmp_path, text)
+    assert (recipe.env, notes) == ({"A": "1"}, more)
+
+
+def test_an_image_that_is_no_text_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"line 3: image: must be text"):
+        imported(tmp_path, "services:\n  a:\n    image: [x]\n")
+
+
 def test_one_service_is_named(tmp_path: Path) -> None:
     text = COMPOSE + f"  b:\n    image: {IMAGE}\n    command: --model org/b\n"
     assert imported(tmp_path, text, service="b")[0].model.repo == "org/b"

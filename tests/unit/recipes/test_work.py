@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from time import process_time
 
@@ -51,6 +52,16 @@ def test_a_file_that_no_recipe_needs_is_refused(text: str) -> None:
 def test_a_directive_that_lengthens_each_tag_is_refused(start: str) -> None:
     with pytest.raises(YamlError, match="%TAG is not known"):
         parse_yaml(f"{start}%TAG !a! {'x' * 10_000}\n---\na: [{'!a!b 1, ' * 1_000}]\n", lambda _: False)
+
+
+def test_many_merges_are_read_in_linear_time_with_the_lines_of_their_keys() -> None:
+    services = "".join(f"  k{number}:\n    <<: *a\n    z: 1\n" for number in range(4_000))
+    before = time.process_time()
+    document = parse_as_pyyaml(f"a: &a\n  x: 1\ns:\n{services}", aliases=True)
+    assert time.process_time() - before < 1.5
+    assert (document.line(("s", "k9", "x")), document.line(("s", "k0", "z"))) == (2, 6)
+    text = "a:\n  <<: {x: 1, y: 1}\n  <<: [{x: 2, z: 2}, {z: 3, y: 3, q: 3}]\n  y: 4\n"
+    assert parse_as_pyyaml(text, aliases=True).data == {"a": {"x": 1, "y": 4, "z": 2, "q": 3}}
 
 
 def test_aliases_of_a_long_text_are_bounded() -> None:

@@ -163,6 +163,25 @@ def test_a_short_word_with_another_letter_is_another_word(name: str, rules: list
     assert found(replace(LAUNCH, env={name: "1"})) == rules
 
 
+@pytest.mark.parametrize(
+    ("devices", "shown"),
+    [
+        ("rocep1s0f0,roceP2p1s0f0", ""),
+        ("=rocep1s0f0:1", ""),
+        ("rocep1s0f0,mlx5_1", "mlx5_1"),
+        ("rocep1s0f0:1,mlx5_1:1", "mlx5_1"),
+        ("^=mlx5_0,mlx5_1", "^=mlx5_0"),
+        ("=mlx5_0", "=mlx5_0"),
+        ("xmlx5_0", ""),
+    ],
+)
+def test_each_device_of_a_list_is_judged(devices: str, shown: str) -> None:
+    issues = rules.find_issues(replace(LAUNCH, env={"NCCL_IB_HCA": devices}))
+    name = shown.lstrip("^=")
+    expected = [f"NCCL_IB_HCA={shown}: no device of a Spark is called {name}"] if shown else []
+    assert [issue.reason for issue in issues] == expected
+
+
 def test_of_very_many_flags_the_first_ones_are_judged() -> None:
     words = [f"--x-{number}x=1" for number in range(2 * rules.MOST_FLAGS)]
     given = parse_flags(["vllm", "serve", "/m", *words])

@@ -14,7 +14,7 @@ from msgspec import Struct, toml
 
 from sparkd.base.host import Host, docker
 from sparkd.base.host.journal import Line, Lines, Query, read_journal
-from sparkd.base.host.kernel import names_container
+from sparkd.base.host.oom_kills import names_container
 from sparkd.base.lib import read_data
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import Cause

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from sparkd.agent.engine.hang import IDLE_SECONDS
 from sparkd.agent.engine.readiness import MAX_EXTENSION
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host.sockets import Unanswered
+from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.vllm.api import Completion, Counters
 
@@ -51,7 +51,7 @@ class Observation(Struct, frozen=True):
     """Counters of /metrics; None where it has none, or could not be read."""
     canary: Completion | None = None
     """Answer to a canary since the last probe; None where none came."""
-    unanswered: tuple[Unanswered, ...] = ()
+    unanswered: tuple[PendingRequest, ...] = ()
     computes: bool = False
     """Whether the GPU is known to be at work."""
     compiles: bool = False
@@ -260,5 +260,5 @@ def _plan_canary(last: HealthState, state: HealthState, probe: Observation, cana
     return DueCanary(probe.at) if probe.at - state.proven_at >= canary_seconds else None
 
 
-def _is_late(request: Unanswered) -> bool:
+def _is_late(request: PendingRequest) -> bool:
     return request.seconds >= (BEGUN_DOUBT_SECONDS if request.begun else DOUBT_SECONDS)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sparkd.agent.engine.health import Continue, Failure, HealthState, Observation, decide, healthy
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host.sockets import Unanswered
+from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import MainLoop, Outcome, never
 from sparkd.base.status.figures import HealthReport
@@ -34,7 +34,7 @@ class Check(Struct, frozen=True):
     figures: HealthReport
 
 
-def no_unanswered() -> tuple[Unanswered, ...]:
+def no_unanswered() -> tuple[PendingRequest, ...]:
     """Report no request that waits for an answer, where the kernel's sockets are not read."""
     return ()
 
@@ -50,7 +50,7 @@ class HealthMonitor(Struct):
     """The limit of one canary."""
     on_check: Callable[[Check], None]
     """Called after each probe of an engine that is kept."""
-    unanswered: Callable[[], tuple[Unanswered, ...]] = no_unanswered
+    unanswered: Callable[[], tuple[PendingRequest, ...]] = no_unanswered
     """Requests to the API that wait for an answer."""
     computes: Callable[[], bool] = never
     """Whether the GPU is known to be at work."""

@@ -23,7 +23,7 @@ from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host, docker, kernel, meminfo, shm
 from sparkd.base.host.consumers import Consumer
-from sparkd.base.host.kernel import find_oom_kills, names_container
+from sparkd.base.host.oom_kills import find_oom_kills, names_container
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.http_client import CONNECTIONS

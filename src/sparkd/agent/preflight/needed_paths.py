@@ -10,7 +10,7 @@ from msgspec import Struct
 from sparkd.base.host.files import FileFacts, Files, Kind
 
 
-class Needed(Enum):
+class Requirement(Enum):
     """What a path has to be."""
 
     ANYTHING = "there"
@@ -20,18 +20,18 @@ class Needed(Enum):
     MOUNT = "in a mount"
 
 
-class NeededPath(Struct, frozen=True):
+class NeededPath(Struct, frozen=True, rename={"requirement": "needed"}):  # its key in recorded evidence
     path: str
     what: str
     """Where it is named: `engine.script`, `ExecStart of ...`."""
-    needed: Needed
+    requirement: Requirement
     hint: str = ""
     may_fail: bool = False
     """Whether its failure does not matter, as with `-` before a command of a unit."""
 
 
-class PathFacts(Struct, frozen=True):
-    needed: NeededPath
+class PathFacts(Struct, frozen=True, rename={"path": "needed"}):
+    path: NeededPath
     kind: Kind | None
     """What it is; None where it does not exist."""
     executable: bool = False
@@ -40,30 +40,25 @@ class PathFacts(Struct, frozen=True):
     @property
     def fault(self) -> str:
         """What is wrong with it; empty where nothing is."""
-        needed = self.needed.needed
+        requirement = self.path.requirement
         if self.kind is None:
-            return "is in no mount" if needed is Needed.MOUNT else "does not exist"
-        if needed is Needed.ANYTHING:
+            return "is in no mount" if requirement is Requirement.MOUNT else "does not exist"
+        if requirement is Requirement.ANYTHING:
             return ""
-        wanted_kind = Kind.FOLDER if needed is Needed.FOLDER else Kind.FILE
+        wanted_kind = Kind.FOLDER if requirement is Requirement.FOLDER else Kind.FILE
         if self.kind is not wanted_kind:
             return f"is a {self.kind.value}, not a {wanted_kind.value}"
-        if needed is Needed.PROGRAM and not self.executable:
+        if requirement is Requirement.PROGRAM and not self.executable:
             return "is not executable"
         return "is empty" if self.empty else ""
 
 
 def read_path(files: Files, needed: NeededPath) -> PathFacts:
     """Read what the path is. Raises OSError for one that may exist and is unreadable."""
-    path = needed.path
-    facts = None if needed.needed is Needed.MOUNT else stat_if_any(files, path)
-    if facts is None and ":" in path:
-        path = path.partition(":")[0]  # a word of docker's -v SOURCE:TARGET
-        facts = stat_if_any(files, path)
-    if facts is None:
+    if needed.requirement is Requirement.MOUNT or (facts := stat_if_any(files, needed.path)) is None:
         return PathFacts(needed, None)
     if facts.kind is Kind.FOLDER:
-        is_empty = needed.needed is Needed.FOLDER and not files.names(path)
+        is_empty = needed.requirement is Requirement.FOLDER and not files.names(needed.path)
     else:
         is_empty = facts.kind is Kind.FILE and facts.size_bytes == 0
     return PathFacts(needed, facts.kind, facts.executable, is_empty)

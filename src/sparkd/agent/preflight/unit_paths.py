@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from sparkd.agent.preflight.needed_paths import Needed, NeededPath
+from sparkd.agent.preflight.needed_paths import NeededPath, Requirement
 from sparkd.base.host.files import Files
 from sparkd.base.host.units import Unit
 
@@ -47,8 +47,10 @@ def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
             if UNKNOWN in path or (not is_program and _SHELL.search(path) and not _exists(files, path)):
                 unknown.append(f"{word} in {command.key}")
                 continue
-            kind, where = Needed.PROGRAM if is_program else Needed.ANYTHING, f"{command.key} in {command.source}"
-            use = NeededPath(path, where, kind, hint, command.command.ignores_failure)
+            path = path if is_program else _find_mount_source(path, files)
+            where = f"{command.key} in {command.source}"
+            requirement = Requirement.PROGRAM if is_program else Requirement.ANYTHING
+            use = NeededPath(path, where, requirement, hint, command.command.ignores_failure)
             needed[path] = max(needed.get(path, use), use, key=_strictness)
     return UnitPaths(tuple(needed.values()), tuple(unknown))
 
@@ -57,7 +59,7 @@ def _strictness(use: NeededPath) -> tuple[bool, bool]:
     """Order of uses of one path: the strictest is judged, since a program that may fail in one command may not in
     another.
     """
-    return not use.may_fail, use.needed is Needed.PROGRAM
+    return not use.may_fail, use.requirement is Requirement.PROGRAM
 
 
 def _replace_specifiers(word: str, unit_name: str) -> str:
@@ -79,6 +81,12 @@ def _find_program(name: str, files: Files) -> str:
         return name
     candidates = (f"{folder}/{name}" for folder in PROGRAM_FOLDERS)
     return next((path for path in candidates if files.exists(path)), f"{USUAL_FOLDER}/{name}")
+
+
+def _find_mount_source(word: str, files: Files) -> str:
+    """The source in a word of docker's `-v SOURCE:TARGET`, where it exists; else the word, which may be a path."""
+    source, colon, _ = word.partition(":")
+    return source if colon and not _exists(files, word) and _exists(files, source) else word
 
 
 def _exists(files: Files, path: str) -> bool:

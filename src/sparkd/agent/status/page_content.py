@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from json import dumps
+from operator import attrgetter
 from shlex import quote
 
 from msgspec.json import decode
@@ -22,8 +23,8 @@ from sparkd.base.status.figure_texts import (
     memory_text,
     progress_text,
 )
-from sparkd.base.status.model import DAY_SECONDS, IN_SERVICE, Contact, NodeReport, Phase, format_duration, seconds_since
-from sparkd.base.status.view import CONTACTS, SERVES, NodeView, Note, View, overview
+from sparkd.base.status.model import DAY_SECONDS, IN_SERVICE, NodeReport, Phase, format_duration, seconds_since
+from sparkd.base.status.view import SERVES, NodeView, Note, View, overview
 from sparkd.base.vllm.args import KEY_VARIABLE
 
 TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "none"}
@@ -33,12 +34,12 @@ MOST_LINES = 50
 LINE_LIMIT, MOST_LEVELS = 400, 3
 """Limits: characters of a line of the log, and levels of a bench."""
 CURVES = (
-    ("tokens/s out", "{:,.1f}", 0, 0.0),
-    ("requests", "{:,.1f}", 1, 0.0),
-    ("time to first token", "{:,.2f} s", 2, 0.0),
-    ("memory in use", "{:.0%}", 3, 1.0),
+    ("tokens/s out", "{:,.1f}", attrgetter("tokens_per_second"), 0.0),
+    ("requests", "{:,.1f}", attrgetter("requests"), 0.0),
+    ("time to first token", "{:,.2f} s", attrgetter("first_token_seconds"), 0.0),
+    ("memory in use", "{:.0%}", attrgetter("used_share"), 1.0),
 )
-"""Label, format, place in a `Point`, and the scale's top; 0: the largest value."""
+"""Label, format, figure of a `Point`, and the scale's top; 0: the largest value."""
 _COMMAND = re.compile(r"(?:^|: )((?:sudo )?(?:sparkd|systemctl|journalctl) [\w ./:=@%+,'*-]{1,200})$", re.ASCII)
 """The end of a hint, where that is one of a few commands, without operators of the shell."""
 
@@ -110,7 +111,8 @@ def _build_code(text: str) -> Element:
 
 
 def _choose_tone(node: NodeView) -> str:
-    return "wait" if node.phase == CONTACTS[Contact.UNHEARD] else TONES.get(node.level, "wait")
+    is_new = node.is_awaited and node.report is None
+    return "wait" if is_new else TONES.get(node.level, "wait")
 
 
 def _choose_headline(nodes: tuple[NodeView, ...]) -> tuple[str, str]:
@@ -152,12 +154,14 @@ def _describe_access(node: NodeView) -> Iterator[Element]:
 
 def _describe_trouble(node: NodeView) -> Iterator[Element]:
     """What is wrong with a node, and what to do there."""
-    living, advice = node.living, node.advice
-    cause = ((living.phase is Phase.BLOCKED and node.why) or living.message) if living else node.cause
+    living, advice, cause = node.living, node.advice, node.cause
+    if living:
+        cause = node.why if living.phase is Phase.BLOCKED and node.why else living.message
     yield element("p", "", element("b", "", node.name), f": {node.phase}{f'. {cause}' if cause else ''}")
     command = _COMMAND.search(advice)
     text = advice[: command.start()] if command else advice
-    yield element("p", "do", f"To do on {node.report.node if node.report else node.name}{f': {text}' if text else ':'}")
+    name = node.report.node if node.report else node.name
+    yield element("p", "do", f"To do on {name}: {text}" if text else f"To do on {name}:")
     if command or not advice:
         yield element("p", "", _build_code(command[1] if command else "sudo sparkd logs"))
 
@@ -191,8 +195,8 @@ def _build_bar(style: str, label: str, value: str, share: float | None, *below: 
 
 def _build_curves(points: Sequence[Point]) -> Iterator[Element]:
     """A curve of the last hour for each figure that the node had."""
-    for label, format_text, place, top in CURVES:
-        values = [point[place] for point in points]
+    for label, format_text, read_figure, top in CURVES:
+        values = [read_figure(point) for point in points]
         known_values = [value for value in values if value is not None]
         if len(values) > 1 and any(known_values):
             text = f"{format_text.format(known_values[-1])}, at most {format_text.format(max(known_values))}"
@@ -223,6 +227,22 @@ def _build_svg(label: str, box: str, *shapes: Element) -> Element:
 
 def _describe_day(disk: Disk, view: View, report: NodeReport) -> Iterator[Element]:
     """The last 24 hours as times and a bar, then the last smoke test and the last bench."""
+    last_rows = {type(row): row for row in disk.rows}
+    if Launch in last_rows:
+        yield from _build_timeline(disk, view)
+    for kind, command in ((Smoke, "smoke"), (Bench, "bench")):
+        match last_rows.get(kind):
+            case Smoke() as smoke:
+                faults = f"{smoke.bad} bad answers: {', '.join(smoke.faults)}" if smoke.bad else "all answers good"
+                yield element("p", "", f"Last smoke test, {view.age(smoke.at)} ago: {faults}")
+            case Bench() as bench:
+                yield element("p", "", f"Last bench, {view.age(bench.at)} ago: {_describe_bench(bench)}")
+            case _ if report.rank == 0 and report.phase in IN_SERVICE:  # both commands need this node's endpoint
+                yield element("p", "", f"No {command} yet: ", _build_code(f"sudo sparkd {command}"))
+
+
+def _build_timeline(disk: Disk, view: View) -> Iterator[Element]:
+    """The last 24 hours by state: the sum of each, and a bar."""
     rectangles, seconds_by_state = [], {"serving": 0.0, "loading": 0.0}
     for state, from_seconds, to_seconds in find_spans(disk.rows, view.now):
         seconds_by_state[state] += from_seconds - to_seconds
@@ -240,20 +260,9 @@ def _describe_day(disk: Disk, view: View, report: NodeReport) -> Iterator[Elemen
     known_seconds = min(seconds_since(first_launch_at, view.now) or 0.0, DAY_SECONDS)
     seconds_by_state["down"] = max(0.0, known_seconds - sum(seconds_by_state.values()))
     text = ", ".join(f"{state} {format_duration(seconds)}" for state, seconds in seconds_by_state.items())
-    last_rows = {type(row): row for row in disk.rows}
-    if Launch in last_rows:
-        yield element("p", "", text)
-        yield _build_svg(f"last 24 hours: {text}", f"0 0 {DAY_SECONDS} 10", *rectangles)
-        yield element("p", "axis", element("span", "", "24 h ago"), element("span", "", "now"))
-    for kind, command in ((Smoke, "smoke"), (Bench, "bench")):
-        match last_rows.get(kind):
-            case Smoke() as smoke:
-                faults = f"{smoke.bad} bad answers: {', '.join(smoke.faults)}" if smoke.bad else "all answers good"
-                yield element("p", "", f"Last smoke test, {view.age(smoke.at)} ago: {faults}")
-            case Bench() as bench:
-                yield element("p", "", f"Last bench, {view.age(bench.at)} ago: {_describe_bench(bench)}")
-            case _ if report.rank == 0 and report.phase in IN_SERVICE:  # both commands need this node's endpoint
-                yield element("p", "", f"No {command} yet: ", _build_code(f"sudo sparkd {command}"))
+    yield element("p", "", text)
+    yield _build_svg(f"last 24 hours: {text}", f"0 0 {DAY_SECONDS} 10", *rectangles)
+    yield element("p", "axis", element("span", "", "24 h ago"), element("span", "", "now"))
 
 
 def _describe_bench(bench: Bench) -> str:

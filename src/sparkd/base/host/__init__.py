@@ -19,7 +19,7 @@ from sparkd.base.host.meminfo import FreeMemory, MemInfo
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.processes import Details, OpenFiles, Process, ProcessTable
 from sparkd.base.host.shm import ANY, Segment, Uses
-from sparkd.base.host.sockets import Holder, Listener, Unanswered
+from sparkd.base.host.sockets import Holder, Listener, PendingRequest
 from sparkd.base.host.units import Unit
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, RecordedReader, connect
 from sparkd.base.lib.text import sanitize
@@ -103,7 +103,7 @@ class Host:
         except FileNotFoundError:  # a kernel without sock_diag
             return sockets.read_listeners(self.files)
 
-    def unanswered_requests(self, port: int) -> tuple[Unanswered, ...]:
+    def unanswered_requests(self, port: int) -> tuple[PendingRequest, ...]:
         """Requests without an answer, by the kernel; none for a tree of files. If there are too many to read in time,
         one unknown request is returned.
         """

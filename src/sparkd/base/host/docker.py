@@ -117,7 +117,7 @@ def _listens(host: Host, pid: str) -> bool:
     }
     if host.live:
         with suppress(OSError):
-            listens = sockets.find_listening((int(target[8:-1]) for target in open_sockets), SOCKETS)
+            listens = sockets.is_listening_under((int(target[8:-1]) for target in open_sockets), SOCKETS)
             if listens is not None:
                 return listens
     incomplete = b""

@@ -1,20 +1,19 @@
-"""The kernel: version, settings, command line, the loaded NVIDIA module, and the log of this boot."""
+"""The running kernel: version, settings, command line, the loaded NVIDIA module, and the log of this boot."""
 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from sparkd.base.host.files import Files
-from sparkd.base.lib.text import natural_order, sanitize, size
+from sparkd.base.lib.text import sanitize
 
 LOG = "/dev/kmsg"
 LOG_DEVICE = os.makedev(1, 11)
@@ -28,9 +27,6 @@ MODULE_VERSION = "/proc/driver/nvidia/version"
 _MODULE = re.compile(r"NVRM version: +NVIDIA UNIX (Open )?.{0,80}?([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 _RECORD = re.compile(rb"(\d{1,19}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
 """Priority and facility, sequence, microseconds, flags; text."""
-IMAGE = "vmlinuz-"
-GRUB = "/etc/default/grub"
-_GRUB = re.compile(r"^(GRUB_\w{1,40})=(.{0,2000})$", re.MULTILINE)
 
 
 class NvidiaModule(NamedTuple):
@@ -76,24 +72,6 @@ def read_command_line(files: Files) -> tuple[str, ...]:
         return tuple(files.text("/proc/cmdline", limit=65536).split())
     except OSError:
         return ()
-
-
-def read_next_boot(files: Files) -> tuple[str, tuple[str, ...]]:
-    """The kernel that the next boot takes, and what GRUB's settings add to its command line.
-
-    GRUB takes the highest version in /boot, unless GRUB_DEFAULT names another one. The kernel is empty then, and where
-    /boot can't be read.
-    """
-    with suppress(OSError):
-        drop_ins = (f"{GRUB}.d/{name}" for name in files.names_if_any(f"{GRUB}.d") if name.endswith(".cfg"))
-        settings = [setting for path in (GRUB, *drop_ins) for setting in _GRUB.findall(files.text_if_any(path) or "")]
-        words = [word for key, text in settings if "CMDLINE" in key for word in text.strip("'\"").split()]
-        if dict(settings).get("GRUB_DEFAULT", "0").strip("'\"") != "0":
-            return "", tuple(words)
-        releases = (name.removeprefix(IMAGE) for name in files.names_if_any("/boot") if name.startswith(IMAGE))
-        booted = (sanitize(release, 64) for release in releases if not release.endswith((".old", ".bak")))
-        return max(booted, key=natural_order, default=""), tuple(words)
-    return "", ()
 
 
 def sysctl_path(name: str) -> str:
@@ -161,7 +139,7 @@ def parse_record(line: bytes) -> Record | None:
 def open_log_end(files: Files) -> int:
     """Open the log behind its last record; returns a descriptor that does not block. Raises OSError as `read_log`.
 
-    In a tree of files it is a FIFO's.
+    In a test's tree of files, a FIFO stands for the device.
     """
     with files.opened(LOG) as fd:
         if _require_log(fd, files, stat.S_ISFIFO):
@@ -198,53 +176,3 @@ def _read_chunks(files: Files) -> Iterator[bytes]:
                 return
             bytes_left -= len(chunk)
             yield chunk
-
-
-SHOWN = 4
-"""The largest processes that are named."""
-_OOM_TABLE = "Tasks state (memory values in pages):"
-_OOM_ROW = re.compile(r"\[ *(\d{1,10})\](?: +\d{1,20}){3} +(\d{1,20})(?: +\d{1,20}){2,6} +-?\d{1,5} (.{1,64})")
-"""mm/oom_kill.c, dump_task: pid, uid, tgid, total_vm, rss, since 6.8 its parts."""
-_OOM_KILL = re.compile(
-    r"oom-kill:constraint=CONSTRAINT_\w{1,20},nodemask=.{0,2000}?,(?:global_oom|oom_memcg=(?P<limit>[^,]{1,2000})),"
-    r"task_memcg=(?P<group>[^,]{1,2000}),task=(?P<name>.{1,64}),pid=(?P<pid>\d{1,10}),uid=\d{1,10}"
-)
-"""The same file, dump_oom_victim."""
-_OF_USERS = re.compile(r"^/user\.slice/|[^/]\.service/")
-"""Groups below which a user may create groups, with any name."""
-
-
-class OomKill(Struct, frozen=True):
-    seconds: float
-    """Since boot, by the kernel's own clock."""
-    group: str
-    """The victim's."""
-    text: str
-
-
-def names_container(group: str, container_id: str) -> bool:
-    """Whether a group is the container's or below it, and not a user's group of that name."""
-    before, named, rest = group.partition(container_id)
-    is_name = before.endswith(("/", "/docker-")) and (not rest or rest.startswith(("/", ".scope")))
-    return bool(named) and is_name and _OF_USERS.search(before) is None
-
-
-def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
-    """The kernel's OOM kills, each described with the table of processes that precedes it."""
-    rows = list[tuple[int, str, str]]()
-    for record in records:
-        if record.text.startswith(_OOM_TABLE):
-            rows.clear()
-        elif row := _OOM_ROW.fullmatch(record.text):
-            rows.append((int(row[2]) * mmap.PAGESIZE, row[1], sanitize(row[3], 20)))
-        elif (kill := _OOM_KILL.fullmatch(record.text)) and record.text.count("task_memcg=") == 1:
-            yield OomKill(record.seconds, kill["group"], _describe_kill(kill, sorted(rows, reverse=True)))
-            rows.clear()
-
-
-def _describe_kill(kill: re.Match[str], rows: list[tuple[int, str, str]]) -> str:
-    rss = next((f", {size(resident)}" for resident, pid, _ in rows if pid == kill["pid"]), "")
-    limit = f"the memory limit of {sanitize(kill['limit'])}" if kill["limit"] else "the whole machine's memory"
-    largest = ", ".join(f"{name} {size(resident)} (pid {pid})" for resident, pid, name in rows[:SHOWN])
-    largest = f"; the largest processes then: {largest}" if largest else ""
-    return f"{sanitize(kill['name'], 20)} (pid {kill['pid']}{rss}), at {limit}{largest}"

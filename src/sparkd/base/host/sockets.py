@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import struct
-from collections.abc import Container, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Container, Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import product
 
@@ -15,6 +12,29 @@ from msgspec import Struct
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, Process, open_files, overgrown
+from sparkd.base.host.sock_diag import (
+    ADDRESS_AT,
+    ANY_COOKIE,
+    ATTRIBUTE,
+    INET_DIAG_INFO,
+    INET_DIAG_SKV6ONLY,
+    INODE_AT,
+    MESSAGE_BYTES,
+    PORT_AT,
+    REQUEST,
+    TCP_CLOSE_WAIT,
+    TCP_ESTABLISHED,
+    TCP_INFO,
+    TCP_LISTEN,
+    UDIAG_SHOW_NAME,
+    UID_AT,
+    UNIX_DIAG_NAME,
+    UNIX_MESSAGE_BYTES,
+    UNIX_REQUEST,
+    dump_connections,
+    query_one,
+    records,
+)
 
 _LISTENING = re.compile(
     r"^ *\d+: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) \S+ 0A \S+ \S+ \S+ +\d+ +\d+ +(\d+)\b", re.MULTILINE
@@ -23,25 +43,8 @@ _LISTENING = re.compile(
 TABLE_BYTES = 16 << 20
 """Some 100,000 sockets."""
 
-NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, INET_DIAG_INFO, INET_DIAG_SKV6ONLY = 4, 20, 2, 11
-NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x1, 0x300, 2, 3
-TCP_ESTABLISHED, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 8, 10
-"""Constants of linux/sock_diag.h, inet_diag.h, netlink.h and net/tcp_states.h."""
-HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBxI2s2s16s16s12s")
-PORT_AT, ADDRESS_AT, UID_AT, INODE_AT, MESSAGE_BYTES = 4, 8, 64, 68, 72
-"""Places in inet_diag_msg, which ends with the inode."""
-UNIX_REQUEST, UNIX_MESSAGE_BYTES, UDIAG_SHOW_NAME, UNIX_DIAG_NAME = struct.Struct("=BBHIII8s"), 16, 1, 0
-"""linux/unix_diag.h. The third byte of unix_diag_msg is the state."""
-ANY_COOKIE = b"\xff" * 8
-ERROR = struct.Struct("=i")
-TCP_INFO = struct.Struct("=44xI4xI96xII")
-"""tcp_info: milliseconds since data was last sent and received, how many segments of data came and went."""
 BEGIN_MILLISECONDS = 1000
 """A server that streams sends its headers at once, or when it has tokenized the prompt: its first token comes later."""
-ANSWER_SECONDS = 1.0
-CHUNK_BYTES = 64 << 10
-MOST_CHUNKS = 256
-"""Some 80,000 sockets."""
 
 
 class Listener(Struct, frozen=True):
@@ -65,14 +68,14 @@ class Peer(Struct, frozen=True):
     inode: int
 
 
-class Unanswered(Struct, frozen=True):
+class PendingRequest(Struct, frozen=True):
     """A request, `seconds` after its last byte came. `begun`: its answer may have begun, by headers or some text."""
 
     seconds: float
     begun: bool = False
 
 
-UNKNOWN = (Unanswered(2.0),)
+UNKNOWN = (PendingRequest(2.0),)
 """What stands for requests that can't be listed: one that is old enough for a canary."""
 
 
@@ -115,7 +118,7 @@ def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
     uids: list[int] = []
     try:
         for port, family in product(ports or (0,), (socket.AF_INET, socket.AF_INET6)):
-            for message in _dump(family, 1 << TCP_LISTEN, port=port):
+            for message in dump_connections(family, 1 << TCP_LISTEN, port=port):
                 uids.append(int.from_bytes(message[UID_AT:INODE_AT], "little"))
                 listeners.append(_parse_listener(family, message))
     except TimeoutError:
@@ -134,20 +137,20 @@ def _parse_listener(family: int, message: bytes) -> Listener:
     )
 
 
-def find_listening(inodes: Iterable[int], names: Container[bytes]) -> bool | None:
+def is_listening_under(inodes: Iterable[int], names: Container[bytes]) -> bool | None:
     """Whether one of these Unix sockets listens under one of these names. No table is read: the kernel looks up each.
 
     None where the kernel knows none of them, as one without unix_diag. Raises OSError.
     """
-    answer = None
+    is_known = False
     for inode in inodes:
-        message = _query_one(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE))
+        message = query_one(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE))
         if message is not None:  # None: of another family
-            answer, listens = answer or False, message[2] == TCP_LISTEN
+            is_known, listens = True, message[2] == TCP_LISTEN
             attributes = records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
             if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
                 return True
-    return answer
+    return False if is_known else None
 
 
 def find_peer(own: socket.socket) -> Peer | None:
@@ -156,8 +159,8 @@ def find_peer(own: socket.socket) -> Peer | None:
     Raises OSError, also where this kernel has no tcp_diag.
     """
     local, remote = own.getsockname(), own.getpeername()
-    answer = _query_one(_pack_connection(own.family, remote, local))
-    if answer is None and _query_one(_pack_connection(own.family, local, remote)) is None and own.getpeername():
+    answer = query_one(_pack_connection(own.family, remote, local))
+    if answer is None and query_one(_pack_connection(own.family, local, remote)) is None and own.getpeername():
         raise FileNotFoundError("this kernel has no tcp_diag: sudo modprobe tcp_diag")
     if answer is None or len(answer) < MESSAGE_BYTES or answer[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
@@ -171,7 +174,7 @@ def _pack_connection(family: int, *ends: tuple[str, int]) -> bytes:
     return REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, *ports, *addresses, bytes(4) + ANY_COOKIE)
 
 
-def read_unanswered(port: int) -> tuple[Unanswered, ...]:
+def read_unanswered(port: int) -> tuple[PendingRequest, ...]:
     """Requests to this local port to which nothing was sent later than BEGIN_MILLISECONDS. Raises OSError.
 
     They are seen by the TCP connections of this network namespace. A connection with a stream has been sent data later,
@@ -181,55 +184,12 @@ def read_unanswered(port: int) -> tuple[Unanswered, ...]:
     clocks = (
         TCP_INFO.unpack_from(value)
         for family in (socket.AF_INET, socket.AF_INET6)
-        for message in _dump(family, states, 1 << (INET_DIAG_INFO - 1), port)
+        for message in dump_connections(family, states, 1 << (INET_DIAG_INFO - 1), port)
         for kind, value in records(message[MESSAGE_BYTES:], ATTRIBUTE)
         if kind == INET_DIAG_INFO and len(value) >= TCP_INFO.size
     )
     return tuple(
-        Unanswered(received_ms / 1000, begun=bool(sent) and sent_ms <= received_ms)
+        PendingRequest(received_ms / 1000, begun=bool(sent) and sent_ms <= received_ms)
         for sent_ms, received_ms, received, sent in clocks
         if received and (not sent or received_ms <= sent_ms + BEGIN_MILLISECONDS)  # of a new connection, sent_ms is 0
     )
-
-
-def _dump(family: int, states: int, extensions: int = 0, port: int = 0) -> Iterator[bytes]:
-    wanted = REQUEST.pack(family, socket.IPPROTO_TCP, extensions, states, port.to_bytes(2, "big"), b"", b"", b"", b"")
-    return query_kernel(wanted, NLM_F_DUMP)
-
-
-def _query_one(body: bytes) -> bytes | None:
-    """The kernel's description of the one socket that `body` names; None without such a socket. Raises OSError."""
-    with suppress(FileNotFoundError):
-        return next(query_kernel(body, 0), None)
-    return None
-
-
-def query_kernel(
-    body: bytes, flags: int, protocol: int = NETLINK_SOCK_DIAG, wanted: int = SOCK_DIAG_BY_FAMILY
-) -> Iterator[bytes]:
-    """The kernel's answer by netlink(7). Raises OSError: TimeoutError where it is longer than can be read."""
-    header = HEADER.pack(HEADER.size + len(body), wanted, NLM_F_REQUEST | flags, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
-        kernel.settimeout(ANSWER_SECONDS)
-        kernel.send(header + body)
-        for _ in range(MOST_CHUNKS):
-            for kind, message in records(kernel.recv(CHUNK_BYTES), HEADER):
-                if kind == NLMSG_ERROR:
-                    error_number = -ERROR.unpack_from(message)[0]
-                    raise OSError(error_number, os.strerror(error_number))
-                if kind == NLMSG_DONE:
-                    return
-                yield message
-            if not flags:
-                return
-    raise TimeoutError
-
-
-def records(packed: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
-    """Kind and content of each message, or of each attribute of one: both are padded to four bytes."""
-    while len(packed) >= header.size:
-        length, kind, *_ = header.unpack_from(packed)
-        if length < header.size:
-            return
-        yield kind, packed[header.size : length]
-        packed = packed[(length + 3) & ~3 :]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from math import inf
 
 from msgspec import Struct, field
 from yaml import CSafeLoader, MarkedYAMLError, YAMLError
@@ -45,6 +46,7 @@ class YamlError(Exception):
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
+        self.line, self.reason = line, reason
 
 
 class Document(Struct, frozen=True):
@@ -61,7 +63,7 @@ class Document(Struct, frozen=True):
 
 def parse_yaml(text: str, keeps_text: Callable[[Key], bool]) -> Document:
     """Parse a mapping. Where `keeps_text(path)`, numbers in unusual notation stay text. Raises YamlError."""
-    return _parse(text, _NewReader, lambda node, path, _: _convert_scalar(node, keeps_text(path)))
+    return _parse(text, _Yaml12Reader, lambda node, path, _: _convert_scalar(node, keeps_text(path)))
 
 
 def parse_as_pyyaml(text: str, *, aliases: bool = False) -> Document:
@@ -72,12 +74,14 @@ def parse_as_pyyaml(text: str, *, aliases: bool = False) -> Document:
     """
     words = ("yes", "no", "on", "off") if aliases else ()
     reader_class = _AliasReader if aliases else _Reader
-    return _parse(text, reader_class, lambda node, _, reader: _convert_old_scalar(node, reader, words), aliases)
+    return _parse(text, reader_class, lambda node, _, reader: _convert_yaml11_scalar(node, reader, words), aliases)
 
 
 class _Reader(CSafeLoader):
     """YAML 1.1, as PyYAML reads it. Nodes are composed in C, whose stack has no bound of its own."""
 
+    last_wins = True
+    """Whether a key may occur twice."""
     depth = nodes = 0
 
     def descend_resolver(self, parent: Node | None, _index: object) -> None:
@@ -107,8 +111,10 @@ class _AliasReader(Composer, _Reader):
         return super().compose_node(parent, index)
 
 
-class _NewReader(_Reader):
+class _Yaml12Reader(_Reader):
     """YAML 1.2: `_SCALAR` gives the type of a plain scalar."""
+
+    last_wins = False
 
     def resolve(self, kind: type[Node], value: str, implicit: tuple[bool, bool]) -> str:
         if kind is not ScalarNode or not implicit[0]:
@@ -145,9 +151,7 @@ def _parse(
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
     builder = _Builder(
-        lambda node, path: read_scalar(node, path, reader),
-        reader_class is not _NewReader,
-        _MOST_VALUES if aliases else 0,
+        lambda node, path: read_scalar(node, path, reader), reader.last_wins, _MOST_VALUES if aliases else 0
     )
     return Document(builder.build_mapping(root, ()), builder.lines)
 
@@ -164,7 +168,6 @@ class _Builder(Struct):
 
     build_scalar: Callable[[ScalarNode, Key], object]
     last_wins: bool
-    """Whether a key may occur twice."""
     most_values: int = 0
     """Most values where aliases are followed, since aliases of aliases double themselves; 0: no alias is followed."""
     values_count: int = 0
@@ -173,10 +176,11 @@ class _Builder(Struct):
 
     def build_mapping(self, node: MappingNode, path: Key) -> dict[str, object]:
         values: dict[str, object] = {}
+        merged_parts: list[dict[str, object]] = []
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.tag == f"{_TAG}merge" and self.most_values:
-                values = {**self._build_merged(value, (*path, "<<")), **values}
+                merged_parts.append(self._build_merged(value, (*path, "<<")))
                 continue
             if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
                 raise YamlError(line, "a key must be text; `extends:` of a recipe does what << would")
@@ -186,24 +190,31 @@ class _Builder(Struct):
                 raise YamlError(line, f"{'.'.join(inner)} is given twice")
             self.lines[inner] = line
             values[name] = self.build_value(value, inner)
-        return values
+        merged: dict[str, object] = {}
+        for part in reversed(merged_parts):  # the first `<<` wins, and a key of the mapping itself over all
+            merged |= part
+        return merged | values
 
     def _build_merged(self, node: Node, path: Key) -> dict[str, object]:
         """The values that `<<` brings, from a mapping or a list of them. Their lines count for the merged keys, too."""
+        lines, self.lines = self.lines, {}
         value = self.build_value(node, path)
+        merged_lines, self.lines = self.lines, lines
+        lines.update(merged_lines)
         parts = value if isinstance(value, list) else [value]
         merged: dict[str, object] = {}
         for part in reversed(parts):
             if not isinstance(part, dict):
                 raise YamlError(node.start_mark.line + 1, "<< needs a mapping")
             merged |= part
-        for key in [key for key in self.lines if key[: len(path)] == path]:
-            self.lines.setdefault((*path[:-1], *key[len(path) + isinstance(value, list) :]), self.lines[key])
+        depth = len(path) + isinstance(value, list)  # keys of a list have the mapping's place in it
+        for key, line in merged_lines.items():
+            self.lines.setdefault((*path[:-1], *key[depth:]), line)
         return merged
 
     def build_value(self, node: Node, path: Key) -> object:
         line = node.start_mark.line + 1
-        self.values_count += 1 + len(node.value) // 256
+        self.values_count += 1 + len(node.value) // 256  # each alias of a long text is written out in full
         if self.most_values and self.values_count > self.most_values:
             raise YamlError(line, f"its aliases make more than {self.most_values} values")
         if id(node) in self.seen_nodes and not self.most_values:
@@ -238,7 +249,7 @@ def _convert_scalar(node: ScalarNode, keeps_text: bool = False) -> object:
     raise YamlError(line, f"the tag {node.tag} is not known")
 
 
-def _convert_old_scalar(node: ScalarNode, reader: _Reader, words: tuple[str, ...]) -> object:
+def _convert_yaml11_scalar(node: ScalarNode, reader: _Reader, words: tuple[str, ...]) -> object:
     """YAML 1.1 as PyYAML reads it; dates and `words` are text."""
     raw, tag = node.value, node.tag.removeprefix(_TAG)
     if tag == "timestamp" or (tag == "bool" and raw.lower() in words):
@@ -257,17 +268,19 @@ def _convert_number(raw: str, tag: str, keeps_text: bool) -> object:
         return int(raw)
     try:
         number = float(raw.replace("_", "")) if tag == "float" else int(raw.replace("_", ""), 0)
-    except ValueError:  # .inf, .nan and 012 stay text
+    except ValueError:  # .inf, .nan and 012
         return raw
-    return raw if keeps_text and str(number) != raw else number
+    is_text = abs(number) == inf or (keeps_text and str(number) != raw)
+    return raw if is_text else number
 
 
 def format_flow(value: object, plain_numbers: bool = True) -> str:
     """A value on one line. With `plain_numbers`, text that is a number stays unquoted."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_quote(str(key))}: {format_flow(inner)}" for key, inner in value.items()) + "}"
+        entries = (f"{_quote(str(key))}: {format_flow(inner, plain_numbers)}" for key, inner in value.items())
+        return "{" + ", ".join(entries) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(format_flow, value)) + "]"
+        return "[" + ", ".join(format_flow(inner, plain_numbers) for inner in value) + "]"
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     text = str(value)

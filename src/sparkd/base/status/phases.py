@@ -54,7 +54,7 @@ def may_follow(before: Phase, after: Phase) -> bool:
 
 
 def find_loss(report: NodeReport) -> Loss | None:
-    """Why nobody can depend on this node's rank any more; None where it is expected. One that drains still serves."""
+    """The loss that others report of this node; None while they can depend on its rank, also while it drains."""
     return None if report.draining else PHASES[report.phase].loss
 
 

@@ -103,16 +103,13 @@ class NodeView(Struct, frozen=True):
     """`report` of a node that answers; None for another, whose figures are out of date."""
     left: str = ""
     """Time left of the load, by earlier loads."""
+    is_awaited: bool = False
+    """Whether it has not answered yet, as after a start."""
 
     @property
     def loading(self) -> EngineReport | None:
         loads = self.living and self.living.phase in (Phase.LAUNCHING, Phase.LOADING)
         return self.living.engine if self.living and loads else None
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether it has not answered yet, as after a start."""
-        return self.phase.startswith(CONTACTS[Contact.UNHEARD])
 
 
 class Overview(Struct, frozen=True):
@@ -205,7 +202,8 @@ def _make_node(peer: PeerStatus, view: View) -> NodeView:
     # Why there is no answer, then what its last report says:
     reason = sanitize(peer.said, TEXT_LIMIT) if peer.contact in (Contact.SILENT, Contact.UNSIGNED) else ""
     causes = _join_causes(reason, cause(report) if report else "")
-    return NodeView(peer.rank, place, "unknown", phase, age if view.alive else "", causes, why, advice, report)
+    node = NodeView(peer.rank, place, "unknown", phase, age if view.alive else "", causes, why, advice, report)
+    return replace(node, is_awaited=view.alive and peer.contact is Contact.UNHEARD)
 
 
 def _name_node(node: str, address: str) -> str:

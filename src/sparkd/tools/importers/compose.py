@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option, port_text
-from sparkd.tools.importers.source import as_mapping
+from sparkd.tools.importers.source import as_mapping, shorten
 from sparkd.tools.importers.variables import CommandError, Variables
 
 _MOST_SERVICES = 200
@@ -26,7 +26,7 @@ _VALUES = {
     "platform": "platform",
 }  # fmt: skip
 _NOTES = {"build": "build: not done: where no registry has the image, `docker compose build` makes it"}
-_UNNOTED = (
+_IGNORED_KEYS = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
     "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "runtime", "expose",
     "stop_grace_period", "env_file",
@@ -50,8 +50,7 @@ def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping
     try:
         document = parse_as_pyyaml(text, aliases=True)
     except YamlError as error:
-        line, _, reason = str(error).removeprefix("line ").partition(": ")
-        raise LaunchError(int(line), reason) from None
+        raise LaunchError(error.line, error.reason) from None
     services = document.data.get("services")
     if not isinstance(services, dict):
         raise LaunchError(document.line(("services",)), "services: must be a mapping")
@@ -72,7 +71,7 @@ class _Service(Struct):
 
     def make_launch(self) -> Launch:
         line = self._find_line("command" if "command" in self.data else "image")
-        launch = Launch(line, self._fill_text(self.data.get("image")), service=self.name)
+        launch = Launch(line, self._fill_text(self.data.get("image"), "image"), service=self.name)
         launch.words = self._read_words("command") or []
         launch.entrypoint = self._read_words("entrypoint")
         if "extends" in self.data:
@@ -116,11 +115,14 @@ class _Service(Struct):
             yield entry_value, (name, f"[{number}]")
 
     def _read_environment(self, launch: Launch) -> Iterator[Option]:
-        for file, steps in self._list_entries("env_file"):
-            if str(file) in (".env", "./.env") and self.env_file:
+        for entry_value, steps in self._list_entries("env_file"):
+            env_file = entry_value if isinstance(entry_value, dict) else {"path": entry_value}
+            path = shorten(env_file.get("path"))
+            is_beside = path in (".env", "./.env")
+            if is_beside and self.env_file:
                 yield from (Option(name, value, self._find_line(*steps)) for name, value in self.env_file.items())
-            else:
-                text = f"env_file: {str(file)[:80]}: not read: write its variables under env, secrets under secrets"
+            elif not is_beside or env_file.get("required") is not False:
+                text = f"env_file: {path[:80]}: not read: write its variables under env, secrets under secrets"
                 launch.note(self._find_line(*steps), text)
         value = self.data.get("environment")
         if isinstance(value, dict):
@@ -146,7 +148,7 @@ class _Service(Struct):
                 yield from self._read_ulimits()
             elif name == "deploy":
                 yield from self._read_deploy(launch)
-            elif name not in _UNNOTED and not name.startswith("x-"):
+            elif name not in _IGNORED_KEYS and not name.startswith("x-"):
                 launch.note(line, _NOTES.get(name) or f"{name}: left out: a recipe cannot say it")
 
     def _read_value(self, name: str, line: int) -> Iterator[Option]:
@@ -167,8 +169,8 @@ class _Service(Struct):
         if name == "ports":
             port = port_text(parts.get("host_ip", ""), parts.get("published", ""), parts.get("target", ""))
             return "publish", port
-        is_read_only = ",readonly" if parts.get("read_only") == "true" else ""
-        return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + is_read_only
+        suffix = ",readonly" if parts.get("read_only") == "true" else ""
+        return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + suffix
 
     def _read_ulimits(self) -> Iterator[Option]:
         for name, limit in as_mapping(self.data["ulimits"]).items():

@@ -22,8 +22,12 @@ _BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 _NOTHING = re.compile(r"[\s\\]*")
 
 
-def _is_eugrs(source: Source, overrides: Overrides) -> bool:
-    """Whether no key is sparkrun's alone, and eugr's tool can run the recipe, or sparkrun can't: it has no model."""
+def _is_eugr_recipe(source: Source, overrides: Overrides) -> bool:
+    """Whether the recipe is for eugr's tool, and not for sparkrun.
+
+    No key is sparkrun's alone; and either eugr's tool can format the command, or the recipe has no model, which
+    sparkrun needs.
+    """
     if source.text("recipe_version") != "1" or not all(source.has(key) for key in ("name", "container", "command")):
         return False
     if not source.document.data.keys().isdisjoint((*TABLES.keys, *TABLES.refused)):
@@ -37,7 +41,7 @@ def _is_eugrs(source: Source, overrides: Overrides) -> bool:
 
 def read_eugr(source: Source, overrides: Overrides) -> ForeignRecipe | None:
     """Read a recipe; None for one of another tool. Raises UnusableRecipeError, or CommandError for the command."""
-    if not _is_eugrs(source, overrides):
+    if not _is_eugr_recipe(source, overrides):
         return None
     values = Values({**_read_defaults(source), **_read_options(overrides)})
     command = format_template(source.needed_text("command"), values)

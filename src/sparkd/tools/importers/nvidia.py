@@ -18,7 +18,7 @@ from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import cache_folders
-from sparkd.base.vllm.lint.environment import is_of_a_node
+from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.base.vllm.releases import known_release, name_release
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.launch import find_differences, read_inner_engine
@@ -203,7 +203,7 @@ def _split_environment(source: Source, launch: Launch) -> tuple[dict[str, str], 
         text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"
         source.note(("runtime",), f"{_SETUP}: {name[:60]}: {text}")
     kept = {name: value for name, value in values.items() if "$" not in value}
-    for name in [name for name in kept if is_of_a_node(name, kept[name])]:
+    for name in [name for name in kept if has_node_address(name, kept[name])]:
         del kept[name]
         source.note(("runtime",), f"{_SETUP}: {name}: left out: {OF_RANK}")
     return kept, secrets

@@ -14,9 +14,9 @@ from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import validator_message
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
-from sparkd.base.vllm.args import parse_variables
+from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
-from sparkd.base.vllm.lint.environment import is_of_a_node
+from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
@@ -30,7 +30,7 @@ _SCHEMA_NAMES = {
     "net": "network", "device": "devices", "volume": "volumes", "mount": "volumes", "shm-size": "shm_size",
     "memory": "memory_limit", "security-opt": "security_opt", "cap-add": "cap_add",
 }  # fmt: skip
-_UNNOTED = (
+_IGNORED_OPTIONS = (
     "name", "rm", "detach", "interactive", "tty", "restart", "pull", "label", "log-driver", "log-opt", "runtime",
     "stop-timeout", "stop-signal", "hostname", "no-healthcheck", "quiet", "expose", "publish",
 )  # fmt: skip
@@ -99,7 +99,7 @@ class Options(Struct):
         variables = {**self.launch.env, **{name: Option(name, value, line) for name, value in inner.items()}}
         for name, option in variables.items():
             value = option.value
-            if name in _RANK_VARIABLES or is_of_a_node(name, value):
+            if name in _RANK_VARIABLES or has_node_address(name, value):
                 self.launch.note(option, f"{name}: left out: {OF_RANK}")
             elif is_secret(name, value):
                 if value:
@@ -111,10 +111,13 @@ class Options(Struct):
                 self.env[name] = value
 
     def container(self, flag_values: Iterable[str], model: str) -> dict[str, object]:
-        """Keys of schema 1's `container`. `used`: the values of the engine's flags, which may name files in a mount."""
+        """Keys of schema 1's `container`.
+
+        `flag_values`: of the engine, which may name files in a mount. `model`: the path or name that is served.
+        """
         keys: dict[str, object] = {}
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
-            if option.name in _UNNOTED or option.value.startswith(("nvidia.com/gpu", "label=")):
+            if option.name in _IGNORED_OPTIONS or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
             if keys.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
                 continue  # --privileged includes these
@@ -130,7 +133,7 @@ class Options(Struct):
         return keys
 
     def _leave_out(self, option: Option, reason: str, flag_values: Iterable[str], model: str) -> None:
-        """Note an option that is left out. It is missing where the engine's flags name a path in the mount."""
+        """Note an option that is left out. Missing are --platform, and a mount that the engine's flags need."""
         is_path = option.name in ("volume", "mount", "device")
         is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
         printed = (option.value if is_plain else redact(option.value))[:100]
@@ -153,13 +156,13 @@ class Options(Struct):
                 return None, reason
         value = "all" if name == "gpus" else value  # a Spark has one
         converted: dict[str, object] | None = {"init": True} if name == "init" else convert_option(name, value)
+        if converted is None:
+            default = "ranks use the node's own network" if name == "network" else "a recipe cannot say it"
+            return None, why_unused(name, value) or default
         try:
             container = Container.model_validate(converted)
         except ValidationError as error:
-            default = "ranks use the node's own network" if name == "network" else "a recipe cannot say it"
-            return None, validator_message(error.errors()[0]["msg"]) if converted else why_unused(
-                name, value
-            ) or default
+            return None, validator_message(error.errors()[0]["msg"])
         reason = "" if name == "privileged" else explain_reach(container)
         return (None, reason) if reason else (converted, "")
 
@@ -230,10 +233,8 @@ def secret_file(name: str) -> str:
 
 def is_secret(name: str, value: str) -> bool:
     """Whether a variable is a secret, by its name or its value."""
-    try:
-        parse_variables({name: ""})
-    except ValueError as error:
-        return "secret" in str(error)
+    if SECRET_NAME.search(name):
+        return True
     return redact.document(value, name.removeprefix("TIKTOKEN_")) != value  # TIKTOKEN has TOKEN in it
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sparkd.base.recipes.schema import has_placeholder
 from sparkd.base.vllm.args import SECRET_NAME, parse_secret_files, parse_variables
-from sparkd.base.vllm.lint.environment import is_of_a_node
+from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.options import OF_RANK, secret_file
 from sparkd.tools.importers.source import Source, UnusableRecipeError
 
@@ -19,7 +19,7 @@ def split_environment(source: Source, env: Mapping[str, str], *, many: bool) -> 
     kept: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, text in env.items():
-        if many and is_of_a_node(name, text):
+        if many and has_node_address(name, text):
             source.note(("env", name), f"env.{name}: left out: {OF_RANK}")
             continue
         try:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.host import Host
-from sparkd.base.host.sockets import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
+from sparkd.base.host.sock_diag import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
 
 PING_SECONDS, SEND_AT_SECONDS = 1.0, (0.0, 0.3)
 """Time in which answers count, and the times at which the two pings are sent."""

@@ -8,7 +8,7 @@ from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.paths import ScriptPaths, paths_of_plan
-from sparkd.agent.preflight.needed_paths import Needed, NeededPath
+from sparkd.agent.preflight.needed_paths import NeededPath, Requirement
 from sparkd.base.config import Settings
 from sparkd.base.config.units import HEADER, DropIn
 from sparkd.base.host import Host
@@ -121,22 +121,22 @@ def test_a_unit_that_is_not_installed_warns_and_a_masked_one_has_no_paths(tree: 
     assert judged(tree, drop_in=DROP_IN).level is Level.OK
 
 
-@pytest.mark.parametrize("needs", [Needed.FILE, Needed.FOLDER, Needed.PROGRAM, Needed.ANYTHING])
+@pytest.mark.parametrize("needs", [Requirement.FILE, Requirement.FOLDER, Requirement.PROGRAM, Requirement.ANYTHING])
 @pytest.mark.parametrize(
     ("path", "good_as"),
     [
-        ("/x/file", {Needed.FILE, Needed.ANYTHING}),
-        ("/x/program", {Needed.FILE, Needed.PROGRAM, Needed.ANYTHING}),
-        ("/x/empty", {Needed.ANYTHING}),
-        ("/x/folder", {Needed.FOLDER, Needed.ANYTHING}),
-        ("/x/void", {Needed.ANYTHING}),
-        ("/x/link", {Needed.FILE, Needed.ANYTHING}),
+        ("/x/file", {Requirement.FILE, Requirement.ANYTHING}),
+        ("/x/program", {Requirement.FILE, Requirement.PROGRAM, Requirement.ANYTHING}),
+        ("/x/empty", {Requirement.ANYTHING}),
+        ("/x/folder", {Requirement.FOLDER, Requirement.ANYTHING}),
+        ("/x/void", {Requirement.ANYTHING}),
+        ("/x/link", {Requirement.FILE, Requirement.ANYTHING}),
         ("/x/dangling", set()),
         ("/x/file/below", set()),
         ("/x/ghost", set()),
     ],
 )
-def test_a_path_must_be_of_the_right_kind(tree: Tree, path: str, good_as: set[Needed], needs: Needed) -> None:
+def test_a_path_must_be_of_the_right_kind(tree: Tree, path: str, good_as: set[Requirement], needs: Requirement) -> None:
     unit(tree, f"ExecStart={program(tree)}")
     tree.file("/x/file", "text")
     program(tree, "/x/program")
@@ -179,7 +179,7 @@ def test_the_drop_in_is_the_configured_one(tree: Tree, wanted: str, found: str |
 
 def test_everything_missing_is_said_at_once(tree: Tree) -> None:
     unit(tree, "ExecStart=/opt/ghost")
-    verdict = judged(tree, NeededPath("/srv/models/x", "the model of recipe x", Needed.FOLDER, "put it there"))
+    verdict = judged(tree, NeededPath("/srv/models/x", "the model of recipe x", Requirement.FOLDER, "put it there"))
     assert "/opt/ghost does not exist" in verdict.reason
     assert "/srv/models/x does not exist (the model of recipe x)" in verdict.reason
 
@@ -194,20 +194,33 @@ def test_a_plan_needs_its_script_model_secrets_mounts_and_devices_but_not_what_s
     container = plan.container.model_copy(update={"devices": ("/dev/infiniband",), "volumes": volumes})
     secrets = (Secret("HF_TOKEN", "/etc/sparkd/hf"),)
     plan = replace(plan, container=container, secrets=secrets, user_script="/root/start.sh", model_path="/srv/m")
-    assert {(one.path, one.needed) for one in paths_of_plan(plan)} == {
-        ("/root/start.sh", Needed.FILE),
-        ("/srv/m", Needed.FOLDER),
-        ("/etc/sparkd/hf", Needed.FILE),
-        ("/srv/models", Needed.ANYTHING),
-        ("/dev/infiniband", Needed.ANYTHING),
+    assert {(one.path, one.requirement) for one in paths_of_plan(plan)} == {
+        ("/root/start.sh", Requirement.FILE),
+        ("/srv/m", Requirement.FOLDER),
+        ("/etc/sparkd/hf", Requirement.FILE),
+        ("/srv/models", Requirement.ANYTHING),
+        ("/dev/infiniband", Requirement.ANYTHING),
     }
     assert not [one for one in paths_of_plan(replace(plan, user_script="", model_path="")) if not one.path]
+
+
+def test_a_colon_is_part_of_a_path_except_in_words_of_docker(tree: Tree) -> None:
+    unit(tree, f"ExecStart={program(tree)} -v /srv/a:/inside -v /srv/b:c")
+    for path in ("/srv/a/x", "/srv/b:c", "/srv/templates"):
+        tree.file(path)
+    assert judged(tree).level is Level.OK
+    mod = NeededPath("/srv/a:x", "--chat-template", Requirement.MOUNT, "mount it", may_fail=True)
+    assert judged(tree, mod).reason == "/srv/a:x is in no mount (--chat-template)"
+    secret = NeededPath("/srv/templates:x", "secret X", Requirement.FILE)
+    assert judged(tree, secret).reason == "/srv/templates:x does not exist (secret X)"
 
 
 @pytest.mark.parametrize("repo", ["org/m", ""])
 def test_a_missing_model_is_downloaded_by_its_repository(repo: str) -> None:
     (needed,) = (
-        path for path in paths_of_plan(plan(model={"path": "m", "repo": repo})) if path.needed is Needed.FOLDER
+        path
+        for path in paths_of_plan(plan(model={"path": "m", "repo": repo}))
+        if path.requirement is Requirement.FOLDER
     )
     pull = f"sudo sparkd model pull {repo or 'ORGANISATION/NAME'} --to /srv/models/m"
     assert needed.hint == f"{pull}; or set engine.models_dir"

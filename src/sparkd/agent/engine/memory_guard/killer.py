@@ -55,15 +55,15 @@ class Killer:
         self._samples, self._lock_message = Samples(), ""
         self._poller = select.poll()
         self._listener: socket.socket | None = None
-        self._agent: socket.socket | None = None
-        self._rank = self._owner = -1
-        """Their pidfds; -1 for none. The owner is the agent that has named the rank, as long as it runs."""
+        self._connection: socket.socket | None = None
+        self._rank_pidfd = self._agent_pidfd = -1
+        """-1 for none. The agent is the one that has named the rank, as long as it runs; it may have no connection."""
         self._floor_bytes, self._lease_ends = 0, math.inf
         self._rank_pid, self._account = -1, ""
         """The rank's pid, kept after a kill, and the account of that kill."""
 
     def run(self, connection: socket.socket) -> None:
-        """Watch until the agent has gone; as the unit, until rank and owner have ended, too.
+        """Watch until the connection has gone; as the unit, until rank and agent have ended, too.
 
         Raises OSError, ValueError where memory can't be read.
         """
@@ -71,12 +71,14 @@ class Killer:
             self._listener = connection
             self._poller.register(connection, select.POLLIN)
             self._resume()
-            if self._rank < 0:
+            if self._rank_pidfd < 0:
                 self._handle_events(FIRST_SECONDS)
         else:
             self._record_file = ""
             self._take_agent(connection)
-        while self._agent is not None or (max(self._rank, self._owner) >= 0 and self._listener is not None):
+        while self._connection is not None or (
+            max(self._rank_pidfd, self._agent_pidfd) >= 0 and self._listener is not None
+        ):
             self._handle_events(self._check_memory())
         if self._record_file:
             with suppress(OSError):
@@ -85,26 +87,26 @@ class Killer:
     def send(self, line: str) -> None:
         """Send the line to the agent. Without an agent, and always for a kill, it goes to the journal by stderr."""
         with suppress(OSError):
-            if self._agent is None or line.startswith(KILLED):
+            if self._connection is None or line.startswith(KILLED):
                 os.write(2, f"{line}\n".encode())
         with suppress(OSError):
-            if self._agent is not None:
-                self._agent.send(line.encode(), socket.MSG_DONTWAIT)
+            if self._connection is not None:
+                self._connection.send(line.encode(), socket.MSG_DONTWAIT)
 
     def _handle_events(self, seconds: float) -> None:
         for descriptor, _ in self._poller.poll(seconds * 1000):
-            if descriptor == self._rank:
+            if descriptor == self._rank_pidfd:
                 self._forget_rank()
-            elif descriptor == self._owner:
-                self._set_owner(-1)
-            elif self._agent is not None and descriptor == self._agent.fileno():
-                self._read_request(self._agent)
+            elif descriptor == self._agent_pidfd:
+                self._set_agent(-1)
+            elif self._connection is not None and descriptor == self._connection.fileno():
+                self._read_request(self._connection)
             elif self._listener is not None and descriptor == self._listener.fileno():
                 self._take_agent(self._listener.accept()[0])
 
     def _check_memory(self) -> float:
         """Kill the rank where memory is short or the lease has ended. Returns the seconds until the next check."""
-        if (meter := self._meter) is None or self._rank < 0:
+        if (meter := self._meter) is None or self._rank_pidfd < 0:
             return LONGEST_SECONDS
         available, pressure, now = meter.available_bytes(), meter.full_avg10(), time.monotonic()
         self._samples.put(now, available, pressure)
@@ -116,19 +118,20 @@ class Killer:
 
     def _kill(self, account: str) -> None:
         try:
-            signal.pidfd_send_signal(self._rank, signal.SIGKILL)
+            signal.pidfd_send_signal(self._rank_pidfd, signal.SIGKILL)
         except ProcessLookupError:
             self._forget_rank()
             return
-        # The owner stays: it may be becoming another program, which needs the account, too.
+        # The agent is still watched: it may re-exec itself (exec keeps pid and pidfd), and the new program has not read
+        # the account.
         self._account = f"{KILLED} {account}"
         self.send(self._account)
-        self._rank = self._close(self._rank)
+        self._rank_pidfd = self._close(self._rank_pidfd)
 
     def _forget_rank(self) -> None:
         """The rank has ended by itself."""
         self.send(ENDED)
-        self._rank, self._owner = self._close(self._rank), self._close(self._owner)
+        self._rank_pidfd, self._agent_pidfd = self._close(self._rank_pidfd), self._close(self._agent_pidfd)
 
     def _close(self, process: int) -> int:
         if process >= 0:
@@ -138,33 +141,27 @@ class Killer:
 
     def _take_agent(self, agent: socket.socket) -> None:
         self._drop_agent()
-        self._agent = agent
+        self._connection = agent
         self._poller.register(agent, select.POLLIN)
 
     def _drop_agent(self) -> None:
         """Close the connection. The agent may run on without it, with a guard of its own."""
-        if self._agent is not None:
-            self._poller.unregister(self._agent)
-            self._agent.close()
-            self._agent = None
+        if self._connection is not None:
+            self._poller.unregister(self._connection)
+            self._connection.close()
+            self._connection = None
 
     def _read_request(self, agent: socket.socket) -> None:
         """Read which rank to watch, and its floor. An agent that has closed, or sent something else, is dropped."""
-        try:
-            message, descriptors, _, _ = socket.recv_fds(agent, 64, 2, socket.MSG_DONTWAIT)
-        except OSError:
-            message, descriptors = b"", []
-        if not message.isdigit() or len(descriptors) != 1:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        if (request := _receive_rank(agent)) is None:
             self._drop_agent()
             return
-        self._close(self._rank)  # the same rank, where an agent that was away has come back
+        self._close(self._rank_pidfd)  # the same rank, where an agent that was away has come back
         agent_pid = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
-        self._watch(descriptors[0], int(message))
-        is_same_agent = agent_pid == _find_pid(self._owner)
-        self._set_owner(_open_process(agent_pid))
-        rank_pid = _find_pid(self._rank)
+        self._watch(*request)
+        is_same_agent = agent_pid == _find_pid(self._agent_pidfd)
+        self._set_agent(_open_process(agent_pid))
+        rank_pid = _find_pid(self._rank_pidfd)
         if self._account and is_same_agent and rank_pid in (self._rank_pid, -1):
             self._repeat_account(agent)
             return
@@ -175,8 +172,8 @@ class Killer:
         self.send(self._lock_message)
 
     def _repeat_account(self, agent: socket.socket) -> None:
-        """The rank was killed, and its agent has become another program, which has not read the account."""
-        self._rank = self._close(self._rank)
+        """The rank was killed, and the new program of an agent that has re-exec'd itself has not read the account."""
+        self._rank_pidfd = self._close(self._rank_pidfd)
         with suppress(OSError):
             agent.send(self._account.encode(), socket.MSG_DONTWAIT)
 
@@ -190,28 +187,42 @@ class Killer:
             self._meter = Meter(self._proc)
             _rehearse_kill(self._meter)
             self._lock_message = _lock()
-        self._rank, self._floor_bytes = rank, floor_bytes
+        self._rank_pidfd, self._floor_bytes = rank, floor_bytes
         self._poller.register(rank, select.POLLIN)
 
-    def _set_owner(self, owner: int) -> None:
-        """`owner`: its pidfd, or -1 where it has ended: then the lease begins."""
-        self._close(self._owner)
-        self._owner, self._lease_ends = owner, math.inf if owner >= 0 else time.monotonic() + self._lease_seconds
-        if owner >= 0:
-            self._poller.register(owner, select.POLLIN)
+    def _set_agent(self, pidfd: int) -> None:
+        """`pidfd`: of the agent, or -1 where it has ended: then the lease begins."""
+        self._close(self._agent_pidfd)
+        self._agent_pidfd = pidfd
+        self._lease_ends = math.inf if pidfd >= 0 else time.monotonic() + self._lease_seconds
+        if pidfd >= 0:
+            self._poller.register(pidfd, select.POLLIN)
 
     def _resume(self) -> None:
         """Watch the rank that an earlier killer watched until it was killed itself. Raises OSError, ValueError."""
         try:
-            floor_bytes, rank, rank_began, owner, owner_began, *_ = map(int, _read(self._record_file).split())
+            floor_bytes, rank, rank_began, agent, agent_began, *_ = map(int, _read(self._record_file).split())
         except (OSError, ValueError):  # nothing was watched
             return
         if (descriptor := _open_process(rank, rank_began)) >= 0:
             self._watch(descriptor, floor_bytes)
             self._rank_pid = rank
-            self._set_owner(_open_process(owner, owner_began))
+            self._set_agent(_open_process(agent, agent_began))
             with suppress(OSError):
-                self._write_record(rank, rank_began, owner, owner_began)
+                self._write_record(rank, rank_began, agent, agent_began)
+
+
+def _receive_rank(agent: socket.socket) -> tuple[int, int] | None:
+    """The rank's pidfd and the floor in bytes; None where the agent has closed, or sent something else."""
+    try:
+        message, descriptors, _, _ = socket.recv_fds(agent, 64, 2, socket.MSG_DONTWAIT)
+    except OSError:
+        return None
+    if message.isdigit() and len(descriptors) == 1:
+        return descriptors[0], int(message)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return None
 
 
 def _open_process(pid: int, start_time: int | None = None) -> int:

@@ -8,6 +8,7 @@ from msgspec import Struct, toml
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, combine_verdicts, warn
 from sparkd.base.host import Host, kernel
+from sparkd.base.host.grub import read_next_boot
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import CheckInputs
@@ -61,7 +62,7 @@ class Kernel(Check[KernelFacts], frozen=True):
     def probe(self, host: Host) -> KernelFacts:
         kho_off = NO_KHO in kernel.read_command_line(host.files)
         release = kernel.read_release(host.files)
-        next_release, next_words = kernel.read_next_boot(host.files)
+        next_release, next_words = read_next_boot(host.files)
         if next_release == release:
             next_release, next_words = "", ()
         return KernelFacts(release, kho_off, host.meminfo().cma_excess_bytes, next_release, next_words)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, warn
 from sparkd.agent.preflight.hooks import Hook, check_program
-from sparkd.agent.preflight.needed_paths import Needed, NeededPath, PathFacts, read_path, stat_if_any
+from sparkd.agent.preflight.needed_paths import NeededPath, PathFacts, Requirement, read_path, stat_if_any
 from sparkd.agent.preflight.unit_paths import paths_of_unit
 from sparkd.base.config import units
 from sparkd.base.config.units import DropIn, State
@@ -40,15 +40,15 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     secret_hint, device_hint = "write the secret there", "load its driver, or take it out of the recipe"
     model_hint = f"{plan.model_pull}; or set engine.models_dir"
     optional = (
-        NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
-        NeededPath(plan.model_path, model, Needed.FOLDER, model_hint),
+        NeededPath(plan.user_script, "engine.script", Requirement.FILE, "write it, or empty engine.script"),
+        NeededPath(plan.model_path, model, Requirement.FOLDER, model_hint),
     )
     return (
         *(needed for needed in optional if needed.path),
-        *(NeededPath(secret.file, f"secret {secret.name}", Needed.FILE, secret_hint) for secret in plan.secrets),
+        *(NeededPath(secret.file, f"secret {secret.name}", Requirement.FILE, secret_hint) for secret in plan.secrets),
         *_list_mount_sources(plan),
         *_list_flag_files(plan),
-        *(NeededPath(path, device, Needed.ANYTHING, device_hint) for path in devices),
+        *(NeededPath(path, device, Requirement.ANYTHING, device_hint) for path in devices),
     )
 
 
@@ -56,7 +56,9 @@ def _list_mount_sources(plan: LaunchPlan) -> Iterator[NeededPath]:
     hint = "make it, or take it out of the recipe"
     for volume in plan.container.volumes:
         if not volume.source.startswith(OWN_FOLDERS) and volume.source != plan.model_path:
-            yield NeededPath(volume.source, f"the source of the container's {volume.target}", Needed.ANYTHING, hint)
+            yield NeededPath(
+                volume.source, f"the source of the container's {volume.target}", Requirement.ANYTHING, hint
+            )
 
 
 def _list_flag_files(plan: LaunchPlan) -> Iterator[NeededPath]:
@@ -68,10 +70,10 @@ def _list_flag_files(plan: LaunchPlan) -> Iterator[NeededPath]:
         if volume := max(volumes, key=lambda volume: len(volume.target), default=None):
             path = volume.source + path_inside.removeprefix(volume.target)
             hint = "write it there, or correct the flag"
-            yield NeededPath(path, f"--{flag} {path_inside} in the container", Needed.ANYTHING, hint)
+            yield NeededPath(path, f"--{flag} {path_inside} in the container", Requirement.ANYTHING, hint)
         elif flags.get(flag) and not plan.image_build and _is_mod_file(path_inside):
             hint = "mount it under container.volumes, and name it there; or use its full path in the image"
-            yield NeededPath(path_inside, f"--{flag}", Needed.MOUNT, hint, may_fail=True)
+            yield NeededPath(path_inside, f"--{flag}", Requirement.MOUNT, hint, may_fail=True)
 
 
 def _is_mod_file(name: str) -> bool:
@@ -130,11 +132,11 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
         return combine_verdicts(self._find_problems(facts), f"{len(facts.paths)} paths, all there")
 
     def _find_problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
-        for path in facts.paths:
-            if path.fault:
-                needed = path.needed
+        for path_facts in facts.paths:
+            if path_facts.fault:
+                needed = path_facts.path
                 level = Level.WARN if needed.may_fail else Level.BLOCK
-                yield Verdict(level, f"{needed.path} {path.fault} ({needed.what})", needed.hint)
+                yield Verdict(level, f"{needed.path} {path_facts.fault} ({needed.what})", needed.hint)
         for program in facts.refused:
             yield warn(f"supervise.power_command would not be run: {program.problem}", program.hint)
         for word in facts.unknown_words:

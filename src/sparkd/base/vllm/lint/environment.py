@@ -17,8 +17,8 @@ from sparkd.base.vllm.releases import add_history, load_releases
 MOST_NAMES = 200
 """Names that are judged for a misprint, which takes 0.3 ms each; a recipe has 40 variables at most."""
 _OPTION = re.compile(r"([A-Za-z_]{1,40})=([^,=]{1,40})")
-_OTHER_DEVICE = re.compile(r"[=^]?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
-"""Names that a Spark does not give to its devices: it has rocep1s0f0 and enp1s0f0np0."""
+_OTHER_DEVICE = re.compile(r"\^?=?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
+"""Names that a Spark does not give to its devices: it has rocep1s0f0 and enp1s0f0np0. NCCL knows a prefix: ^ and =."""
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?", re.ASCII)
 
 _SAME_ON_ALL = ("NCCL_COMM_ID", "NCCL_IB_ADDR_RANGE")
@@ -51,8 +51,10 @@ def removed(launch: Launch) -> Matches:
     replacements, removed_names = VARIABLES.removed, {*VARIABLES.removed}
     if launch.vllm.image or launch.vllm.version != SHIPPED.version:  # else the release is not known
         releases = [{*table.variables} for table in load_releases()]
-        names = {name for variables in releases for name in variables if name.startswith("VLLM_")}
-        removed_names |= names - (releases[0] & releases[-1])
+        ever_known = {name for variables in releases for name in variables if name.startswith("VLLM_")}
+        # A name that the oldest and the newest release have was not removed, even if this build does not list it.
+        in_oldest_and_newest = releases[0] & releases[-1]
+        removed_names |= ever_known - in_oldest_and_newest
     for name in launch.env:
         if name not in removed_names or name in launch.vllm.variables:
             continue
@@ -71,23 +73,23 @@ def wrong_value(launch: Launch) -> Matches:
         need = "a Spark has one GPU, 0" if has_one_gpu else f"nodes.gpus of the recipe is {launch.gpus}"
         yield "env.CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={visible[:40]}: {need}"
     for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        if launch.gpu and (match := _OTHER_DEVICE.match(launch.env.get(name, ""))):
+        matches = map(_OTHER_DEVICE.match, launch.env.get(name, "").split(","))
+        if launch.gpu and (match := next(filter(None, matches), None)):
             yield f"env.{name}", f"{name}={match[0]}: no device of a Spark is called {match[1]}"
 
 
-def is_of_a_node(name: str, value: str) -> bool:
+def has_node_address(name: str, value: str) -> bool:
     """Whether the variable has the address of one node, and needs another value on other nodes."""
     is_address = name.startswith(("GLOO_", "NCCL_", "UCX_")) and name not in _SAME_ON_ALL and _ADDRESS.fullmatch(value)
     return bool(is_address or (value and name in ("VLLM_HOST_IP", "MASTER_ADDR")))
 
 
-def one_address(launch: Launch) -> Matches:
+def foreign_address(launch: Launch) -> Matches:
     for name, value in launch.env.items() if launch.nodes > 1 else ():
         known_addresses = launch.addresses[: 1 if name == "VLLM_HOST_IP" else 2]
-        if is_of_a_node(name, value) and not {value, value.partition(":")[0]} & {*known_addresses}:
-            why = (
-                "this node is {}, the head {}".format(*launch.addresses)
-                if known_addresses
-                else "all nodes get the address of one"
-            )
-            yield f"env.{name}", f"{name}={value[:60]}: {why}"
+        if has_node_address(name, value) and not {value, value.partition(":")[0]} & {*known_addresses}:
+            reason = "all nodes get the address of one"
+            if known_addresses:
+                own, head = launch.addresses
+                reason = f"this node is {own}, the head {head}"
+            yield f"env.{name}", f"{name}={value[:60]}: {reason}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from operator import methodcaller
 
@@ -13,11 +13,6 @@ from sparkd.base.vllm.flag import Field, misprint_of
 from sparkd.base.vllm.lint.predicates import NOTHING, Launch, Matches, about
 from sparkd.base.vllm.releases import add_history, list_registered, load_releases
 
-NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
-"""Switches, each with the flag without which vLLM ends."""
-NUMBERS = frozenset(("null", "bool", "int", "float"))
-MOST_FIELDS = 200
-"""Fields of one flag that are judged; vLLM's own have 50 at most."""
 PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
 """Flags whose names a plugin extends, each with the flag that loads the plugin."""
 OF_ANY_RELEASE = {"quantization": ("marlin",)}
@@ -34,33 +29,15 @@ _SHELL_VARIABLE = re.compile(
 )
 """A variable in a text that may well hold dollars and braces. The dynamic linker fills in the three left out."""
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-COUNTS = ("max-model-len", "max-num-batched-tokens", "max-num-seqs")
 _BELOW_ONE = re.compile(r"\s*(?:-\d+|0+[kKmMgGtT]?)\s*", re.ASCII)
-_OCTAL = re.compile(r"0{1,20}[1-7][0-7]{1,20}")
-"""An octal number, except those such as 07, which are the same in decimal."""
 DRAFTS_APART = ("draft_model", "eagle", "eagle3", "medusa")
 """Methods with a model of their own, at least where the number of tokens is given."""
-HIGHEST_MODE = 3
-"""The highest mode of CompilationConfig."""
-
-LEAST_BYTES, SPARK_BYTES = 64 << 20, 1 << 37
-BLOCK = 16
-"""FlashAttention, FlashInfer and Triton of vLLM 0.32 take multiples of this size."""
-NOT_FOR_NVFP4 = ("FLASH_ATTN", "FLEX_ATTENTION", "TRITON_ATTN", "TORCH_SDPA")
-"""Backends without nvfp4 in their supported_kv_cache_dtypes (vLLM 0.32)."""
-_POINTLESS: tuple[tuple[str, bool, Callable[[int], bool], str], ...] = (
-    ("port", False, lambda number: number < 1024,
-     " is a port of the system, such as 22 of ssh: 8000 is usual"),
-    ("block-size", True, lambda number: number % BLOCK != 0,
-     f" is no multiple of {BLOCK}, which attention kernels need"),
-    ("cpu-offload-gb", True, lambda number: number > 0,
-     ": CPU and GPU of a Spark share one memory, so it gains nothing"),
-)  # fmt: skip
-"""Flag, whether it is judged only with a GPU, which of its numbers are pointless, and why."""
 
 
 def incomplete(launch: Launch) -> Matches:
-    for switch, other in NEEDS.items():
+    """Switches without the flag that vLLM demands beside them: it ends."""
+    needs = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
+    for switch, other in needs.items():
         if switch in launch.flags and not _is_given(launch, other):
             yield about(switch, f"needs --{other}, and it is not given")
 
@@ -99,58 +76,87 @@ def moves_memory(launch: Launch) -> Matches:
 
 
 def out_of_range(launch: Launch) -> Matches:
-    for flag in COUNTS:
+    for flag in ("max-model-len", "max-num-batched-tokens", "max-num-seqs"):
         text = launch.flags.get(flag) or ""
         if _BELOW_ONE.fullmatch(text) and (flag, text.strip()) != ("max-model-len", "-1"):
             yield about(flag, f"{text[:60]}: at least 1 is needed")
     mode = launch.table("compilation-config").get("mode")
-    if isinstance(mode, int) and not 0 <= mode <= HIGHEST_MODE:
-        yield about("compilation-config", f"has mode {mode}: 0 to {HIGHEST_MODE} is needed")
-    drafts = launch.table("speculative-config")
-    tokens, method = drafts.get("num_speculative_tokens"), drafts.get("method")
+    highest_mode = 3  # of CompilationConfig
+    if isinstance(mode, int) and not 0 <= mode <= highest_mode:
+        yield about("compilation-config", f"has mode {mode}: 0 to {highest_mode} is needed")
+    tokens = launch.table("speculative-config").get("num_speculative_tokens")
     if isinstance(tokens, int) and tokens < 1:
         yield about("speculative-config", f"has num_speculative_tokens {tokens}: at least 1 is needed")
-    elif (
-        tokens and method in DRAFTS_APART and not drafts.get("model") and "speculative-config.model" not in launch.flags
-    ):
+    elif tokens:
+        yield from _find_missing_draft(launch)
+
+
+def _find_missing_draft(launch: Launch) -> Matches:
+    drafts = launch.table("speculative-config")
+    has_model = drafts.get("model") or "speculative-config.model" in launch.flags
+    if (method := drafts.get("method")) in DRAFTS_APART and not has_model:
         yield about("speculative-config", f"has method {method} without the draft's model")
 
 
-def unmeant(launch: Launch) -> Matches:
+_LEAST_BYTES = 64 << 20
+"""The least size that can be meant: smaller numbers were meant as GB."""
+
+
+def impossible_size(launch: Launch) -> Matches:
     """Sizes that vLLM reads, and that no Spark can hold or no engine can use."""
     flag = "kv-cache-memory-bytes"
     size = launch.amount(flag)
-    if launch.gpu and size is not None and (why := _explain_unmeant(size)):
+    if launch.gpu and size is not None and (why := _explain_size(size)):
         yield about(flag, f"{(launch.flags[flag] or '')[:60]}: {why}")
 
 
-def unmeant_by_recipe(launch: Launch) -> Matches:
+def impossible_size_in_recipe(launch: Launch) -> Matches:
     """Sizes that docker or sparkd reads."""
     for key, size in launch.sizes:
-        if (launch.gpu or size < LEAST_BYTES) and (why := _explain_unmeant(size)):
+        if (launch.gpu or size < _LEAST_BYTES) and (why := _explain_size(size)):
             yield key, f"{key}: {size}: {why}"
 
 
-def _explain_unmeant(size: int) -> str:
-    if size < LEAST_BYTES:
+def _explain_size(size: int) -> str:
+    if size < _LEAST_BYTES:
         return "it is a number of bytes"
-    return "a Spark has 128 GB" if size > SPARK_BYTES else ""
+    return "a Spark has 128 GB" if size > 128 << 30 else ""
 
 
-def pointless(launch: Launch) -> Matches:
+def no_effect(launch: Launch) -> Matches:
     """Values that vLLM takes, and that the user can't have meant."""
+    yield from _find_both_forms(launch)
+    yield from _find_useless_numbers(launch)
+    yield from _find_backend_without_nvfp4(launch)
+    yield from _find_octal(launch)
+    yield from _find_cached_models(launch)
+
+
+def _find_both_forms(launch: Launch) -> Matches:
     for flag in launch.flags:
         if f"no-{flag}" in launch.flags:
             yield about(flag, f"and --no-{flag} are both given: the last one counts")
-    for flag, of_gpu, is_pointless, why in _POINTLESS:
-        number = launch.amount(flag)
-        if number is not None and is_pointless(number) and (launch.gpu or not of_gpu):
-            yield about(flag, f"{number}{why}")
+
+
+def _find_useless_numbers(launch: Launch) -> Matches:
+    port, block, offload = map(launch.amount, ("port", "block-size", "cpu-offload-gb"))
+    if port is not None and port < 1024:
+        yield about("port", f"{port} is a port of the system, such as 22 of ssh: 8000 is usual")
+    if launch.gpu and block is not None and block % 16:  # of FlashAttention, FlashInfer and Triton of vLLM 0.32
+        yield about("block-size", f"{block} is no multiple of 16, which attention kernels need")
+    if launch.gpu and offload is not None and offload > 0:
+        yield about("cpu-offload-gb", f"{offload}: CPU and GPU of a Spark share one memory, so it gains nothing")
+
+
+def _find_backend_without_nvfp4(launch: Launch) -> Matches:
     dtype, backend = (launch.flags.get(flag) or "" for flag in ("kv-cache-dtype", "attention-backend"))
-    if dtype.startswith("nvfp4") and backend.upper() in NOT_FOR_NVFP4:
+    # Backends without nvfp4 in their supported_kv_cache_dtypes (vLLM 0.32).
+    if dtype.startswith("nvfp4") and backend.upper() in ("FLASH_ATTN", "FLEX_ATTENTION", "TRITON_ATTN", "TORCH_SDPA"):
         yield about("attention-backend", f"{backend} has no KV cache of {dtype}: FLASHINFER has")
-    yield from _find_octal(launch)
-    yield from _find_cached_models(launch)
+
+
+_OCTAL = re.compile(r"0{1,20}[1-7][0-7]{1,20}")
+"""An octal number, except those such as 07, which are the same in decimal."""
 
 
 def _find_octal(launch: Launch) -> Matches:
@@ -208,7 +214,11 @@ def wrong_fields(launch: Launch, *, sure: bool) -> Matches:
 def _needs_number(field: Field, value: JsonValue) -> bool:
     """Whether no build takes anything but numbers and null. A switch is none: a later build may give it names."""
     takes = set(field.takes.split())
-    return "int" in takes and takes <= NUMBERS and not field.choices and value is not None
+    return "int" in takes and takes <= {"null", "bool", "int", "float"} and not field.choices and value is not None
+
+
+MOST_FIELDS = 200
+"""Fields of one flag that are judged; vLLM's own have 50 at most."""
 
 
 def _list_fields(launch: Launch) -> Iterator[tuple[str, str, JsonValue]]:

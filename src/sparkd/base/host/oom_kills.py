@@ -1,0 +1,61 @@
+"""The OOM kills in the kernel's log, and whether a victim was in a container."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from sparkd.base.host.kernel import Record
+from sparkd.base.lib.text import sanitize, size
+
+SHOWN = 4
+"""The largest processes that are named."""
+_OOM_TABLE = "Tasks state (memory values in pages):"
+_OOM_ROW = re.compile(r"\[ *(\d{1,10})\](?: +\d{1,20}){3} +(\d{1,20})(?: +\d{1,20}){2,6} +-?\d{1,5} (.{1,64})")
+"""mm/oom_kill.c, dump_task: pid, uid, tgid, total_vm, rss, since 6.8 its parts."""
+_OOM_KILL = re.compile(
+    r"oom-kill:constraint=CONSTRAINT_\w{1,20},nodemask=.{0,2000}?,(?:global_oom|oom_memcg=(?P<limit>[^,]{1,2000})),"
+    r"task_memcg=(?P<group>[^,]{1,2000}),task=(?P<name>.{1,64}),pid=(?P<pid>\d{1,10}),uid=\d{1,10}"
+)
+"""The same file, dump_oom_victim."""
+_USER_WRITABLE_GROUP = re.compile(r"^/user\.slice/|[^/]\.service/")
+"""Groups below which a user may create groups, with any name."""
+
+
+class OomKill(Struct, frozen=True):
+    seconds: float
+    """Since boot, by the kernel's own clock."""
+    group: str
+    """The victim's."""
+    text: str
+
+
+def names_container(group: str, container_id: str) -> bool:
+    """Whether a group is the container's or below it, and not a user's group of that name."""
+    before, named, rest = group.partition(container_id)
+    is_name = before.endswith(("/", "/docker-")) and (not rest or rest.startswith(("/", ".scope")))
+    return bool(named) and is_name and _USER_WRITABLE_GROUP.search(before) is None
+
+
+def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
+    """The kernel's OOM kills, each described with the table of processes that precedes it."""
+    rows = list[tuple[int, str, str]]()
+    for record in records:
+        if record.text.startswith(_OOM_TABLE):
+            rows.clear()
+        elif row := _OOM_ROW.fullmatch(record.text):
+            rows.append((int(row[2]) * mmap.PAGESIZE, row[1], sanitize(row[3], 20)))
+        elif (kill := _OOM_KILL.fullmatch(record.text)) and record.text.count("task_memcg=") == 1:
+            yield OomKill(record.seconds, kill["group"], _describe_kill(kill, sorted(rows, reverse=True)))
+            rows.clear()
+
+
+def _describe_kill(kill: re.Match[str], rows: list[tuple[int, str, str]]) -> str:
+    rss = next((f", {size(resident)}" for resident, pid, _ in rows if pid == kill["pid"]), "")
+    limit = f"the memory limit of {sanitize(kill['limit'])}" if kill["limit"] else "the whole machine's memory"
+    largest = ", ".join(f"{name} {size(resident)} (pid {pid})" for resident, pid, name in rows[:SHOWN])
+    largest = f"; the largest processes then: {largest}" if largest else ""
+    return f"{sanitize(kill['name'], 20)} (pid {kill['pid']}{rss}), at {limit}{largest}"

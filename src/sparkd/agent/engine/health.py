@@ -134,25 +134,33 @@ def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue
         canary = _plan_canary(last, state, probe, limits.canary_seconds)
     if canary is not None:
         state = replace(state, canary_sent_at=probe.at, canary_pending=True, stall_clock_from=canary.stall_clock_from)
-    silent_seconds = probe.at - state.answered_at
-    still_seconds = _still_seconds(state)
+    silent_seconds, still_seconds = probe.at - state.answered_at, _still_seconds(state)
     no_answer_reason = f"the API server has not answered for {silent_seconds:.0f} s"
     no_token_reason = f"requests run and no token came for {still_seconds:.0f} s"
     # Not after one slow answer: the time before it may be a pause between probes, as where the agent stood still.
     if silent_seconds >= limits.stall_seconds and last.answered_at < last.probed_at:
         return StalledError(no_answer_reason)
+    proof = _find_hang(state, probe, limits, still_seconds)
+    if proof is not None:
+        return StalledError(f"{no_token_reason}{proof}")
+    degraded = _find_trouble(state, probe, limits, no_answer_reason, no_token_reason)
+    return Continue(state, degraded, wants_canary=canary is not None)
+
+
+def _find_hang(state: HealthState, probe: Observation, limits: Supervise, still_seconds: float) -> str | None:
+    """What proves that an engine without a token hangs, beyond the time alone; None where nothing does."""
+    # Rest and work of the ranks are of now: a stall of the last read may be over since.
+    if state.read_at != probe.at and not state.canary_pending and not state.canary_failed:
+        return None
     # A prompt that fits into one step counts no token before its end. If the engine were ended here, the client would
     # send it again, and end the next engine.
     computed_lately = probe.at - state.computed_at < IDLE_SECONDS
-    # Rest and work of the ranks are of now: a stall of the last read may be over since.
-    is_known = state.read_at == probe.at or state.canary_pending or bool(state.canary_failed)
-    if is_known and still_seconds >= limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately):
-        return StalledError(no_token_reason)
-    # Not `silent_seconds`: where only the API server is silent, the engine may be idle because it has no requests.
-    if is_known and probe.idle and not probe.compiles and still_seconds >= IDLE_SECONDS:
-        return StalledError(f"{no_token_reason}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
-    degraded = _find_trouble(state, probe, limits, no_answer_reason, no_token_reason)
-    return Continue(state, degraded, wants_canary=canary is not None)
+    if still_seconds >= limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately):
+        return ""
+    # Not the API server's silence: where it alone is silent, the engine may be idle because it has no requests.
+    if probe.idle and not probe.compiles and still_seconds >= IDLE_SECONDS:
+        return f", and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs"
+    return None
 
 
 def _find_trouble(

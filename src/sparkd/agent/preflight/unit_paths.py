@@ -40,14 +40,11 @@ def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
         for number, word in enumerate(command.command.words):
             is_program = number == 0
             path = _replace_specifiers(word.partition("=")[2] if word.startswith("-") else word, unit.name)
-            if is_program:
-                path = _find_program(path, files)
-            elif not path.startswith("/") and not (path.startswith(UNKNOWN) and "/" in path):
-                continue
-            if UNKNOWN in path or (not is_program and _SHELL.search(path) and not _exists(files, path)):
+            path = _find_program(path, files) if is_program else _find_argument(path, files)
+            if UNKNOWN in path:
                 unknown.append(f"{word} in {command.key}")
+            if not path or UNKNOWN in path:
                 continue
-            path = path if is_program else _find_mount_source(path, files)
             where = f"{command.key} in {command.source}"
             requirement = Requirement.PROGRAM if is_program else Requirement.ANYTHING
             use = NeededPath(path, where, requirement, hint, command.command.ignores_failure)
@@ -74,6 +71,15 @@ def _replace_specifiers(word: str, unit_name: str) -> str:
         return "$" if match[0] == "$$" else f"{UNKNOWN}{match[0]}{UNKNOWN}"
 
     return _VARIABLE.sub(replace_variable, _SPECIFIER.sub(replace_specifier, word))
+
+
+def _find_argument(word: str, files: Files) -> str:
+    """The path that an argument is; empty where it is none, UNKNOWN where that can't be known, as with shell code."""
+    if not word.startswith("/") and not (word.startswith(UNKNOWN) and "/" in word):
+        return ""
+    if UNKNOWN in word or (_SHELL.search(word) and not _exists(files, word)):
+        return UNKNOWN
+    return _find_mount_source(word, files)
 
 
 def _find_program(name: str, files: Files) -> str:

@@ -181,16 +181,20 @@ def _find_holder(facts: MemoryFacts, shortage_bytes: int) -> tuple[str, str] | N
     explained = facts.process_bytes + gpu_bytes >= shortage_bytes or facts._unexplained_bytes < shortage_bytes
     if users and (not facts._gpu_sizes_known or (explained and gpu_bytes >= NAMED_BYTES)):
         return f"; the GPU is used by {users}", "stop other work on the GPU"
-    charged_bytes = facts._charged_bytes or 0
-    if explained and charged_bytes >= NAMED_BYTES and facts.process_bytes + gpu_bytes < shortage_bytes:
-        held = f"; {size(charged_bytes)} are the kernel's for processes, as buffers of sockets and pipes"
-        if not facts._charged_unit:
-            return held, "see whose: sudo systemd-cgtop --order=memory"
-        hint = f"see who it is, and stop it if it may go: systemctl status {quote(facts._charged_unit)}"
-        return f"{held}, most of it for {facts._charged_unit}", hint
+    if explained and facts.process_bytes + gpu_bytes < shortage_bytes:  # perhaps by what groups are charged for
+        return _describe_charged(facts)
     if not facts.gpus or facts.gpu_users is None or explained:
         return "", "stop other work on this node"
     return None
+
+
+def _describe_charged(facts: MemoryFacts) -> tuple[str, str]:
+    if (facts._charged_bytes or 0) < NAMED_BYTES:
+        return "", "stop other work on this node"
+    held = f"; {size(facts._charged_bytes or 0)} are the kernel's for processes, as buffers of sockets and pipes"
+    if not (unit := facts._charged_unit):
+        return held, "see whose: sudo systemd-cgtop --order=memory"
+    return f"{held}, most of it for {unit}", f"see who it is, and stop it if it may go: systemctl status {quote(unit)}"
 
 
 HINTS = {

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from shlex import quote
 
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
-from sparkd.agent.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
+from sparkd.agent.preflight.engine_processes import Engine, PortUse, find_engines, pids_of, port_holders
 from sparkd.agent.preflight.fixes import EndProcess, stop_by_hand
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
+from sparkd.base.host.docker import DockerFacts
 from sparkd.base.host.network import canonical
+from sparkd.base.host.processes import ProcessTable
 from sparkd.base.host.sockets import Listener
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
@@ -104,23 +107,12 @@ class Ports(Check[PortsFacts], frozen=True):
         owner_pid = (owner.pid or None) if owner else None
         if not taken_by:
             return PortsFacts((), owner_pid)
-        table = host.processes()
+        table, docker = host.processes(), host.docker()
         engines, _ = find_engines(host, table)
-        strays, serving = pids_of(engines), pids_of(engine for engine in engines if engine.serves)
-        docker = host.docker()
-        containers = {container.id: container for container in docker.containers}
-        held = []
-        for wanted, use in zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True):
-            container = containers.get(use.container_id)
-            container_name = container.name if container else "" if docker.known else use.container_id[:12]
-            is_ours = container is not None and container.ours
-            descendants = table.descendants(use.pid) if use.pid else ()
-            end_processes = tuple(
-                EndProcess(child.pid, child.start_time, child.comm) for child in descendants if not child.dead
-            )
-            named_by_strays, serves = use.pid in strays or is_ours, use.pid in serving and not is_ours
-            held.append(HeldPort(wanted, use, container_name, named_by_strays, end_processes, serves))
-        return PortsFacts(tuple(held), owner_pid)
+        pairs = zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True)
+        return PortsFacts(
+            tuple(_describe_holder(wanted, use, table, docker, engines) for wanted, use in pairs), owner_pid
+        )
 
     def _is_left_to_strays(self, held: HeldPort) -> bool:
         is_named = held.told_by_strays and not self.strays_skipped  # words: keep
@@ -141,6 +133,20 @@ class Ports(Check[PortsFacts], frozen=True):
         free = ", ".join(str(wanted.port) for wanted in self.wanted if wanted.port not in taken_ports)
         parts = [f"{free} free" if free else "", *own_ports, *engine_ports]
         return combine_verdicts(problems, "; ".join(filter(None, parts)) or "this node listens on none")
+
+
+def _describe_holder(
+    wanted: WantedPort, use: PortUse, table: ProcessTable, docker: DockerFacts, engines: Sequence[Engine]
+) -> HeldPort:
+    container = docker.container(use.container_id)
+    container_name = container.name if container else "" if docker.known else use.container_id[:12]
+    is_ours = container is not None and container.ours
+    descendants = table.descendants(use.pid) if use.pid else ()
+    end_processes = tuple(
+        EndProcess(child.pid, child.start_time, child.comm) for child in descendants if not child.dead
+    )
+    serves = use.pid in pids_of(engine for engine in engines if engine.serves) and not is_ours
+    return HeldPort(wanted, use, container_name, is_ours or use.pid in pids_of(engines), end_processes, serves)
 
 
 def _conflicts(listener: Listener, wanted: WantedPort) -> bool:

@@ -108,7 +108,7 @@ def pull_model(args: argparse.Namespace) -> None:
     folder = model_files.choose_folder(args.to, args.name, published, configured)
     token = model_files.read_token(args.token_file or configured.engine.secrets.get(model_files.TOKEN), host.files)
     repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
-    print(f"{repo.name} at {sanitize(repo.commit[:12])}: {len(repo.sizes)} files for {folder}", flush=True)
+    print(f"{repo.name} at {sanitize(repo.commit[:12])}: {len(repo.files)} files for {folder}", flush=True)
     need_bytes, room = model_files.require_download_room(repo, folder, host)
     # Where no bytes are missing, files of another revision may have the size of this one's.
     amount = "an unknown amount" if need_bytes is None else size(need_bytes) if need_bytes else "only changed files"

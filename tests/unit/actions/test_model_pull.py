@@ -22,7 +22,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import model
-from sparkd.tools.models.hub import limit_bytes
+from sparkd.tools.models.hub import Repo, RepoFile, limit_bytes
 from sparkd.tools.models.peers import SPARE_BYTES
 
 SHARD = "model.safetensors"
@@ -179,6 +179,29 @@ def test_an_interrupted_download_is_resumed(machine: Machine, cut: Hub) -> None:
     assert left in done.stdout, "another revision's partial file does not count"
     assert [one for one in cut.requests if "bytes=" in one] == [f"GET /{REPO}/resolve/{COMMIT}/{SHARD} bytes={begun}-"]
     assert (machine.folder / SHARD).read_bytes() == cut.files[SHARD]
+
+
+@pytest.mark.parametrize(
+    ("partials", "left_bytes"),
+    [
+        ({("a/model", "wanted"): 30}, 70),
+        ({("a/model", "wanted"): 300}, 50),
+        ({("a/model", "older"): 30, ("a/left-out", "left-out"): 300, ("b/model", "wanted"): 30}, 100),
+        ({("b/here", "here"): 50}, 100),
+        ({("b/no-hash", "any"): 20}, 80),
+    ],
+    ids=["its own", "too long", "of an older revision, a file left out, and another place", "complete", "no hash"],
+)
+def test_a_partial_counts_for_its_own_missing_file_alone(
+    server: Hub, tmp_path: Path, partials: dict[tuple[str, str], int], left_bytes: int
+) -> None:
+    from huggingface_hub._local_folder import get_local_download_paths
+
+    files = RepoFile("a/model", 50, "wanted"), RepoFile("b/here", 50, "here"), RepoFile("b/no-hash", 50)
+    Tree(tmp_path).file("/b/here", 50 * "x")
+    for (path, etag), size_bytes in partials.items():
+        get_local_download_paths(tmp_path, path).incomplete_path(etag).write_bytes(bytes(size_bytes))
+    assert Repo(server.endpoint, COMMIT, files).missing_bytes(tmp_path) == left_bytes
 
 
 def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, cut: Hub) -> None:

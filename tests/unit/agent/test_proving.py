@@ -1,5 +1,7 @@
 """A plan that has served is kept as known good; a failed start logs what differs from it."""
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.agreed import MOST_LINES
-from sparkd.agent.daemon.proving import ProvingPeriod
+from sparkd.agent.daemon.proving import AGAIN_SECONDS, ProvingPeriod
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.base.cluster import chosen_plan
 from sparkd.base.config.settings import Supervise
@@ -222,6 +224,37 @@ def test_a_start_that_preflight_blocks_is_compared_by_its_plan_alone(started: Ag
     shutdown_on_error(started.agent, None, BlockedError("plan-lint: no"))
     (line,) = differences_logged(started)
     assert "name=args.dtype" in line
+
+
+class FullDisk(MemoryActions):
+    is_full = True
+
+    def write_state(self, name: str, text: str, mode: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write_state(name, text, mode)
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["a full disk", "an unreadable file"])
+def test_an_entry_that_could_not_be_kept_is_kept_a_minute_later(started: AgentUnderTest, is_full: bool) -> None:
+    agreement, now = started.agent.agreed.agreement, 0.0
+    actions = FullDisk(started.agent.host, started.agent.loop, "full")
+    agent = started.remake(actions=actions)
+    agent.agreed.keep(agreement)
+    actions.is_full = is_full
+    unreadable = Tree(Path(agent.host.files.root)).folder("/else" if is_full else known_good.FILE.path)
+    proving = ProvingPeriod(agent, agent.agreed, agent.switching, lambda: now)
+    proving.begin()
+    proving.tick()
+    assert (kept_entries(started), proving.proven) == ((), True)
+    actions.is_full = False
+    unreadable.rmdir()
+    now = AGAIN_SECONDS - 1
+    proving.tick()
+    assert kept_entries(started) == ()
+    now = AGAIN_SECONDS
+    proving.tick()
+    assert len(kept_entries(started)) == 1
 
 
 @pytest.mark.parametrize(("end", "count"), [("", 1), ("2999-01-01T00:00:00+00:00", 0)])

@@ -21,7 +21,7 @@ from sparkd.base.state.history import Launch
 from sparkd.base.state.known_good import Facts
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.cli import tune_recipe
-from sparkd.tools.measure import climb, ladder_ends
+from sparkd.tools.measure import climb, ladder_ends, trial
 from sparkd.tools.measure.climb import FILE, Climb, Tuning
 from sparkd.tools.measure.figures import DECODE, Spread
 from sparkd.tools.measure.ladder import LENGTH, SEQUENCES, Knob, Measured
@@ -168,7 +168,7 @@ def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
 def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree, in_force: bool) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
-    climbing._switch, climbing._in_force = put(tree, Stage.IN_FORCE, step("mine-tuned", LATER)), in_force
+    climbing._switch, climbing._came_up = put(tree, Stage.IN_FORCE, step("mine-tuned", LATER)), in_force
     assert climbing._refuse_other() == climbing._switch
     (tree.root / switch.FILE.path[1:]).unlink()
     if not in_force:  # the agent has gone back from it
@@ -245,13 +245,13 @@ def test_an_engine_that_ends_in_the_first_smoke_test_is_one_that_ended(monkeypat
     async def collect(_served: object) -> list[SimpleNamespace]:
         return [SimpleNamespace(faults=["the answer ended early"])]
 
-    monkeypatch.setattr(climb, "open_endpoint", open_next)
-    monkeypatch.setattr(climb, "collect", collect)
+    monkeypatch.setattr(trial, "open_endpoint", open_next)
+    monkeypatch.setattr(trial, "collect", collect)
     with pytest.raises(EngineEndedError, match="the answer ended early; the engine has just ended"):
-        climb.smoke_twice()
+        trial.smoke_twice()
 
 
-def raise_ended() -> None:
+def raise_ended(*_: object) -> None:
     raise EngineEndedError("it ended")
 
 
@@ -262,7 +262,6 @@ def test_an_agent_that_is_gone_is_no_fault_of_the_step(monkeypatch: pytest.Monke
     climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
     with pytest.raises(BlockedError, match="no agent runs any more"):
         climbing._follow(put(tree, Stage.TRYING, step("mine-tuned", LATER)))
-    monkeypatch.setattr(Climb, "_test", lambda *_: climb.smoke_twice())
-    monkeypatch.setattr(climb, "smoke_twice", raise_ended)
+    monkeypatch.setattr(Climb, "_test", raise_ended)
     with pytest.raises(BlockedError, match="it ended"):
         climbing._measure((SEQUENCES, 8))

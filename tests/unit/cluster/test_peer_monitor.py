@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from tests.unit.nodes import report, status
 
 from sparkd.agent.cluster.client import PeerReader
-from sparkd.agent.cluster.monitor import ExpectedPeer, PeerMonitor, expect_peer, find_loss
+from sparkd.agent.cluster.monitor import ExpectedPeer, PeerMonitor, expect_peer, peer_lost_error
 from sparkd.base.lib.errors import Cause, ExitCode, PeerLostError
 from sparkd.base.status.model import Contact, PeerStatus, Phase
 from sparkd.base.status.phases import PHASES
@@ -367,7 +367,7 @@ def test_an_event_is_a_loss_at_once_and_has_its_cause(
     contact: Contact, changes: dict[str, object], reason: str, cause: Cause
 ) -> None:
     seen = status(contact, report(**{"phase": Phase.SERVING, "epoch": "e1", **changes}))
-    loss = find_loss(EXPECTED, seen)
+    loss = peer_lost_error(EXPECTED, seen)
     assert loss is not None
     assert (loss.reason, loss.cause) == (reason, cause)
 
@@ -376,13 +376,13 @@ def test_an_event_is_a_loss_at_once_and_has_its_cause(
 @pytest.mark.parametrize("epoch", ["", "e1"])
 def test_an_agent_that_continues_is_no_loss_whatever_it_does(phase: Phase, epoch: str) -> None:
     seen = status(answer=report(phase=phase, epoch=epoch))
-    assert find_loss(EXPECTED, seen) is None
+    assert peer_lost_error(EXPECTED, seen) is None
 
 
 @pytest.mark.parametrize("contact", [Contact.ANSWERS, Contact.SILENT, Contact.UNSIGNED])
 def test_silence_is_never_a_loss_by_itself(contact: Contact) -> None:
     seen = status(contact, RUNNING, why="no answer within 8 s")
-    assert find_loss(EXPECTED, seen) is None
+    assert peer_lost_error(EXPECTED, seen) is None
     peers, _, monitor = tracked(1, proves=False)
     peers[1].status = replace(seen, report=replace(RUNNING, epoch="e"))
     peers[1].silent(3600)
@@ -397,9 +397,9 @@ def test_the_reported_rank_is_expected_and_the_incarnation_of_an_earlier_version
 
 def test_the_rank_counts_whatever_process_has_it() -> None:
     expected = ExpectedPeer(1, "r", "e1")
-    assert find_loss(expected, status(answer=replace(RUNNING, rank_id="r", incarnation="another"))) is None
+    assert peer_lost_error(expected, status(answer=replace(RUNNING, rank_id="r", incarnation="another"))) is None
     placeless = status(answer=replace(RUNNING, rank=-1, epoch="", phase=Phase.AWAITING_PEERS, incarnation="another"))
-    assert find_loss(expected, replace(placeless, rank=1)) is not None
+    assert peer_lost_error(expected, replace(placeless, rank=1)) is not None
 
 
 def test_a_standstill_of_this_process_is_no_silence_of_the_others() -> None:

@@ -17,14 +17,8 @@ from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.measure.bench import Result
 from sparkd.tools.measure.figures import LevelFigures, Spread
-from sparkd.tools.measure.image_trial import (
-    ImageTrial,
-    StillCompilingError,
-    check_bench,
-    compare,
-    explain_fault,
-    find_baseline,
-)
+from sparkd.tools.measure.image_trial import ImageTrial, compare, explain_fault, find_baseline
+from sparkd.tools.measure.trial import StillCompilingError, check_bench
 
 RATE = Spread(100, 95, 105)
 LEVELS = tuple(LevelFigures(number, "static", 3 * number, 0, RATE, None, None, None, None) for number in (1, 4, 2))

@@ -17,7 +17,7 @@ from tests.unit.plans import configured
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, network
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
-from sparkd.base.plan.fingerprint import read_secrets
+from sparkd.base.plan.secret_files import read_secrets
 from sparkd.tools.cli.main import build_parser, main
 from sparkd.tools.setup.node_files import HEAD, NodeFiles
 from sparkd.tools.setup.wizard import Wishes, Wizard
@@ -94,7 +94,9 @@ def test_a_key_is_one_that_the_engine_gets_whole(spark: Tree, run: Run) -> None:
     run(api_key=True)
     key = path(spark, KEY)
     settings = configured(engine={"secrets": {"VLLM_API_KEY": str(key)}})
-    assert read_secrets(plans.plan(plans.ALONE, settings)) == {"VLLM_API_KEY": key.read_text().rstrip("\n")}
+    assert read_secrets(Host().files, plans.plan(plans.ALONE, settings)) == {
+        "VLLM_API_KEY": key.read_text().rstrip("\n")
+    }
 
 
 @pytest.mark.parametrize("options", [{}, {"plan": True}, {"api_key": False}])

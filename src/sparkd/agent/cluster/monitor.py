@@ -51,7 +51,7 @@ def expect_peer(peer: PeerStatus, epoch: str) -> ExpectedPeer:
     return ExpectedPeer(peer.rank, peer.report.launch_id, epoch)
 
 
-def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
+def peer_lost_error(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
     """Why an expected peer is lost; None where it is not. Pure."""
     rank = f"rank {peer.rank} on {peer.name}"
     report = peer.report
@@ -68,12 +68,41 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
     return None
 
 
-def silence(peer: PeerStatus, what: str) -> PeerLostError:
+def silent_peer_error(peer: PeerStatus, what: str) -> PeerLostError:
     """The error for a peer that does not answer; `what` says for how long. This node's own address may be gone."""
     if peer.own_address_gone:
         reason = f"{peer.said}: rank {peer.rank} on {peer.name} {what}"
         return PeerLostError(reason, ADDRESS_HINT, cause=Cause.OWN_ADDRESS_GONE)
     return PeerLostError(f"rank {peer.rank} on {peer.name} {what}", HINT, cause=Cause.PEER_SILENT)
+
+
+class EngineProof(Struct):
+    """The proof in a silence that the serving engine works."""
+
+    prove: Callable[[float], Coroutine[Any, Any, bool]]
+    """As for `PeerMonitor.prove_by`."""
+    limit_seconds: float
+    """A silence may last so long."""
+    submit: Callable[[Coroutine[Any, Any, bool]], Outcome[bool]]
+    clock: Callable[[], float]
+    taken_at: float = 0.0
+    _under_way: Outcome[bool] | None = None
+    _result: bool | None = None
+
+    def begin(self, seconds: float) -> None:
+        """Request a proof within so many seconds, unless one is under way."""
+        if self._under_way is None:
+            self._under_way = self.submit(self.prove(seconds))
+
+    def take(self) -> bool | None:
+        """The result of the last proof in this silence; None before one."""
+        if self._under_way is not None and self._under_way.done():
+            self._result, self._under_way, self.taken_at = self._under_way.result(), None, self.clock()
+        return self._result
+
+    def reset(self) -> None:
+        """Forget the result, and a proof that is still under way."""
+        self._under_way, self._result = None, None
 
 
 class PeerMonitor(Struct):
@@ -96,13 +125,8 @@ class PeerMonitor(Struct):
     _tracked_since: float = 0.0
     _refused_at: dict[int, float] = {}
     """Times since which nodes refuse connections, by rank."""
-    _prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
-    _proof_limit_seconds: float = math.inf
-    _proof: Outcome[bool] | None = None
-    """A proof under way."""
-    _proven: bool | None = None
-    """Result of the last proof in this silence; None before one."""
-    _proven_at: float = 0.0
+    _proof: EngineProof | None = None
+    """None before the engine serves."""
 
     def track(self, *expected: ExpectedPeer) -> None:
         """Let `check` raise the loss of any of these from now on."""
@@ -120,7 +144,7 @@ class PeerMonitor(Struct):
 
         `prove(seconds)` returns whether the engine answers in that time; on the head, whether it makes a token.
         """
-        self._prove, self._proof_limit_seconds = prove, limit_seconds
+        self._proof = EngineProof(prove, limit_seconds, self.submit, self.clock)
 
     def statuses(self) -> tuple[PeerStatus, ...]:
         """Statuses in rank order."""
@@ -142,8 +166,8 @@ class PeerMonitor(Struct):
         for peer in peers:
             if (expected := self._expected.get(peer.rank)) is None:
                 continue
-            if loss := find_loss(expected, peer):
-                raise loss
+            if error := peer_lost_error(expected, peer):
+                raise error
             heard_at = self.readers[peer.rank].heard_at or self._tracked_since
             heard_at = max(heard_at, self.resumed_at())
             seconds = max(0.0, now - heard_at)
@@ -155,8 +179,9 @@ class PeerMonitor(Struct):
             if silent is None or seconds > silent[0]:
                 silent = seconds, peer
         if silent is not None:
-            self._handle_silence(*silent, now)
-        self.trouble = (self.trouble if silent is not None else "") or away
+            self.trouble = self._handle_silence(*silent, now) or away
+        else:
+            self.trouble = away
         return peers
 
     def _await_agent(self, peer: PeerStatus, seconds: float, silent_seconds: float) -> str:
@@ -181,45 +206,37 @@ class PeerMonitor(Struct):
 
     def _is_proven(self, silent_seconds: float) -> bool | None:
         """Whether the engine has worked since a silence of so many seconds began; None while a proof is under way."""
-        self._take_proof()
-        if self._proven is None and (self._prove is None or silent_seconds >= self._proof_limit_seconds):
+        if self._proof is None:
             return False
-        if self._proven is None and self._prove is not None and self._proof is None:
-            self._proof = self.submit(self._prove(PROOF_SHARE * self.timeout_seconds))
-        return self._proven
+        proven = self._proof.take()
+        if proven is None and silent_seconds >= self._proof.limit_seconds:
+            return False
+        if proven is None:
+            self._proof.begin(PROOF_SHARE * self.timeout_seconds)
+        return proven
 
-    def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> None:
-        """Judge a silence of so many seconds: a serving engine may prove itself. Raises PeerLostError."""
+    def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> str:
+        """The trouble after a silence of so many seconds, in which a serving engine may prove itself.
+
+        Raises PeerLostError where the timeout has passed, and there is no proof or it has failed.
+        """
         proof_seconds = PROOF_SHARE * self.timeout_seconds
         if seconds < self.timeout_seconds - proof_seconds:
             # The silence has ended, or is short: a proof still under way must not decide about the next one.
-            if not self._refused_at:
-                self._proof, self._proven = None, None
-            self.trouble = ""
-            return
+            if self._proof is not None and not self._refused_at:
+                self._proof.reset()
+            return ""
         detail = f": {peer.said}" if peer.said and not peer.own_address_gone else ""
-        lost = silence(peer, f"has been silent for {seconds:.0f} s{detail}")
+        lost = silent_peer_error(peer, f"has been silent for {seconds:.0f} s{detail}")
         left_seconds = self.timeout_seconds - seconds
-        if self._prove is not None and seconds < self._proof_limit_seconds:
-            self._judge_proof(lost, left_seconds <= 0)
-            pause_seconds = proof_seconds if self._proven else RETRY_SECONDS
-            if self._proof is None and (self._proven is None or now - self._proven_at >= pause_seconds):
-                self._proof = self.submit(
-                    self._prove(proof_seconds if left_seconds <= 0 else max(RETRY_SECONDS, left_seconds))
-                )
-        elif left_seconds <= 0:
-            raise lost
-
-    def _take_proof(self) -> None:
-        if self._proof is not None and self._proof.done():
-            self._proven, self._proof, self._proven_at = self._proof.result(), None, self.clock()
-
-    def _judge_proof(self, lost: PeerLostError, is_over: bool) -> None:
-        """Take the result of a proof that has ended. `is_over`: the timeout has passed.
-
-        Raises PeerLostError where it has, and the proof has failed.
-        """
-        self._take_proof()
-        if is_over and self._proven is False:
+        is_over, proof = left_seconds <= 0, self._proof
+        if proof is None or seconds >= proof.limit_seconds:
+            if is_over:
+                raise lost
+            return self.trouble
+        proven = proof.take()
+        if is_over and proven is False:
             raise PeerLostError(f"{lost.reason}, and the engine does not answer", lost.hint, cause=lost.cause)
-        self.trouble = f"{lost.reason}; the engine answers" if is_over and self._proven else ""
+        if proven is None or now - proof.taken_at >= (proof_seconds if proven else RETRY_SECONDS):
+            proof.begin(proof_seconds if is_over else max(RETRY_SECONDS, left_seconds))
+        return f"{lost.reason}; the engine answers" if is_over and proven else ""

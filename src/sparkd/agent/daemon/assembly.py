@@ -30,13 +30,14 @@ from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, network
+from sparkd.base.host.files import Files
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, ExitCode, find_action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import Redactor
-from sparkd.base.plan.fingerprint import read_secrets
 from sparkd.base.plan.model import Node
+from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.state.rank_record import read_boot_id
 from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
 from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
@@ -55,7 +56,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, adoptable: Adopt
     if adoptable is not None:
         secrets = adoptable.kept.secrets
     else:
-        read_engine_secrets = partial(read_secrets, node.plan)
+        read_engine_secrets = partial(read_secrets, Files(), node.plan)
         secrets = _read_beside(base, read_engine_secrets, "reading the secrets", "a file of engine.secrets")
     redact = Redaction(secrets.values())
     events = base.log.events(redact)

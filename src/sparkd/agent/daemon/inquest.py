@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkd.agent.cluster.monitor import HINT, silence
+from sparkd.agent.cluster.monitor import HINT, silent_peer_error
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.rank import EXIT_CODE_SECONDS, UNKNOWN_CODE, MachineFacts, Running
 from sparkd.base.lib.endings import Stage
@@ -96,4 +96,4 @@ def _raise_if_peer_lost(agent: Agent, reason: str) -> None:
     agent.loop.wait_until(lambda: agent.monitor.silent_since(began) is None, SILENCE_SECONDS)
     silent = agent.monitor.silent_since(began)
     if silent is not None:
-        raise silence(silent, f"has not answered since: {reason}")
+        raise silent_peer_error(silent, f"has not answered since: {reason}")

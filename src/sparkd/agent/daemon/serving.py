@@ -19,7 +19,7 @@ from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.loading import begin_load, follow_load, make_load_monitor, mark_ready
 from sparkd.agent.daemon.own_rank import is_alarmed, look_at_dockerd, note_kept_rank
 from sparkd.agent.daemon.page_cache import PageCacheWatch
-from sparkd.agent.daemon.proving import start_smoke_test
+from sparkd.agent.daemon.smoke_test import start_smoke_test
 from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower
 from sparkd.agent.engine.activity import ActivityMeter, GpuThrottleMonitor

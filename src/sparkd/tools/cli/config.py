@@ -24,10 +24,11 @@ from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
 from sparkd.base.lib.text import printable
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.compile_jobs import read_room
-from sparkd.base.plan.fingerprint import hash_user_script, read_secrets
+from sparkd.base.plan.fingerprint import hash_user_script
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import read_sum
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.recipes.additions import COMPILE_JOBS, HCAS, INTERFACE
 from sparkd.base.recipes.loader import LoadedRecipe, load_recipe
 from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT, recipe_folders
@@ -120,7 +121,7 @@ def _check_plan(node: NodeContext, recipe: Callable[[], LoadedRecipe], host: Hos
     if node.followed is None:
         steps.append(lambda: warnings.extend(_lint_recipe(recipe(), node.settings, host)))
     if not os.geteuid():
-        steps += [partial(read_secrets, node.plan), partial(hash_user_script, host, node.plan)]
+        steps += [partial(read_secrets, host.files, node.plan), partial(hash_user_script, host, node.plan)]
     _run_steps(*steps)
     return [*warnings, *([] if os.geteuid() else _warn_of_open_secrets(node.plan, host))]
 

@@ -148,11 +148,11 @@ TICK_SECONDS = 30.0
 class Ticker:
     """A context manager that prints a line each 30 s, where stderr is no terminal, as in a log or through ssh.
 
-    `text`: what is done now; any thread may change it.
+    `text`: what is done now.
     """
 
     def __init__(self, text: str, every_seconds: float = TICK_SECONDS) -> None:
-        self.text, self._every_seconds = text, every_seconds
+        self._text, self._every_seconds = text, every_seconds
         self._began, self._ended = time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._tick, name="ticker", daemon=True)
 
@@ -162,12 +162,19 @@ class Ticker:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def show(self, text: str) -> None:
+        """Show what is done now. Any thread may call it."""
+        self._text = text
+
+    def close(self) -> None:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(1)  # a line that is being written comes before what the caller prints
 
     def line(self) -> str:
-        return f"{self.text}: for {time.monotonic() - self._began:.0f} s"
+        return f"{self._text}: for {time.monotonic() - self._began:.0f} s"
 
     def _tick(self) -> None:
         while not self._ended.wait(self._every_seconds):
@@ -213,15 +220,15 @@ class Progress(Ticker):
             self._bar.start()
         return super().__enter__()
 
-    def __exit__(self, *_error: object) -> None:
-        super().__exit__()
+    def close(self) -> None:
+        super().close()
         if self._bar:
             self._bar.stop()
 
     def next(self, name: str) -> None:
         """Show the name and number of the next file."""
         self._number += 1
-        self.text = sanitize(f"{self._number}/{self._files} {name}")
+        self.show(sanitize(f"{self._number}/{self._files} {name}"))
         if self._bar:
             name_width = max(8, self._bar.console.width - BAR_WIDTH - FIGURES_WIDTH)
             self._bar.update(self._task, description=sanitize(f"{self._number}/{self._files} {name}", name_width))

@@ -108,7 +108,7 @@ def pull_model(args: argparse.Namespace) -> None:
     folder = model_files.choose_folder(args.to, args.name, published, configured)
     token = model_files.read_token(args.token_file or configured.engine.secrets.get(model_files.TOKEN), host.files)
     repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
-    print(f"{repo.name} at {sanitize(repo.commit[:12])}: {len(repo.sizes)} files for {folder}", flush=True)
+    print(f"{repo.name} at {sanitize(repo.commit[:12])}: {len(repo.files)} files for {folder}", flush=True)
     need_bytes, room = model_files.require_download_room(repo, folder, host)
     # Where no bytes are missing, files of another revision may have the size of this one's.
     amount = "an unknown amount" if need_bytes is None else size(need_bytes) if need_bytes else "only changed files"
@@ -130,7 +130,7 @@ def _end_at_interrupt(progress: Progress) -> Iterator[None]:
     """End at once at SIGINT; the download's threads would first finish their files. Partial files are kept."""
 
     def end(number: int, _frame: object) -> None:
-        progress.__exit__()  # the cursor is shown again
+        progress.close()  # the cursor is shown again
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -181,22 +181,26 @@ def build_image(args: argparse.Namespace) -> None:
     show("\n".join(sources.describe()))
     # A build may take all memory that is available as it begins, and would end another build's check of the same image.
     with locked(Path("/"), "run/sparkd/image-build.lock", "`sparkd image build`"):
-        base, replaced, (known_name, known_build), room = image_build.find_images(sources, host)
+        images = image_build.find_images(sources, host)
         memory_bytes = image_build.find_memory(host, load_settings(os.environ).memory)
         show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
-        for change in sources.built_from(base).changes(known_build) if known_build else ():
-            show(f"other than in {known_name}: {change}")
+        for change in sources.built_from(images.base).changes(images.built_from) if images.built_from else ():
+            show(f"other than in {images.built_name}: {change}")
         confirmed_command = f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
         if not console.is_confirmed(
             "build it? [y/N] ", confirmed_command, yes=args.yes, why="a build runs these steps as root"
         ):
             show("nothing is built; nothing is to be done")
             return
-        with explain_interrupt(args.recipe), Ticker("builds") as ticker, image_build.explain_full_disk(room, host):
-            progress = show if console.on_terminal() else partial(setattr, ticker, "text")
-            image = image_build.build(sources, base, memory_bytes, cached=not args.no_cache, show=progress)
+        with (
+            explain_interrupt(args.recipe),
+            Ticker("builds") as ticker,
+            image_build.explain_full_disk(images.room, host),
+        ):
+            progress = show if console.on_terminal() else ticker.show
+            image = image_build.build(sources, images.base, memory_bytes, cached=not args.no_cache, show=progress)
             image_build.check(sources, image)
-            lines = tuple(image_build.give_name(sources, image, replaced))
+            lines = tuple(image_build.give_name(sources, image, images.replaced_id))
     show("\n".join(lines))
     if sources.recipe.nodes.max > 1:
         show(f"sparkd image sync {sources.recipe.image.ref}   # to the other nodes, if any")

@@ -5,7 +5,6 @@ Each is a switch to a plan that ends at a time, so the agent goes back by itself
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.actions import files
 from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, NotReadyError
@@ -21,17 +21,24 @@ from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.base.status.model import read_living_report, utc_now
-from sparkd.tools.measure.bench import Result, Wanted
-from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
+from sparkd.tools.measure.ladder import (
+    BASE_STEP,
+    Knob,
+    Measured,
+    Position,
+    Value,
+    apply,
+    describe,
+    find_position,
+    name_step,
+)
 from sparkd.tools.measure.measuring import run_warm
 from sparkd.tools.measure.soak import Sample, read_sample
+from sparkd.tools.measure.trial import check_bench, longest_step, make_load, ready_seconds, smoke_twice
 from sparkd.tools.node import switching
-from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
+from sparkd.tools.node.served import open_endpoint
 
-PROMPT_TOKENS, ANSWER_TOKENS, RUNS = 64, 128, 5
-DEFAULT_CONCURRENCY, DRAIN_SECONDS = 4, 60
-AWAITED_SECONDS, MEASURE_SECONDS = 900, 3600
-"""Parts of the time until a step ends by itself: waiting for docker or a peer, and smoke with bench."""
+DRAIN_SECONDS = 60
 BY_KNOB = ("plan-lint", "unified-memory")
 """Checks whose outcome a knob decides: a finding of theirs makes a bad step, any other one stops the command."""
 FAULT_LENGTH = 300
@@ -77,19 +84,9 @@ class Climb:
         self._base, self._config, self._host, self._show = base, config, host, show
         self._fingerprint = chosen_plan.fingerprint_config(config, host)
         """Fingerprint of the configuration that the switches replace."""
-        self._switch: Switch | None = None
-        """The last step's."""
-        self._in_force = False
-        """Whether that has come up: then the file has it until somebody else chooses."""
-        choice = switching.read_choice(host)
-        if choice is not None and choice.replaces != self._fingerprint:
-            choice = None
-        if choice is not None and self._is_step(choice):
-            self._back, self._switch = choice.back, choice  # left by an earlier process that was killed
-        elif choice is not None and choice.stage is not Stage.IN_FORCE:
-            raise BlockedError(f"this node is on the way to {label(choice.chosen)}", "sparkd status")
-        else:
-            self._back = choice.plans[:MOST_BACK] if choice is not None else ()
+        self._came_up = False
+        """Whether the last step's plan was put in force. From then on a missing file means that somebody else chose."""
+        self._back, self._switch = find_start(switching.read_choice(host), self._fingerprint, self._is_step)
 
     def __enter__(self) -> Self:
         return self
@@ -114,9 +111,9 @@ class Climb:
             self.keep(replace(self.tuning, tried=step, tries=tries + 1))
             self._show(f"step {len(self.tuning.measured) + 1}: {step_name}")
             try:
-                fault = "the node, or this command, was gone twice meanwhile"
+                fault = f"the node, or this command, was gone {TRIES} times meanwhile"
                 if tries < TRIES:
-                    fault = self._use(step[0], position.values)
+                    fault = self._use(position.values, is_base=step == BASE_STEP)
                 measured = Measured(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
             except BaseException:
                 self.keep(replace(self.tuning, tried=None, tries=0))
@@ -125,38 +122,55 @@ class Climb:
             self._show(f"{step_name}: {describe(measured)}")
         return position
 
-    def _use(self, knob: str, values: Mapping[str, Value]) -> str:
+    def _use(self, values: Mapping[str, Value], *, is_base: bool) -> str:
         """Switch to a plan with the values, and return "" once it is in force, or the fault for which it is not.
 
         Raises BlockedError where the fault is not the recipe's.
         """
-        config, host = self._config, self._host
-        base = membership.make_context(config, host, self._base)
-        current = membership.resolve_context(config, None, host)
-        is_switching = current.switch is not None and current.switch.stage is not Stage.IN_FORCE
-        if not knob and current.plan.digest == base.plan.digest and not is_switching:
+        if is_base and self._is_running_already():
             return ""  # no load is needed
-        until = switching.time_after(longest_step(config, DRAIN_SECONDS))
+        until = switching.time_after(longest_step(self._config, DRAIN_SECONDS))
         engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
-        to = Chosen(apply(self._base.recipe, self.tuning.name, values), engine, until=until)
+        chosen = Chosen(apply(self._base.recipe, self.tuning.name, values), engine, until=until)
         try:
-            node = membership.make_context(config, host, to)
+            node = membership.make_context(self._config, self._host, chosen)
         except ConfigError as error:
             return sanitize(error.reason, FAULT_LENGTH)
-        findings = switching.findings_of(node, host, config)
+        return self._check_findings(node, is_base=is_base) or self._switch_to(chosen)
+
+    def _is_running_already(self) -> bool:
+        """Whether the plan in force is that of the recipe as it is."""
+        base = membership.make_context(self._config, self._host, self._base)
+        current = membership.resolve_context(self._config, None, self._host)
+        is_switching = current.switch is not None and current.switch.stage is not Stage.IN_FORCE
+        return current.plan.digest == base.plan.digest and not is_switching
+
+    def _check_findings(self, node: NodeContext, *, is_base: bool) -> str:
+        """Check whether the plan can start: the knobs' fault, or "". Raises BlockedError for any other finding."""
+        findings = switching.findings_of(node, self._host, self._config)
         by_knob = [finding for finding in findings if finding.id in BY_KNOB]
         others = [finding for finding in findings if finding.id not in BY_KNOB]
-        if not knob:
-            switching.refuse_blocked(node, others, config, host)
+        if is_base:
+            switching.refuse_blocked(node, others, self._config, self._host)
         elif others:  # no rung needs more of another node than the recipe itself, and its agent may just start again
             raise BlockedError("\n".join(switching.explain_findings(others)))
-        if by_knob:
-            return sanitize("; ".join(switching.explain_findings(by_knob)), FAULT_LENGTH)
-        previous, self._in_force = self._refuse_other(), False
-        self._switch = switch = Switch(self._fingerprint, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
-        switching.write_switch(previous, switch, host)
+        return sanitize("; ".join(switching.explain_findings(by_knob)), FAULT_LENGTH)
+
+    def _switch_to(self, chosen: Chosen) -> str:
+        """Switch to the plan. Returns and raises as `_use`."""
+        previous = self._refuse_other()
+        self._came_up = False
+        self._switch = switch = Switch(
+            replaces=self._fingerprint,
+            stage=Stage.DRAINING,
+            to=chosen,
+            back=self._back,
+            drain_seconds=DRAIN_SECONDS,
+            chosen_at=utc_now(),
+        )
+        switching.write_switch(previous, switch, self._host)
         fault = self._follow(switch)
-        self._in_force = not fault
+        self._came_up = not fault
         self._refuse_other()
         return fault
 
@@ -176,7 +190,10 @@ class Climb:
     def _refuse_other(self) -> Switch | None:
         """The switch in the file. Raises BlockedError where somebody else has chosen since the last step."""
         choice, switch = switching.read_choice(self._host), self._switch
-        if switch is not None and (choice.chosen_at != switch.chosen_at if choice is not None else self._in_force):
+        if switch is None:
+            return choice
+        is_replaced = choice.chosen_at != switch.chosen_at if choice is not None else self._came_up
+        if is_replaced:
             raise BlockedError(f"somebody has chosen {label(choice.chosen if choice else None)} meanwhile", AGAIN)
         return choice
 
@@ -204,19 +221,16 @@ class Climb:
             return Measured(*step, fault="it does not serve")
         if faults := smoke_twice():
             return Measured(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
-        at_once = self.tuning.at_once
-        wanted = Wanted((at_once,), (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=0)
-        with open_endpoint(at_once) as served:
-            benchmark = run_warm(served, wanted)
-        if benchmark.interrupted:
-            raise KeyboardInterrupt
-        if fault := _find_fault(benchmark):
-            return Measured(*step, fault=sanitize(f"bench: {fault}", FAULT_LENGTH))
-        level = benchmark.levels[0]
-        first = level.first_token_seconds
+        with open_endpoint(self.tuning.at_once) as served:
+            benchmark = run_warm(served, make_load(self.tuning.at_once))
+        try:
+            rate = check_bench(benchmark)
+        except NotReadyError as error:
+            return Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
+        first = benchmark.levels[0].first_token_seconds
         return Measured(
             *step,
-            rate=level.output_tokens_per_second,
+            rate=rate,
             first_token_seconds=first.median if first else None,
             kv_cache_tokens=served.report.engine.kv_cache_tokens,
             fault=find_shortage(read_sample(self._host), self._config.memory.floor_mib << 20),
@@ -232,43 +246,21 @@ class Climb:
         self.tuning = tuning or self.tuning
 
 
-def _find_fault(benchmark: Result) -> str:
-    """Why a bench of one level says nothing of a step; empty where it does."""
-    if not benchmark.levels:
-        return benchmark.fault or "no answer"
-    (level,) = benchmark.levels
-    if benchmark.fault or level.fault or not level.compiled:
-        return benchmark.fault or level.fault
-    return f"{level.compiled} kernel(s) were compiled meanwhile, so it has no speed to compare"
+def find_start(
+    choice: Switch | None, fingerprint: str, is_step: Callable[[Switch], bool]
+) -> tuple[tuple[Chosen, ...], Switch | None]:
+    """The plans to go back to, and the step that an earlier process left where that was killed. Pure.
 
-
-def longest_step(config: Settings, drain: int) -> int:
-    """Seconds until a step ends by itself. `drain`: seconds that running requests have left."""
-    return ready_seconds(config) + AWAITED_SECONDS + drain + MEASURE_SECONDS
-
-
-def ready_seconds(config: Settings) -> int:
-    """Seconds to wait until a plan serves: its load, and the compilation of its kernels."""
-    return config.readiness.timeout_seconds + config.readiness.warm_seconds
-
-
-def smoke_twice() -> list[str]:
-    """Faults of the model's answers, where two tries in a row have some: a healthy model, too, has one now and then.
-
-    Raises as `open_endpoint`; EngineEndedError where the engine ended after a first try with faults, which it names.
+    `choice`: the switch in the file; `fingerprint`: of what is configured. Raises BlockedError where the node is about
+    to change its plan.
     """
-    faults = list[str]()
-    for _ in range(2):
-        try:
-            with open_endpoint(CONNECTIONS) as served:
-                rounds = asyncio.run(collect(served))
-        except BlockedError as error:
-            if not faults:
-                raise
-            raise EngineEndedError(f"{'; '.join(faults)}; {error.reason}", error.hint) from None
-        if not (faults := [fault for round_ in rounds for fault in round_.faults]):
-            break
-    return faults
+    if choice is None or choice.replaces != fingerprint:
+        return (), None
+    if is_step(choice):
+        return choice.back, choice
+    if choice.stage is not Stage.IN_FORCE:
+        raise BlockedError(f"this node is on the way to {label(choice.chosen)}", "sparkd status")
+    return choice.plans[:MOST_BACK], None
 
 
 def find_shortage(sample: Sample | None, floor_bytes: int) -> str:

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError, NotReadyError, SparkdError
+from sparkd.base.lib.errors import BlockedError, SparkdError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import Launch, Row
 from sparkd.base.state.known_good import find_differences, format_utc
 from sparkd.base.state.switch import Chosen, Stage, Switch, label
 from sparkd.base.status.model import NodeReport, read_living_report
-from sparkd.tools.measure import climb, measuring
-from sparkd.tools.measure.bench import Result, Wanted
+from sparkd.tools.measure import measuring, trial
+from sparkd.tools.measure.bench import Result
 from sparkd.tools.measure.figures import LevelFigures, Spread
 from sparkd.tools.measure.ladder import LEAST_SHARE, describe_rate, is_faster
 from sparkd.tools.measure.past import find_runs
@@ -52,46 +52,28 @@ def _is_steady(level: LevelFigures) -> bool:
     return is_whole and level.output_tokens_per_second is not None
 
 
-class StillCompilingError(NotReadyError):
-    """The engine compiled kernels during each try of a bench, which makes it slow."""
-
-
 def bench_under_load(like: Result | None = None) -> tuple[Result, Spread]:
     """A short bench, under the load of `like` where that is given; it goes to the history.
 
     Raises SparkdError where requests fail, StillCompilingError, KeyboardInterrupt.
     """
     with open_endpoint(measuring.MOST_AT_ONCE) as served:
-        at_once = max(measuring.expected_levels(served.node.recipe), default=climb.DEFAULT_CONCURRENCY)
-        wanted = Wanted((at_once,), (), climb.PROMPT_TOKENS, climb.ANSWER_TOKENS, climb.RUNS, staggered=False, seed=0)
+        at_once = max(measuring.expected_levels(served.node.recipe), default=trial.DEFAULT_CONCURRENCY)
+        wanted = trial.make_load(at_once)
         if like is not None:
             level = like.levels[0]
             load = {"prompt_tokens": like.prompt_tokens, "answer_tokens": like.answer_tokens}
             wanted = replace(wanted, concurrency=(level.concurrency,), staggered=level.arrivals != "static", **load)
         benchmark = measuring.run_warm(served, wanted)
-    rate = check_bench(benchmark)
+    rate = trial.check_bench(benchmark)
     measuring.keep(measuring.make_row(benchmark, served))
     return benchmark, rate
-
-
-def check_bench(benchmark: Result) -> Spread:
-    """The rate of a bench of one level, where it can be compared with another. Raises as `bench_under_load`. Pure."""
-    if benchmark.interrupted:
-        raise KeyboardInterrupt
-    level = benchmark.levels[0] if benchmark.levels else None
-    fault = benchmark.fault or (level.fault if level else "no answer")
-    if fault or level is None or level.output_tokens_per_second is None:
-        raise NotReadyError(f"bench: {sanitize(fault or 'no figure')}", "sparkd status")
-    if level.compiled:
-        reason = f"bench: {level.compiled} kernel(s) were compiled meanwhile, so it has no speed to compare"
-        raise StillCompilingError(reason, "sudo sparkd warm; then the same command again")
-    return level.output_tokens_per_second
 
 
 def explain_fault(error: SparkdError, image: str) -> str:
     """Why the tried image does not stay, where its test ended with an error. Pure."""
     reason = sanitize(error.reason)
-    if isinstance(error, StillCompilingError):  # those kernels are in the image's caches, for the next time
+    if isinstance(error, trial.StillCompilingError):  # those kernels are in the image's caches, for the next time
         return f"{reason}; to try it again, with the kernels it has now: sudo sparkd use --image {quote(image)}"
     return reason
 
@@ -131,27 +113,28 @@ class ImageTrial:
         if baseline is None:
             self._show(f"measuring {label(self._switch.before)} first")
             baseline, _ = bench_under_load()
-        chosen, until = self._switch.to, time_after(climb.longest_step(self._config, self._switch.drain_seconds))
-        trial = replace(self._switch, to=chosen and replace(chosen, until=until))
+        chosen = self._switch.to
+        until = time_after(trial.longest_step(self._config, self._switch.drain_seconds))
+        tried = replace(self._switch, to=chosen and replace(chosen, until=until))
         stays = False
         try:
-            write_switch(current, trial, self._host)
-            self._show(f"trying {label(trial.to)}; Ctrl-C goes back")
-            fault = follow(trial, self._host, self._show) or self._find_fault(baseline)
+            write_switch(current, tried, self._host)
+            self._show(f"trying {label(tried.to)}; Ctrl-C goes back")
+            fault = follow(tried, self._host, self._show) or self._find_fault(baseline)
             if not fault:
-                self._keep(trial.to)
+                self._keep(tried.to)
                 stays = True
             return fault
         finally:
             if not stays:
-                go_back(self._host, lambda choice: (choice.chosen_at, choice.to) == (trial.chosen_at, trial.to))
+                go_back(self._host, lambda choice: (choice.chosen_at, choice.to) == (tried.chosen_at, tried.to))
 
     def _find_fault(self, baseline: Result) -> str:
         """Why the tried plan may not stay; empty where it serves, passes smoke, and is not slower."""
-        if not await_service(self._host, climb.ready_seconds(self._config)):
+        if not await_service(self._host, trial.ready_seconds(self._config)):
             return "it does not serve: sparkd status"
         try:
-            if faults := climb.smoke_twice():
+            if faults := trial.smoke_twice():
                 return f"smoke: {sanitize('; '.join(faults))}; whether the plan before passes it: sudo sparkd smoke"
             _, rate = bench_under_load(baseline)
         except SparkdError as error:
@@ -163,8 +146,10 @@ class ImageTrial:
 
     def _keep(self, tried: Chosen | None) -> None:
         """Let the tried plan stay. Raises BlockedError where somebody has chosen another one meanwhile."""
-        choice, to = read_choice(self._host), self._switch.to
-        if choice is None or to is None or (choice.stage, choice.to) != (Stage.IN_FORCE, tried):
-            chosen = label(choice.chosen if choice else None)
+        current = read_choice(self._host)
+        kept = self._switch.to
+        if current is None or kept is None or (current.stage, current.to) != (Stage.IN_FORCE, tried):
+            chosen = label(current.chosen if current else None)
             raise BlockedError(f"somebody has chosen {chosen} meanwhile, or it went back", "sparkd status")
-        write_switch(choice, replace(choice, to=to, back=choice.back if to.until else ()), self._host)
+        # A plan without an end has nothing below it to go back to.
+        write_switch(current, replace(current, to=kept, back=current.back if kept.until else ()), self._host)

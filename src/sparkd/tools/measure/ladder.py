@@ -29,6 +29,8 @@ BOUNDS: Mapping[str, tuple[Value, Value]] = {
     "speculative-tokens": (1, 16),
 }
 """The knobs, and how far a person may go. A shorter context has no room for the prompts of the measurement."""
+BASE_STEP: tuple[str, Value] = ("", 0)
+"""The recipe as it is."""
 SHARE, LENGTH, BATCH, SEQUENCES, TOKENS = BOUNDS
 ROOM = (SHARE, LENGTH)
 """Knobs of which more is wanted as long as it costs no speed."""
@@ -85,9 +87,9 @@ def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Positi
     fast.
     """
     steps = {(step.knob, step.value): step for step in measured}
-    best = steps.get(("", 0))
+    best = steps.get(BASE_STEP)
     if best is None:
-        return Position(("", 0), {}, None)
+        return Position(BASE_STEP, {}, None)
     if best.fault:
         return Position(None, {}, None)
     values: dict[str, Value] = {}
@@ -222,7 +224,7 @@ def render(
     base: Recipe, name: str, position: Position, measured: Iterable[Measured], at_once: int, finished_at: str
 ) -> str:
     """The recipe as YAML, with every step as a comment. `finished_at`: UTC, ISO 8601."""
-    best, changed = position.best or Measured("", 0), apply(base, name, position.values).args
+    best, changed = position.best or Measured(*BASE_STEP), apply(base, name, position.values).args
     expect: dict[str, JsonValue] = {KV_CACHE_TOKENS: best.kv_cache_tokens} if best.kv_cache_tokens else {}
     if best.rate:
         expect[DECODE] = {str(at_once): round(best.rate.median, 1)}

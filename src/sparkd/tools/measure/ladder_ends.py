@@ -21,10 +21,11 @@ from sparkd.base.state.history import last_load
 from sparkd.base.state.switch import Chosen
 from sparkd.base.status.model import format_duration, utc_now
 from sparkd.tools.measure import ladder
-from sparkd.tools.measure.climb import DEFAULT_CONCURRENCY, RUNS, Climb, Tuning
+from sparkd.tools.measure.climb import Climb, Tuning
 from sparkd.tools.measure.ladder import Knob
 from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, read_rows
 from sparkd.tools.measure.past import find_runs
+from sparkd.tools.measure.trial import DEFAULT_CONCURRENCY, RUNS
 
 SMOKE_SECONDS, BENCH_SECONDS = 30.0, 60.0
 """Estimates for one step, where the history has none."""

@@ -40,37 +40,50 @@ ANSWER_BYTES = 256 << 20
 """Memory for the list of a model's files: the client reads it whole, and 0.3 MB on the wire may be 300 MiB (seen)."""
 
 
+class RepoFile(NamedTuple):
+    path: str
+    size_bytes: int | None
+    """None where the hub gives no size, as some mirrors do."""
+    blob_hash: str = ""
+    """The hub's hash, which is in the name of the partial file; empty where the hub gives none."""
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether the folder has it in full size."""
+        size_there = _read_size(folder / self.path)
+        return size_there is not None and self.size_bytes in (None, size_there)
+
+    def partial_bytes(self, folder: Path) -> int:
+        """Size of its partial file. One of an older revision does not count: nothing resumes it."""
+        from huggingface_hub._local_folder import LocalDownloadFilePaths
+
+        record = folder / DOWNLOADS / f"{self.path}.metadata"
+        name = LocalDownloadFilePaths(folder / self.path, record, record).incomplete_path(self.blob_hash).name
+        start = name if self.blob_hash else name.partition(".")[0]
+        partials = (path for path in record.parent.glob("*.incomplete") if path.name.startswith(start))
+        return max((_read_size(path) or 0 for path in partials), default=0)
+
+
 class Repo(NamedTuple):
     """A model on the hub, at one commit."""
 
     name: str
     commit: str
     """The commit to which the revision was resolved, so that all files are of one."""
-    sizes: tuple[tuple[str, int | None], ...]
-    """Path and size of each file; None where the hub gives no size, as some mirrors do."""
-    contents: frozenset[str] = frozenset()
-    """The hub's hash of each file, which names its partial file; empty where the hub gives none."""
+    files: tuple[RepoFile, ...]
+    """The wanted ones."""
 
-    def missing(self, folder: Path) -> tuple[str, ...]:
+    def missing(self, folder: Path) -> tuple[RepoFile, ...]:
         """Files that the folder does not have in full size yet."""
-        sizes_there = {path: _read_size(folder / path) for path, _ in self.sizes}
-        return tuple(
-            path for path, size in self.sizes if sizes_there[path] is None or size not in (None, sizes_there[path])
-        )
+        return tuple(file for file in self.files if not file.is_in(folder))
 
     def missing_bytes(self, folder: Path) -> int | None:
-        """Bytes of the missing files, without those that partial files of this revision have; None without a size.
-
-        Partial files of older revisions do not count: nothing resumes them.
-        """
-        missing = frozenset(self.missing(folder))
-        sizes = [size for path, size in self.sizes if path in missing]
-        partial_bytes = sum(
-            _read_size(path) or 0
-            for path in (folder / DOWNLOADS).rglob("*.incomplete")
-            if not self.contents or path.name.split(".")[-2] in self.contents
-        )
-        return None if None in sizes else max(0, sum(filter(None, sizes)) - partial_bytes)
+        """Bytes of the missing files, without those that their partial files have; None without a size."""
+        total_bytes = 0
+        for file in self.missing(folder):
+            if file.size_bytes is None:
+                return None
+            total_bytes += max(0, file.size_bytes - file.partial_bytes(folder))
+        return total_bytes
 
 
 def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple[str, ...]) -> Repo:
@@ -80,16 +93,15 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
 
         with _limit_memory():
             info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
-        siblings = info.siblings or ()
-        sizes = {sibling.rfilename: sibling.size for sibling in siblings}
-        contents = frozenset(
-            content for sibling in siblings if (content := sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
-        )
-        paths = sorted(path for path in sizes if not any(fnmatchcase(path, pattern) for pattern in exclude))
-    for path in paths:
+        files = {
+            file.rfilename: RepoFile(file.rfilename, file.size, (file.lfs.sha256 if file.lfs else file.blob_id) or "")
+            for file in info.siblings or ()
+            if not any(fnmatchcase(file.rfilename, pattern) for pattern in exclude)
+        }
+    for path in files:
         if path.startswith("/") or ".." in path.split("/"):
             raise BlockedError(f"{name} has a file {sanitize(path)}, which is outside of the model's folder")
-    return Repo(name, str(info.sha), tuple((path, sizes[path]) for path in paths), contents)
+    return Repo(name, str(info.sha), tuple(files[path] for path in sorted(files)))
 
 
 def download(repo: Repo, folder: Path, token: str | None, received: Callable[[int], None]) -> None:
@@ -107,7 +119,7 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
 
     def fetch_all() -> None:
         with ThreadPoolExecutor(8) as pool:  # as many files at a time as the client's own default
-            list(pool.map(lambda file: _fetch(repo, file[0], file[1], folder, known_token, count), repo.sizes))
+            list(pool.map(lambda file: _fetch(repo, file, folder, known_token, count), repo.files))
 
     with _client(repo.name):
         from huggingface_hub import get_token
@@ -124,47 +136,54 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
             raise
     if missing := repo.missing(folder):
         hint = "run it again; where that does not help, move the file away before"
-        raise BlockedError(f"{folder}: {sanitize(missing[0])} is not as large as the hub has it", hint)
+        raise BlockedError(f"{folder}: {sanitize(missing[0].path)} is not as large as the hub has it", hint)
 
 
-def _fetch(
-    repo: Repo, path: str, size_bytes: int | None, folder: Path, token: str | bool, received: Callable[[int], None]
-) -> None:
+def _fetch(repo: Repo, file: RepoFile, folder: Path, token: str | bool, received: Callable[[int], None]) -> None:
     """Fetch a file that the folder lacks. Its address is resolved each time, since a signed one expires in an hour."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub._local_folder import get_local_download_paths, read_download_metadata, write_download_metadata
-    from huggingface_hub.file_download import http_get
     from huggingface_hub.utils._fixes import WeakFileLock
-    from huggingface_hub.utils._headers import build_hf_headers
-    from huggingface_hub.utils.tqdm import silent_tqdm
 
     # A file that a power cut has shortened still has a valid record, so its size is compared first.
-    record = read_download_metadata(folder, path) if size_bytes in (None, _read_size(folder / path)) else None
+    record = read_download_metadata(folder, file.path) if file.is_in(folder) else None
     if record and record.commit_hash == repo.commit:
         return
-    url = hf_hub_url(repo.name, path, revision=repo.commit)
+    url = hf_hub_url(repo.name, file.path, revision=repo.commit)
     remote = get_hf_file_metadata(url, token=token)
     if not remote.etag:
-        raise ValueError(f"there is no ETag for {path}")
-    local = get_local_download_paths(folder, path)
+        raise ValueError(f"there is no ETag for {file.path}")
+    local = get_local_download_paths(folder, file.path)
     with WeakFileLock(local.lock_path):
         # Compared under the lock: another pull may just have fetched the file.
         if not _has_content(local.file_path, record, remote.etag):
             local.file_path.unlink(missing_ok=True)  # of another revision; a mix of two would pass for a model
             partial = local.incomplete_path(remote.etag)
-            is_resumed = remote.size is None or (_read_size(partial) or 0) <= remote.size
-            with partial.open("ab" if is_resumed else "wb") as file:
-                size_there, headers = file.seek(0, os.SEEK_END), build_hf_headers(token=token)
-                most_bytes = remote.size if size_bytes is None else size_bytes
-                count = limit_bytes(received, local.file_path, most_bytes, size_there)
-
-                class Bar(silent_tqdm):
-                    def update(self, n: float | None = 1) -> None:
-                        count(int(n or 0))
-
-                http_get(url, file, resume_size=size_there, headers=headers, expected_size=remote.size, tqdm_class=Bar)
+            size_there = _read_size(partial) or 0
+            if remote.size is not None and size_there > remote.size:
+                size_there = 0  # it begins again
+            most_bytes = remote.size if file.size_bytes is None else file.size_bytes
+            count = limit_bytes(received, local.file_path, most_bytes, size_there)
+            _append(url, partial, size_there, remote.size, token, count)
             partial.replace(local.file_path)
-    write_download_metadata(folder, path, repo.commit, remote.etag)
+    write_download_metadata(folder, file.path, repo.commit, remote.etag)
+
+
+def _append(
+    url: str, partial: Path, size_there: int, full_bytes: int | None, token: str | bool, count: Callable[[int], None]
+) -> None:
+    """Fetch what a partial file lacks behind its first `size_there` bytes, which are all of it, or none."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils.tqdm import silent_tqdm
+
+    class Bar(silent_tqdm):
+        def update(self, n: float | None = 1) -> None:
+            count(int(n or 0))
+
+    headers = build_hf_headers(token=token)
+    with partial.open("ab" if size_there else "wb") as file:
+        http_get(url, file, resume_size=size_there, headers=headers, expected_size=full_bytes, tqdm_class=Bar)
 
 
 def limit_bytes(

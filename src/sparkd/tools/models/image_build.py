@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.json import encode
@@ -148,8 +149,20 @@ def _format_title(step: Step) -> str:
     return sanitize(" ".join(str(step).split()), 160)
 
 
-def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, BuiltFrom | None], Room]:
-    """The base image; the id of the image that has the name now, or ""; the answer of `find_built`; docker's room.
+class BuildImages(NamedTuple):
+    base: Image
+    replaced_id: str
+    """Id of the image that has the name now; empty where none has."""
+    built_name: str
+    """Name of the image that was built before, as `find_built` finds it; empty where none was."""
+    built_from: BuiltFrom | None
+    """That image's origin."""
+    room: Room
+    """At docker's folder."""
+
+
+def find_images(sources: Sources, host: Host) -> BuildImages:
+    """Find the images that a build depends on.
 
     Raises BlockedError, also where there is less room than half of the unpacked base: compilers' files and a second
     torch may take that.
@@ -172,7 +185,7 @@ def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, Bu
     base_image, needed_bytes, named_id, built, store = answers
     (room,) = read_rooms(host, (store.folder,))
     require_room(room, needed_bytes, f" to build from {base}", "; sudo docker system df", None)
-    return base_image, named_id, built, room
+    return BuildImages(base_image, named_id, *built, room)
 
 
 def find_memory(host: Host, memory: Memory) -> int:

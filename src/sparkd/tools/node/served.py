@@ -19,7 +19,7 @@ from sparkd.base.lib import log
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.plan.fingerprint import read_secrets
+from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.status.model import IN_SERVICE, NodeReport, read_living_report
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.args import API_KEY
@@ -63,7 +63,7 @@ def open_endpoint(connections: int) -> Iterator[Served]:
     if container.label(f"{LABEL}plan") != plan.digest:
         reason = "the configuration has changed since this engine was started"
         raise BlockedError(reason, "sudo systemctl restart sparkd-head")
-    secrets = read_secrets(plan)
+    secrets = read_secrets(host.files, plan)
     events = log.events(lambda _, line: print(line, file=sys.stderr), Redaction(secrets.values()))
     ended_error = BlockedError("the engine has just ended", "sparkd status")
     try:

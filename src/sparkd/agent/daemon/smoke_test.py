@@ -1,0 +1,72 @@
+"""The smoke test at a start: whether a loaded engine's answers make sense."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.rank import Running
+from sparkd.base.lib.errors import NotReadyError
+from sparkd.base.status.model import FindingReport
+from sparkd.base.vllm import smoke
+
+SMOKE_ID = "smoke"
+HINT = "see the weights and the image; a model that knows no texts needs model.random_weights: true in its recipe"
+SMOKE_HINT = f"sudo sparkd smoke repeats it; {HINT}"
+
+
+def try_out(agent: Agent, running: Running) -> None:
+    """Put a plan that was just chosen in force once its answers make sense. Raises NotReadyError (exit 12) else."""
+    if not agent.switching.tried:
+        return
+    agent.reporter.update(message="the new plan answers test prompts")
+    faults = _keep_smoke_result(agent, agent.loop.beside(_run_smoke_test(agent, running), math.inf, "the smoke test"))
+    if faults:
+        raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", HINT)
+    agent.switching.put_in_force()
+
+
+def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
+    """Start the smoke test beside the requests of clients, if `smoke.on_start` is set.
+
+    The returned function reports the result once it is there. A fault ends no engine that serves: its clients may not
+    notice it.
+    """
+    if not agent.settings.smoke.on_start:
+        return lambda: None
+    testing = agent.loop.start(_run_smoke_test(agent, running))
+    reported = False
+
+    def report() -> None:
+        nonlocal reported
+        if reported or not testing.done():
+            return
+        reported = True
+        faults = _keep_smoke_result(agent, testing.result())
+        if not faults:
+            agent.events.info("engine.smoke.passed")
+            return
+        reason = "; ".join(faults)
+        agent.events.warning("engine.smoke.failed", reason=reason, hint=SMOKE_HINT)
+        finding = FindingReport(SMOKE_ID, "warn", f"answers that make no sense: {reason}", SMOKE_HINT)
+        agent.reporter.replace_finding(SMOKE_ID, finding)
+
+    return report
+
+
+def _run_smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[smoke.Round]]:
+    recipe = agent.context.recipe
+    smoke_plan = smoke.from_plan(agent.plan.argv, recipe.expect, random_weights=recipe.model.random_weights)
+    return smoke.run(agent.endpoint(running), smoke_plan, agent.settings.readiness.completion_timeout_seconds)
+
+
+def _keep_smoke_result(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...]:
+    """Keep and report the result. Returns the faults."""
+    faults = tuple(dict.fromkeys(fault for prompt in rounds for fault in prompt.faults))
+    agent.launch_row.keep_smoke(faults)
+    agent.reporter.update(smoke_passed=not faults)
+    if skipped := [f"{prompt.name}: {prompt.skipped}" for prompt in rounds if prompt.skipped]:
+        agent.events.info("engine.smoke.skipped", reason="; ".join(skipped))
+    return faults

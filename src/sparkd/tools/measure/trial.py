@@ -1,0 +1,71 @@
+"""What every trial of a plan measures: smoke and a bench, how long they may take, and what a bench can be used for."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sparkd.base.config import Settings
+from sparkd.base.lib.errors import BlockedError, EngineEndedError, NotReadyError
+from sparkd.base.lib.text import sanitize
+from sparkd.tools.measure.bench import Result, Wanted
+from sparkd.tools.measure.figures import Spread
+from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
+
+DEFAULT_CONCURRENCY, RUNS = 4, 5
+AWAITED_SECONDS, MEASURE_SECONDS = 900, 3600
+"""Parts of the time until a trial ends by itself: waiting for docker or a peer, and smoke with bench."""
+
+
+def longest_step(config: Settings, drain: int) -> int:
+    """Seconds until a trial ends by itself. `drain`: seconds that running requests have left."""
+    return ready_seconds(config) + AWAITED_SECONDS + drain + MEASURE_SECONDS
+
+
+def ready_seconds(config: Settings) -> int:
+    """Seconds to wait until a plan serves: its load, and the compilation of its kernels."""
+    return config.readiness.timeout_seconds + config.readiness.warm_seconds
+
+
+def smoke_twice() -> list[str]:
+    """Faults of the model's answers, where two tries in a row have some: a healthy model, too, has one now and then.
+
+    Raises as `open_endpoint`; EngineEndedError where the engine ended after a first try with faults, which it names.
+    """
+    faults = list[str]()
+    for _ in range(2):
+        try:
+            with open_endpoint(CONNECTIONS) as served:
+                rounds = asyncio.run(collect(served))
+        except BlockedError as error:
+            if not faults:
+                raise
+            raise EngineEndedError(f"{'; '.join(faults)}; {error.reason}", error.hint) from None
+        if not (faults := [fault for round_ in rounds for fault in round_.faults]):
+            break
+    return faults
+
+
+def make_load(at_once: int) -> Wanted:
+    """A short bench of one level."""
+    return Wanted((at_once,), (), prompt_tokens=64, answer_tokens=128, runs=RUNS, staggered=False, seed=0)
+
+
+class StillCompilingError(NotReadyError):
+    """The engine compiled kernels during each try of a bench, which makes it slow."""
+
+
+def check_bench(benchmark: Result) -> Spread:
+    """The rate of a bench of one level, where it can be compared with another. Pure.
+
+    Raises NotReadyError where requests failed, StillCompilingError, KeyboardInterrupt.
+    """
+    if benchmark.interrupted:
+        raise KeyboardInterrupt
+    level = benchmark.levels[0] if benchmark.levels else None
+    fault = benchmark.fault or (level.fault if level else "no answer")
+    if fault or level is None or level.output_tokens_per_second is None:
+        raise NotReadyError(f"bench: {sanitize(fault or 'no figure')}", "sparkd status")
+    if level.compiled:
+        reason = f"bench: {level.compiled} kernel(s) were compiled meanwhile, so it has no speed to compare"
+        raise StillCompilingError(reason, "sudo sparkd warm; then the same command again")
+    return level.output_tokens_per_second

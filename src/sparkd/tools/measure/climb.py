@@ -34,7 +34,14 @@ from sparkd.tools.measure.ladder import (
 )
 from sparkd.tools.measure.measuring import run_warm
 from sparkd.tools.measure.soak import Sample, read_sample
-from sparkd.tools.measure.trial import check_bench, longest_step, make_load, ready_seconds, smoke_twice
+from sparkd.tools.measure.trial import (
+    StillCompilingError,
+    check_bench,
+    longest_step,
+    make_load,
+    ready_seconds,
+    smoke_twice,
+)
 from sparkd.tools.node import switching
 from sparkd.tools.node.served import open_endpoint
 
@@ -225,6 +232,8 @@ class Climb:
             benchmark = run_warm(served, make_load(self.tuning.at_once))
         try:
             rate = check_bench(benchmark)
+        except StillCompilingError as error:  # says nothing of the step, which would count as bad for good
+            raise BlockedError(error.reason, f"sudo sparkd warm; {AGAIN}") from None
         except NotReadyError as error:
             return Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
         first = benchmark.levels[0].first_token_seconds

@@ -220,21 +220,25 @@ class PeerMonitor(Struct):
 
         Raises PeerLostError where the timeout has passed, and there is no proof or it has failed.
         """
-        proof_seconds = PROOF_SHARE * self.timeout_seconds
-        if seconds < self.timeout_seconds - proof_seconds:
+        if seconds < self.timeout_seconds * (1 - PROOF_SHARE):
             # The silence has ended, or is short: a proof still under way must not decide about the next one.
             if self._proof is not None and not self._refused_at:
                 self._proof.reset()
             return ""
         detail = f": {peer.said}" if peer.said and not peer.own_address_gone else ""
         lost = silent_peer_error(peer, f"has been silent for {seconds:.0f} s{detail}")
-        left_seconds = self.timeout_seconds - seconds
-        is_over, proof = left_seconds <= 0, self._proof
-        if proof is None or seconds >= proof.limit_seconds:
-            if is_over:
-                raise lost
-            return self.trouble
-        proven = proof.take()
+        if self._proof is not None and seconds < self._proof.limit_seconds:
+            return self._await_proof(self._proof, lost, self.timeout_seconds - seconds, now)
+        if seconds >= self.timeout_seconds:
+            raise lost
+        return self.trouble
+
+    def _await_proof(self, proof: EngineProof, lost: PeerLostError, left_seconds: float, now: float) -> str:
+        """The trouble while the engine may prove that its ranks work. `left_seconds`: of the timeout, or below 0.
+
+        Raises PeerLostError where the timeout has passed, and the engine does not answer.
+        """
+        proof_seconds, is_over, proven = PROOF_SHARE * self.timeout_seconds, left_seconds <= 0, proof.take()
         if is_over and proven is False:
             raise PeerLostError(f"{lost.reason}, and the engine does not answer", lost.hint, cause=lost.cause)
         if proven is None or now - proof.taken_at >= (proof_seconds if proven else RETRY_SECONDS):

@@ -58,6 +58,7 @@ WRITERS = {
     "base/lib/lock.py:open_lock": "refuse_shared, before each call of it",
     "tools/cli/main.py:_replace_closed_streams": "/dev/null",
     "tools/cli/main.py:_discard_output": "/dev/null",
+    "tools/models/hub.py:_append": "behind become_owner",
     "tools/models/hub.py:_fetch": "behind become_owner",
     "tools/models/image_build.py:Sources.archive": "in memory",
     "tools/setup/setup_manifest.py:Setup._take_back": "behind files.remove, an empty folder of systemd's",

@@ -164,6 +164,11 @@ def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
     assert Climb(TUNING, BASE, CONFIG, Host(tree.root), print)._back == (step("fresh"), step("older"))
 
 
+def test_a_switch_from_another_configuration_is_nothing_to_go_back_to() -> None:
+    before = Switch("earlier", Stage.TRYING, step("mine-tuned"), (step("older"),))
+    assert climb.find_start(before, "now", lambda _: True) == ((), None)
+
+
 @pytest.mark.parametrize("in_force", [True, False])
 def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree, in_force: bool) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)

@@ -103,6 +103,12 @@ def test_pages_of_processes_that_none_maps_are_not_the_drivers(
     assert Host(tree.root).meminfo().kernel_bytes == unmapped_gib << 30
 
 
+def test_locked_files_are_mapped_though_no_list_of_files_has_them(tree: Tree) -> None:
+    counters = {"AnonPages": 40, "Active(anon)": 40, "Unevictable": 30, "Cached": 50, "Inactive(file)": 20}
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, **counters)
+    assert Host(tree.root).meminfo().kernel_bytes == 0
+
+
 def test_own_addresses_are_the_local_leaves_and_no_others(tree: Tree) -> None:
     tree.file("/proc/net/fib_trie", FIB_TRIE)
     tree.file("/proc/net/if_inet6", "00000000000000000000000000000001 01 80 10 80       lo\n")

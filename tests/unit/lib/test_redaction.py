@@ -172,7 +172,7 @@ def test_a_line_that_begins_a_key_hides_no_log_behind_it() -> None:
 )
 def test_a_key_without_its_end_is_hidden_and_the_log_behind_it_is_not(prefix: str, head: str) -> None:
     lines = f"-----BEGIN RSA PRIVATE KEY-----\n{head}{'MIIEowIBAAKCAQEA' * 4}\n{'wIBAAKCAQEAMIIEo' * 4}".split("\n")
-    rest = "engine| 10:00:00 a cause, exit code 13\n" * 2000
+    rest = f"engine| 10:00:00 a cause, exit code 13\nengine| image {'0123abcd' * 8}\n" * 2000
     shown = Redaction(())("".join(f"{prefix}{line}\n" for line in lines) + rest)
     assert "MIIEo" not in shown
     assert len(shown) > len(rest) - 100

@@ -56,7 +56,7 @@ def test_who_is_listed_without_a_size_is_not_who_is_not_listed(tree: Tree) -> No
     tree.process(7, "python")
     tree.process(9, "dcgm-exporter", opened=("/dev/nvidia0",))
     assert users(tree, GpuProcess(7, None), GpuProcess(10, 1)) == (
-        GpuUser(7, "python", None), GpuUser(9, "dcgm-exporter", 0), GpuUser(10, "no such process", 0),
+        GpuUser(7, "python", None), GpuUser(9, "dcgm-exporter", 0), GpuUser(10, "", 1, gone=True),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from sparkd.tools.node.reload import reload
 
 @pytest.mark.parametrize(
     ("role", "unit"),
-    [("head", "sparkd-head"), ("worker", "sparkd-worker"), ("", "sparkd-head (sparkd-worker on a worker)")],
+    [("head", "sparkd-head"), ("worker", "sparkd-worker"), ("", "sparkd-head; on a worker: sparkd-worker")],
 )
 def test_without_an_agent_that_serves_the_way_to_restart_is_named(tree: Tree, role: str, unit: str) -> None:
     if role:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from sparkd.agent.daemon import hooks
+from sparkd.agent.daemon import hooks, kernel_log
 from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.head_config import check_head, show_unproven
 from sparkd.agent.preflight.check import Finding
@@ -89,8 +89,16 @@ class Admission(Struct):
             FindingReport(name, verdict.level.value, verdict.reason, verdict.hint, verdict.required)
             for name, verdict in verdicts
         )
-        self.agent.reporter.update(findings=(*switch_findings, *reports))
+        reporter = self.agent.reporter
+        reporter.update(findings=follow_round(reporter.report.findings, (*switch_findings, *reports)))
         show_unproven(self.agent)
+
+
+def follow_round(before: tuple[FindingReport, ...], found: tuple[FindingReport, ...]) -> tuple[FindingReport, ...]:
+    """The findings to report after a round of preflight: its own, and the kernel's, whose log is watched beside it and
+    may say nothing for an hour. Pure.
+    """
+    return *found, *(finding for finding in before if finding.id == kernel_log.ID)
 
 
 class Backoff(Struct):

@@ -124,6 +124,8 @@ class _BlockedReport:
     def raise_if_outdated(self) -> None:
         """Raises OutdatedPlanError where the configuration, or a file that it names, is another one now."""
         stamp = self._stamp_named_files(self._files_stamp)
+        if self._files_stamp is None:  # the first look has hung
+            self._files_stamp = stamp
         if stamp != self._files_stamp or self._stamp_configuration() != self._agent.configured_at:
             raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
 

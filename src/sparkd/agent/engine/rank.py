@@ -21,7 +21,7 @@ from sparkd.agent.engine.memory_guard.guard import MemoryGuard
 from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.fixes import UnlinkSegment
-from sparkd.base.host import Host, docker, kernel, meminfo, shm
+from sparkd.base.host import Host, cgroups, docker, kernel, meminfo, shm
 from sparkd.base.host.consumers import Consumer
 from sparkd.base.host.oom_kills import find_oom_kills, names_container
 from sparkd.base.lib.dockerd.reader import DockerError
@@ -221,7 +221,7 @@ class Running:
 
     def read_tenants(self) -> Tenants | None:
         """Who else holds memory now, without the engine's own segments, which outlive it. None where unknown."""
-        elsewhere_bytes, named = 0, tuple[Consumer, ...]()
+        gpu_bytes, named, charged_bytes = 0, tuple[Consumer, ...](), None
         with suppress(OSError, ValueError):
             memory = self._host.meminfo()
             held_bytes = memory.anonymous_bytes + memory.shared_bytes
@@ -230,9 +230,11 @@ class Running:
                 held_bytes -= left.allocated_bytes if left and left.identity == (segment.device, segment.inode) else 0
             with suppress(OSError, ValueError):
                 scan = partial(name_tenants, self._host, self.rank.container_id)
-                shown = "looking at other tenants"
-                elsewhere_bytes, named = self._loop.beside(scan, TENANTS_SECONDS, shown, shielded=True)
-            return Tenants(held_bytes, elsewhere_bytes, named)
+                gpu_bytes, named = self._loop.beside(scan, TENANTS_SECONDS, "looking at other tenants", shielded=True)
+            with suppress(OSError):
+                look = partial(cgroups.read_charged_bytes, self._host.files)
+                charged_bytes = self._loop.beside(look, 0.5, "looking at control groups", shielded=True)
+            return Tenants(held_bytes, gpu_bytes, named, charged_bytes)
         return None
 
     def mark_loaded(self) -> None:

@@ -27,10 +27,12 @@ class GpuUser(Struct, frozen=True):
     comm: str
     bytes: int | None
     """GPU memory by the driver's list: 0 where that does not have the process, None where it does not say how much."""
+    gone: bool = False
+    """Whether the driver lists a process that has ended: its memory is nobody's."""
 
     @property
     def label(self) -> str:
-        return f"pid {self.pid} ({self.comm})"
+        return f"pid {self.pid}, which has ended" if self.gone else f"pid {self.pid} ({self.comm})"
 
 
 def find_gpu_users(host: Host, gpu: GpuFacts) -> tuple[GpuUser, ...] | None:
@@ -56,8 +58,8 @@ def _describe_users(
     users = []
     for pid in sorted(listed.keys() | openers):
         process, size = table.get(pid), listed.get(pid, 0)
-        if process is None:  # the driver's list may have one that is gone, whose memory then explains nothing
-            users.append(GpuUser(pid, "no such process", 0))
+        if process is None:
+            users.append(GpuUser(pid, "", size, gone=True))
         elif not _is_persistenced(host, process, size):
             users.append(GpuUser(pid, process.comm, size))
     return tuple(users)

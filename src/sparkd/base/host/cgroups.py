@@ -94,10 +94,15 @@ def find_charged(files: Files) -> tuple[str, int]:
     with suppress(OSError):
         slices = [f"{ROOT}/{name}" for name in files.names(ROOT) if name.endswith(".slice")]
         for folder in slices:
-            for unit in filter(_GROUP.fullmatch, files.names(folder)):
-                with suppress(OSError):  # it has just ended
-                    charged.append((unit, read_charged_bytes(files, f"{folder}/{unit}") or 0))
+            charged += _list_charged(files, folder)
     return max(charged, key=lambda pair: pair[1])
+
+
+def _list_charged(files: Files, folder: str) -> Iterator[tuple[str, int]]:
+    with suppress(OSError):
+        for unit in filter(_GROUP.fullmatch, files.names(folder)):
+            with suppress(OSError):  # it has just ended
+                yield unit, read_charged_bytes(files, f"{folder}/{unit}") or 0
 
 
 def is_frozen(files: Files, pid: int) -> bool:

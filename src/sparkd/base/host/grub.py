@@ -30,7 +30,7 @@ def read_next_boot(files: Files) -> tuple[str, tuple[str, ...]]:
         # A normal boot has both; the words of GRUB_CMDLINE_LINUX_RECOVERY are for recovery mode alone.
         command_line = (settings.get(key, "") for key in ("GRUB_CMDLINE_LINUX", "GRUB_CMDLINE_LINUX_DEFAULT"))
         words = tuple(" ".join(command_line).split())
-        if settings.get("GRUB_DEFAULT", "0") != "0":
+        if (settings.get("GRUB_DEFAULT") or "0") != "0":
             return "", words
         names = (name for name in files.names_if_any("/boot") if name.startswith(KERNEL_FILE_PREFIX))
         releases = (name.removeprefix(KERNEL_FILE_PREFIX) for name in names if not name.endswith((".old", ".bak")))
@@ -43,7 +43,8 @@ def _read_settings(files: Files) -> dict[str, str]:
     values: dict[str, str] = {}
     drop_ins = (f"{SETTINGS_FILE}.d/{name}" for name in files.names_if_any(f"{SETTINGS_FILE}.d"))
     for path in (SETTINGS_FILE, *(path for path in drop_ins if path.endswith(".cfg"))):
-        for key, operator, text in _ASSIGNMENT.findall(files.text_if_any(path) or ""):
+        text_of_lines = (files.text_if_any(path) or "").replace("\\\n", "")
+        for key, operator, text in _ASSIGNMENT.findall(text_of_lines):
             value = _parse_value(text, values)
             values[key] = (values.get(key, "") + value if operator == "+=" else value)[:_LONGEST_VALUE]
     return values
@@ -51,7 +52,9 @@ def _read_settings(files: Files) -> dict[str, str]:
 
 def _parse_value(text: str, values: dict[str, str]) -> str:
     try:
-        value = next(iter(shlex.split(text, comments=True)), "")
+        words = shlex.shlex(text, posix=True, punctuation_chars=";")
+        words.whitespace_split = True
+        value = words.get_token() or ""
     except ValueError:  # a quote that is closed in another line
         return ""
     if text.startswith("'"):
@@ -61,5 +64,5 @@ def _parse_value(text: str, values: dict[str, str]) -> str:
         present = values.get(match[1], "")
         return match[3] if bool(present) == (match[2] == "+") else present
 
-    value = _ALTERNATIVE.sub(replace_alternative, value)
-    return _VARIABLE.sub(lambda match: values.get(match[1] or match[2], ""), value)
+    value = _VARIABLE.sub(lambda match: values.get(match[1] or match[2], ""), value)
+    return _ALTERNATIVE.sub(replace_alternative, value)

@@ -113,7 +113,8 @@ def read_meminfo(files: Files, page_bytes: int = mmap.PAGESIZE) -> MemInfo:
     # Unevictable, since the sum that is taken off has locked pages; with locked files it may be too much.
     lists_bytes = sum_of("Active(anon)", "Inactive(anon)", "Unevictable")
     # So they have pages that a process has given to a pipe, a socket or the network card, and unmapped.
-    unmapped_bytes = max(0, lists_bytes - sum_of("AnonPages", "Shmem"))
+    locked_files_bytes = sum_of("Cached", "Buffers") - sum_of("Shmem", "Active(file)", "Inactive(file)")
+    unmapped_bytes = max(0, lists_bytes - sum_of("AnonPages", "Shmem") - max(0, locked_files_bytes))
     return MemInfo(
         total_bytes=memory.total,
         free_bytes=memory.free,

@@ -50,15 +50,16 @@ _HOOKS = (
     r"/(?:hooks?|webhooks?|webhookb2|ping|push|heartbeat|trigger|integration)"
 )
 """Hosts and paths whose addresses are secrets: of messages, and of services that wait for a sign of life."""
+_KEY_HEADER = r"[^\n]{0,160}?(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset): [^\n]{0,100}\n"
 _KEY_LINE = (
-    r"[^\n]{0,160}?(?:[A-Za-z0-9+/]{40,100}={0,2}"
-    r"|(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset): [^\n]{0,100})[ \t\r]{0,8}(?:\n|\Z)"
+    r"[^\n]{0,160}?(?-i:(?=[a-z0-9+/]{0,99}[A-Z])(?=[A-Z0-9+/]{0,99}[a-z]))"
+    r"[A-Za-z0-9+/]{40,100}={0,2}[ \t\r]{0,8}(?:\n|\Z)"
 )
-"""A line of a key, or of what stands above one, perhaps behind a log's own prefix."""
+"""A line of a key, perhaps behind a log's own prefix. Digests, which have one case, are none."""
 _PRIVATE_KEY = (
     r"-----BEGIN [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----"
     r"(?:(?:[^-]|-(?!----BEGIN )){0,32768}?(?:-----END [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----|\Z)"
-    rf"|\s{{0,8}}(?:(?:[^\n]{{0,160}}\n)?{_KEY_LINE}){{0,400}}[A-Za-z0-9+/=\s\\]{{0,32768}})"
+    rf"|\s{{0,8}}(?:(?:{_KEY_HEADER}){{1,8}}[^\n]{{0,160}}\n)?(?:{_KEY_LINE}){{0,400}}[A-Za-z0-9+/=\s\\]{{0,32768}})"
 )
 """To its end. Without one near, what looks like a key, and not the rest of a log: anybody's line may begin one."""
 _IDS = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"

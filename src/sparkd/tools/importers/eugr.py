@@ -33,7 +33,7 @@ def _is_eugr_recipe(source: Source, overrides: Overrides) -> bool:
     if not source.document.data.keys().isdisjoint((*TABLES.keys, *TABLES.refused)):
         return False
     try:
-        format_template(source.text("command"), Values({**source.mapping("defaults"), **_read_options(overrides)}))
+        format_template(source.text("command"), Values({**source.mapping("defaults"), **overrides}))
     except CommandError:
         return not source.has("model")
     return True

@@ -233,7 +233,8 @@ class Climb:
         try:
             rate = check_bench(benchmark)
         except StillCompilingError as error:  # says nothing of the step, which would count as bad for good
-            raise BlockedError(error.reason, f"sudo sparkd warm; {AGAIN}") from None
+            hint = "the same command continues from here, with the kernels that the step has now"
+            raise BlockedError(error.reason, hint) from None
         except NotReadyError as error:
             return Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
         first = benchmark.levels[0].first_token_seconds

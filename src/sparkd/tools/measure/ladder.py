@@ -182,6 +182,8 @@ def _read_drafts(recipe: Recipe) -> dict[str, JsonValue] | None:
 
 def _read_own_value(recipe: Recipe, name: str) -> Value | None:
     value = (_read_drafts(recipe) or {}).get(DRAFTS_KEY) if name == TOKENS else recipe.args.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if name == SHARE else int(value)
     return _parse_value(name, str(value))
 
 

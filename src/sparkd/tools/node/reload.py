@@ -40,7 +40,7 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
     owner, report = read_account(host.files), read_living_report(host.files)
     if owner is None or report is None or owner.pid != report.pid or report.phase not in IN_SERVICE:
         last_report = parse(read_report(host.files))
-        unit = f"sparkd-{last_report.role}" if last_report is not None else "sparkd-head (sparkd-worker on a worker)"
+        unit = f"sparkd-{last_report.role}" if last_report is not None else "sparkd-head; on a worker: sparkd-worker"
         remedy = f"to restart anyway, which ends a load: sudo systemctl restart {unit}"
         raise BlockedError(f"no agent that serves runs here; {UNCHANGED}", remedy)
     rank = _find_rank(host, owner, report)

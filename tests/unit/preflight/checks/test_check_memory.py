@@ -234,6 +234,16 @@ def test_probe_names_who_the_driver_lists_and_who_has_its_devices_open(tree: Tre
     assert (facts.gpu_held_bytes, facts._gpu_sizes_known) == (43 * MIB, True), "who is not listed holds none of it"
 
 
+@pytest.mark.parametrize("listed_bytes", [90 * GIB, None])
+def test_a_process_that_has_ended_is_not_to_be_ended(tree: Tree, listed_bytes: int | None) -> None:
+    """As nvidia-smi's "[Not Found]"."""
+    machine(tree)
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(77, listed_bytes),)))
+    verdict = check(OLD).judge(check(OLD).probe(host))
+    expect(verdict, Level.BLOCK, "the GPU's driver lists pid 77, which has ended", needs_person=False, awaits="")
+    assert verdict.hint == "reboot this node: sudo systemctl reboot"
+
+
 def charge(tree: Tree, group: str, gib: int) -> None:
     """As 41,000 pairs of unix sockets with full buffers."""
     slab = 800 * MIB
@@ -265,7 +275,7 @@ def test_where_buffers_are_not_counted_nothing_is_proven(tree: Tree) -> None:
     machine(tree)
     (tree.root / "sys/fs/cgroup/memory.stat").unlink()
     verdict = check(OLD).judge(check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))))
-    expect(verdict, Level.BLOCK, "nothing says what sockets and pipes hold", needs_person=False)
+    expect(verdict, Level.BLOCK, "nothing counts what sockets and pipes hold", needs_person=False)
 
 
 def test_a_process_that_hides_its_files_may_use_the_gpu(tree: Tree) -> None:

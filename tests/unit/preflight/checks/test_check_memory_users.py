@@ -253,7 +253,7 @@ def test_probe_names_who_uses_the_gpu_and_what_the_driver_says_they_have(tree: T
     tree.process(9, "Xorg")
     gpu = replace(GB10, processes=(GpuProcess(9, 5 * GIB), GpuProcess(10, 1)))
     facts = UnaccountedMemory().probe(Host(tree.root, gpu=lambda: gpu))
-    assert facts.holders == (GpuUser(7, "python", 0), GpuUser(9, "Xorg", 5 * GIB), GpuUser(10, "no such process", 0))
+    assert facts.holders == (GpuUser(7, "python", 0), GpuUser(9, "Xorg", 5 * GIB), GpuUser(10, "", 1, gone=True))
 
 
 def test_a_driver_that_lists_nobody_and_says_so_is_no_answer(tree: Tree) -> None:

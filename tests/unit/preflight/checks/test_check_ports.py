@@ -116,7 +116,16 @@ def test_a_holder_that_stray_workers_names_is_left_to_it(tree: Tree) -> None:
     host = Host(tree.root, docker=lambda: DockerFacts(True, ()))
     assert replace(CHECK, strays_warn=True).run(host)[1].level is Level.OK, "it ends strays also where it only warns"
     reason = "port 29501 of the rendezvous is held on 0.0.0.0 by pid 10 (VLLM::Worker_TP) of uid 0"
-    assert replace(CHECK, strays_skipped=True).run(host)[1].reason == reason
+    assert replace(CHECK, strays=None).run(host)[1].reason == reason
+
+
+def test_what_stray_workers_would_not_end_holds_its_port_where_that_only_warns(tree: Tree) -> None:
+    tree.process(9, "python3")
+    tree.process(10, "VLLM::EngineCor", parent=9, group=9, opened=("socket:[5]",))
+    tree.listening((29501, 5))
+    host = Host(tree.root, docker=lambda: DockerFacts(True, ()))
+    assert CHECK.run(host)[1].level is Level.OK
+    expect(replace(CHECK, strays_warn=True).run(host)[1], Level.BLOCK, "port 29501 of the rendezvous is held")
 
 
 def test_a_living_engine_that_stray_workers_only_warns_of_holds_its_port(tree: Tree) -> None:

@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from sparkd.agent.preflight.checks.memory_users import find_consumers
 from sparkd.base.host import Host
-from sparkd.base.host.cgroups import read_charged_bytes
 from sparkd.base.host.consumers import Consumer
 from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import MIB, size
@@ -27,14 +26,16 @@ class Tenants(Struct, frozen=True):
 
     held_bytes: int
     """Anonymous memory, shared memory and files in tmpfs, by the kernel's count, which names no owner."""
-    elsewhere_bytes: int = 0
-    """Memory of the GPU's driver by its own count, and buffers of sockets and pipes by that of control groups."""
+    gpu_bytes: int = 0
+    """Memory of the GPU's driver, by its own count."""
     named: tuple[Consumer, ...] = ()
     """Who holds it; empty where finding that out took too long."""
+    charged_bytes: int | None = None
+    """Buffers of sockets and pipes, as `cgroups.read_charged_bytes`; None where unknown."""
 
 
 def name_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
-    """`Tenants.elsewhere_bytes`, and all consumers of memory except the container `rank`.
+    """Bytes of shared memory that the GPU's driver holds, and all consumers of memory except the container `rank`.
 
     Files in /dev/shm count for their owner, since there may be no process that maps them; root's are left out, as they
     may be the engine's. Raises OSError, ValueError.
@@ -47,8 +48,7 @@ def name_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
     files = (
         Consumer("files in /dev/shm", "files", host.user(uid), 0, 0, segment_bytes[uid]) for uid in segment_bytes if uid
     )
-    elsewhere_bytes = gpu_bytes + (read_charged_bytes(host.files) or 0)
-    return elsewhere_bytes, (*(consumer for consumer in find_consumers(host, gpu) if consumer.name != rank), *files)
+    return gpu_bytes, (*(consumer for consumer in find_consumers(host, gpu) if consumer.name != rank), *files)
 
 
 class Growth(NamedTuple):
@@ -64,11 +64,11 @@ def describe_growth(at_launch: Tenants, at_end: Tenants, spare_bytes: int) -> Gr
     `spare_bytes` were left beside the plan. Where others took no more, the engine was larger than its plan.
     """
     both_known = bool(at_launch.named and at_end.named)
-    taken_bytes = (
-        at_end.held_bytes
-        - at_launch.held_bytes
-        + (at_end.elsewhere_bytes - at_launch.elsewhere_bytes if both_known else 0)
-    )
+    taken_bytes = at_end.held_bytes - at_launch.held_bytes
+    if both_known:
+        taken_bytes += at_end.gpu_bytes - at_launch.gpu_bytes
+    if at_end.charged_bytes is not None and at_launch.charged_bytes is not None:
+        taken_bytes += at_end.charged_bytes - at_launch.charged_bytes
     bytes_before = {_identify(consumer): consumer.bytes for consumer in at_launch.named}
     growths = [
         (consumer.bytes - bytes_before.get(_identify(consumer), 0), consumer) for consumer in at_end.named if both_known

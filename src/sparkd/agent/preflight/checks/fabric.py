@@ -63,7 +63,8 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
             reason, awaits = f"this node no longer has {self.address}", f"the fabric's address {self.address}"
             return block(reason, "look at: ip -brief address", awaits=awaits)
         link = facts.link
-        place = f"on {link.name}, {link.operstate}" if link else f"is here; its interface is {self.interface}"
+        interface = f"; its interface is {self.interface}" if self.interface else ""
+        place = f"on {link.name}, {link.operstate}" if link else f"is here{interface}"
         return combine_verdicts(self._find_problems(facts), f"{self.address} {place}")
 
     def _find_problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:

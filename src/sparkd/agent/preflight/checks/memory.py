@@ -47,6 +47,8 @@ class MemoryFacts(Struct, frozen=True):
     """GPU memory of the processes that the driver lists."""
     script_share: float | None = None
     """Share of the GPU's memory that engine.script starts its own engine with; None where the plan's share counts."""
+    _all_users_gone: bool = False
+    """Whether the driver lists processes, and all of them have ended."""
     _gpu_sizes_known: bool = True
     """Whether the driver says of each process that it lists how much it holds."""
     _unexplained_bytes: int = 0
@@ -87,9 +89,10 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             gpu_total_bytes=gpu.total_bytes,
             gpu_error=gpu.error,
             gpu_users=None if users is None else tuple(user.label for user in users),
-            gpu_held_bytes=sum(user.bytes or 0 for user in users or ()),
+            gpu_held_bytes=sum(user.bytes or 0 for user in users or () if not user.gone),
             script_share=script_share(host.files, self.plan) if self.plan else None,
-            _gpu_sizes_known=all(user.bytes is not None for user in users or ()),
+            _gpu_sizes_known=all(user.bytes is not None for user in users or () if not user.gone),
+            _all_users_gone=bool(users) and all(user.gone for user in users or ()),
             _unexplained_bytes=meminfo.unexplained_bytes(host.files, memory),
             _charged_bytes=charged_bytes,
             _charged_unit=_find_charged_unit(host, charged_bytes or 0),
@@ -138,11 +141,14 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             # Memory of an engine that has just ended comes back over some seconds. A person may read this in the
             # table of a command, which does not wait.
             hint = f"it may still come back; if it has not in {self.settle_seconds:g} s"
-            remedy = f"end {users}; where that frees too little" if users else "reboot this node"
+            has_living = users and not facts._all_users_gone
+            remedy = f"end {users}; where that frees too little" if has_living else "reboot this node"
             return block_shortage(reason, f"{hint}, {remedy}: {REBOOT_COMMAND}", awaits="memory")
+        if facts._all_users_gone:  # no proof: a namespace of pids may hide them
+            return block_shortage(f"{reason}; the GPU's driver lists {users}", f"reboot this node: {REBOOT_COMMAND}")
         if users:
             # No proof, so neither a reboot by sparkd nor an end of its tries (17): the driver's figure leaves out
-            # managed memory that a CPU has touched, which is in no counter of the kernel either. Measured on an H200,
+            # managed memory that a CPU has touched, which /proc/meminfo leaves out as well. Measured on an H200,
             # driver 580.159.04: nothing of 8 GiB. A process that only has the devices open may hold some, too.
             listed = (
                 f"the GPU's driver lists {size(_shared_gpu_bytes(facts))} for {users}, and nothing explains the rest"
@@ -150,7 +156,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             return block_shortage(f"{reason}; {listed}", f"end {users}; where that frees too little: {REBOOT_COMMAND}")
         reason = f"{reason}; no process uses the GPU"
         if facts._charged_bytes is None:
-            reason = f"{reason}, and without cgroup v2 nothing says what sockets and pipes hold"
+            reason = f"{reason}, and nothing counts what sockets and pipes hold (no memory.stat of cgroup v2)"
             return block_shortage(reason, f"end what can be spared; where that frees too little: {REBOOT_COMMAND}")
         reason = f"{reason}, so its driver holds the memory of one that is gone"
         return block_shortage(reason, "reboot this node", needs_person=True, action=Action.REBOOT)
@@ -181,7 +187,9 @@ def _find_holder(facts: MemoryFacts, shortage_bytes: int) -> tuple[str, str] | N
     explained = facts.process_bytes + gpu_bytes >= shortage_bytes or facts._unexplained_bytes < shortage_bytes
     if users and (not facts._gpu_sizes_known or (explained and gpu_bytes >= NAMED_BYTES)):
         return f"; the GPU is used by {users}", "stop other work on the GPU"
-    if explained and facts.process_bytes + gpu_bytes < shortage_bytes:  # perhaps by what groups are charged for
+    # Without what groups are charged for, the driver might have all that is missing.
+    unlisted_bytes = facts._unexplained_bytes + (facts._charged_bytes or 0)
+    if facts.process_bytes + gpu_bytes < shortage_bytes and facts._unexplained_bytes < shortage_bytes <= unlisted_bytes:
         return _describe_charged(facts)
     if not facts.gpus or facts.gpu_users is None or explained:
         return "", "stop other work on this node"

@@ -148,11 +148,12 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
             return ok(amount)
         if facts.holders is None:
             return warn(f"{amount}, and the GPU's users are unknown", "look at: nvidia-smi")
-        users = ", ".join(holder.label for holder in facts.holders)
-        if any(holder.bytes is None for holder in facts.holders):
+        living = [holder for holder in facts.holders if not holder.gone]
+        users = ", ".join(holder.label for holder in living)
+        if any(holder.bytes is None for holder in living):
             return ok(f"{amount}; the GPU is used by {users}, the driver does not say how much")
-        reported_bytes = sum(holder.bytes or 0 for holder in facts.holders)
-        reported_users = ", ".join(holder.label for holder in facts.holders if holder.bytes)
+        reported_bytes = sum(holder.bytes or 0 for holder in living)
+        reported_users = ", ".join(holder.label for holder in living if holder.bytes)
         if reported_bytes and _is_little(facts, reported_bytes):
             return ok(f"{amount}, {size(reported_bytes)} of it by {reported_users}")
         rest = size(max(0, facts.unexplained_bytes - reported_bytes))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from shlex import quote
 
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
-from sparkd.agent.preflight.engine_processes import Engine, PortUse, find_engines, pids_of, port_holders
-from sparkd.agent.preflight.fixes import EndProcess, stop_by_hand
+from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.agent.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
+from sparkd.agent.preflight.fixes import EndProcess, RemoveContainer, stop_by_hand
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker import DockerFacts
@@ -50,11 +50,9 @@ class HeldPort(Struct, frozen=True):
     container: str
     """Name of docker's container that holds it, or the beginning of its id; empty for none."""
     told_by_strays: bool  # words: keep - a key of the report
-    """Whether stray-workers names the holder: it is an engine, or in a container of sparkd's."""
+    """Whether the holder is left to stray-workers: it is an engine, or in a container of sparkd's."""
     descendants: tuple[EndProcess, ...] = ()
     """The holder's descendants, which are ended with it: they may share the socket."""
-    _serves: bool = False
-    """Whether the holder is of an engine that takes requests, outside of sparkd's containers."""
 
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[WantedPort, ...]:
@@ -85,18 +83,19 @@ class PortsFacts(Struct, frozen=True):
 
 class Ports(Check[PortsFacts], frozen=True):
     wanted: tuple[WantedPort, ...]
-    strays_skipped: bool = False
-    """Whether preflight.skip has stray-workers: then no holder is left to it."""
+    strays: StrayWorkers | None = StrayWorkers()
+    """The check that names engines and containers of sparkd's, to which their ports are left. None: it is skipped."""
     strays_warn: bool = False
-    """Whether preflight.downgrade has it: then it ends strays, and lets a living engine be."""
+    """Whether preflight.downgrade has it: then only what it ends is left to it."""
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> Ports:
         policy = inputs.settings.preflight
-        skipped, warns = ("stray-workers" in names for names in (policy.skip, policy.downgrade))
-        return cls(wanted_ports(inputs.plan, inputs.settings), skipped, warns)
+        skipped, warns = (StrayWorkers.id in names for names in (policy.skip, policy.downgrade))
+        strays = None if skipped else StrayWorkers.from_inputs(inputs)
+        return cls(wanted_ports(inputs.plan, inputs.settings), strays, warns)
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
@@ -108,15 +107,21 @@ class Ports(Check[PortsFacts], frozen=True):
         if not taken_by:
             return PortsFacts((), owner_pid)
         table, docker = host.processes(), host.docker()
-        engines, _ = find_engines(host, table)
+        named = self._find_named(host, table, docker)
         pairs = zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True)
-        return PortsFacts(
-            tuple(_describe_holder(wanted, use, table, docker, engines) for wanted, use in pairs), owner_pid
-        )
+        held = tuple(_describe_holder(wanted, use, table, docker, named) for wanted, use in pairs)
+        return PortsFacts(held, owner_pid)
 
-    def _is_left_to_strays(self, held: HeldPort) -> bool:
-        is_named = held.told_by_strays and not self.strays_skipped  # words: keep
-        return is_named and not (self.strays_warn and held._serves)
+    def _find_named(self, host: Host, table: ProcessTable, docker: DockerFacts) -> frozenset[int | str]:
+        """Pids, and ids of containers, that are left to stray-workers."""
+        if self.strays is None:
+            return frozenset()
+        if self.strays_warn:
+            fixes = self.strays.run(host)[1].fixes
+            pids = (fix.pid for fix in fixes if isinstance(fix, EndProcess))
+            return frozenset((*pids, *(fix.container_id for fix in fixes if isinstance(fix, RemoveContainer))))
+        ours = (container.id for container in docker.containers if container.ours)
+        return pids_of(find_engines(host, table)[0]).union(ours)
 
     def judge(self, facts: PortsFacts) -> Verdict:
         problems, own_ports, engine_ports = [], list[str](), list[str]()
@@ -125,7 +130,7 @@ class Ports(Check[PortsFacts], frozen=True):
             # Only root learns who holds a socket. An unknown holder of an agent's port is taken for the node's owner.
             if held.wanted.is_agent_port and facts.owner_pid is not None and held.use.pid in (facts.owner_pid, None):
                 own_ports.append(f"{description}: the agent's own, pid {facts.owner_pid}")
-            elif self._is_left_to_strays(held):
+            elif held.told_by_strays:  # words: keep
                 engine_ports.append(f"{description}: an engine's, see stray-workers")
             else:
                 problems.append(_judge_held(held))
@@ -136,17 +141,15 @@ class Ports(Check[PortsFacts], frozen=True):
 
 
 def _describe_holder(
-    wanted: WantedPort, use: PortUse, table: ProcessTable, docker: DockerFacts, engines: Sequence[Engine]
+    wanted: WantedPort, use: PortUse, table: ProcessTable, docker: DockerFacts, named: frozenset[int | str]
 ) -> HeldPort:
     container = docker.container(use.container_id)
     container_name = container.name if container else "" if docker.known else use.container_id[:12]
-    is_ours = container is not None and container.ours
     descendants = table.descendants(use.pid) if use.pid else ()
-    end_processes = tuple(
-        EndProcess(child.pid, child.start_time, child.comm) for child in descendants if not child.dead
-    )
-    serves = use.pid in pids_of(engine for engine in engines if engine.serves) and not is_ours
-    return HeldPort(wanted, use, container_name, is_ours or use.pid in pids_of(engines), end_processes, serves)
+    living = (child for child in descendants if not child.dead)
+    end_processes = tuple(EndProcess(child.pid, child.start_time, child.comm) for child in living)
+    is_named = not named.isdisjoint((use.pid or 0, use.container_id or ""))
+    return HeldPort(wanted, use, container_name, is_named, end_processes)
 
 
 def _conflicts(listener: Listener, wanted: WantedPort) -> bool:

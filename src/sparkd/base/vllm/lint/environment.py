@@ -73,7 +73,10 @@ def wrong_value(launch: Launch) -> Matches:
         need = "a Spark has one GPU, 0" if has_one_gpu else f"nodes.gpus of the recipe is {launch.gpus}"
         yield "env.CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={visible[:40]}: {need}"
     for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        matches = map(_OTHER_DEVICE.match, launch.env.get(name, "").split(","))
+        devices = launch.env.get(name, "").split(",")
+        if devices[0].startswith("^"):  # to leave out others does no harm
+            del devices[1:]
+        matches = map(_OTHER_DEVICE.match, map(str.strip, devices))
         if launch.gpu and (match := next(filter(None, matches), None)):
             yield f"env.{name}", f"{name}={match[0]}: no device of a Spark is called {match[1]}"
 

@@ -1,7 +1,5 @@
 """Makes, cleans and prunes compile caches: one set of folders per image, kept for the images used last."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Writes and removes files: whole or not at all, also over a power cut, and by one process at a time."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

@@ -4,8 +4,6 @@ Writers take a lock beside SQLite's, which only root can take, so that a broken 
 SQLite's rollback journal, no WAL: a reader without root can't create the files that a WAL needs.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sqlite3

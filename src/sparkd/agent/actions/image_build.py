@@ -1,7 +1,5 @@
 """Builds an image from an archive by dockerd's own builder; checks, keeps and names it."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing

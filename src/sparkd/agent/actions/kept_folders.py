@@ -1,7 +1,5 @@
 """Folders of /var/lib/sparkd that hold a bounded set of files: the head's files, and the stacks of hung ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

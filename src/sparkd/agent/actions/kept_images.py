@@ -5,8 +5,6 @@ removes it too, unless it has a container: that one is created, never started, a
 container prune` and `docker system prune -a` remove both: then the check `image` names the digest to pull.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import methodcaller
 

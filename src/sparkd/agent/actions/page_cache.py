@@ -4,8 +4,6 @@ Readahead is a setting of the device under a file system. A file keeps its old v
 the next agent can restore it where this one is killed. The setting and the file are gone with the next boot.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -4,8 +4,6 @@ A user who may write to a folder can replace what is in it by a link at any time
 such a folder root writes with the ids of that user, or not at all.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import pwd

@@ -6,8 +6,6 @@ A signature proves the sender of a report, not its content. Its texts go into th
 and from there to other nodes again: without a bound, two nodes that quote each other would grow without end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

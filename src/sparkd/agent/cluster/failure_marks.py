@@ -1,7 +1,5 @@
 """Which lines of all nodes' journals are failures, and which of them is the first."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from sparkd.base.host.journal import ENGINE, Line

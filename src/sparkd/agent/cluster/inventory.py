@@ -4,8 +4,6 @@ The head requests the inventory of each worker before it changes the plan. It is
 judges the plan again before it launches it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """What other nodes lack for the head's plan, by their inventories."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from shlex import quote
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Requests the inventories of all other nodes, on the head. The comparison is a module that needs no client."""
 
-from __future__ import annotations
-
 import asyncio
 
 from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError

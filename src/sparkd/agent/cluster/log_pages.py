@@ -5,8 +5,6 @@ not of this process: the cause of a failure was written by the process before. T
 request at a time is answered.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from typing import Annotated

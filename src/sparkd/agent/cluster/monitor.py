@@ -10,8 +10,6 @@ ranks work. A worker can only see that its head's engine answers: then just the 
 going to end it. A head that still loads has no such proof.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping

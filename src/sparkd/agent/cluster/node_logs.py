@@ -1,7 +1,5 @@
 """The journals of all nodes, read as one: each line once, with its time by this node's clock."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

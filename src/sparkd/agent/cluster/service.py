@@ -4,8 +4,6 @@ On the fabric, other nodes get its report, its plan's values and a head's config
 cluster key. People and monitors have a server of their own on loopback.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """What a start has to pass: preflight, which may fix and check again, and the wait after failures of the plan."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

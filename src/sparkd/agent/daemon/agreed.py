@@ -2,8 +2,6 @@
 good start.
 """
 
-from __future__ import annotations
-
 from msgspec import Struct, field
 
 from sparkd.agent.cluster.client import UnsignedError

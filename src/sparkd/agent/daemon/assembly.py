@@ -1,7 +1,5 @@
 """Builds the agent: report server, peer readers, and the objects of a run."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable

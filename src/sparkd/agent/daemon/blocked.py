@@ -4,8 +4,6 @@ The launch is tried again from preflight on: soon after a blocking check judges 
 changes, and on a slow schedule, for causes that no check finds, such as an operator's hook.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

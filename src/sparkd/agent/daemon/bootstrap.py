@@ -1,7 +1,5 @@
 """Builds the agent before its first step: settings, node lock, plan, report, connections to the other nodes."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

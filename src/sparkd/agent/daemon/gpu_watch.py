@@ -1,7 +1,5 @@
 """Reports the GPU beside what the rank does, and what slows it."""
 
-from __future__ import annotations
-
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.activity import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
 from sparkd.base.status.figures import GpuReport

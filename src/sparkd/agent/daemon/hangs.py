@@ -1,7 +1,5 @@
 """Hangs of this node's rank: who watches for them, what the other ranks report of it, and the stacks that are kept."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from datetime import UTC, datetime

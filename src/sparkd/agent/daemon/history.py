@@ -4,8 +4,6 @@ A disk that is full, slow or broken costs the row, and an event. Each row is wri
 a run waits for it. A launch whose end was not written is closed by the next process.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections import Counter

@@ -1,7 +1,5 @@
 """Runs the operator's hooks: programs in /etc/sparkd/preflight.d that may block each launch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

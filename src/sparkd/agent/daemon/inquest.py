@@ -1,7 +1,5 @@
 """Finds why an engine ended, or is dead: what happened to it, its own last words, what the other nodes report."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Judges why a run ends, by its error and by other evidence: who took memory or a port, who ended the rank."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What an agent keeps of a rank that serves, for the agent that takes it over: a file beside the rank's record."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ The log is opened in a thread and read in the loop, where no read of it waits. A
 device, and a tenth of a core at most: what the kernel overwrites meanwhile is lost, which is reported too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

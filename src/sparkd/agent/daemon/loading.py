@@ -1,7 +1,5 @@
 """Attends the engine from its launch until it is ready: the head by the first completion, a worker by its log."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from datetime import UTC, datetime

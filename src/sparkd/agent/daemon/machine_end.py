@@ -4,8 +4,6 @@ Evidence is what the kernel left (pstore, the watchdog's status), and the end of
 the kernel, systemd, journald and sparkd can write. A power cut leaves none, nor does a freeze that was reset by hand.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ agent, or `sparkd notify flush` where a unit stays down. What an agent could not
 finds in its first report.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -2,8 +2,6 @@
 has ended it.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import partial
 

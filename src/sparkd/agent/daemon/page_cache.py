@@ -1,7 +1,5 @@
 """Bounds the page cache: less readahead before a load, loaded shards released during it, growth dropped in service."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

@@ -5,8 +5,6 @@ an epoch. The workers start their ranks in that epoch. When all of these run, th
 in any order, and no rank of an older launch meets the new head.
 """
 
-from __future__ import annotations
-
 import math
 import time
 

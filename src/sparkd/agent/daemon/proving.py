@@ -1,7 +1,5 @@
 """Proves that a loaded plan is good: it serves for `supervise.proven_seconds`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Looks at RDMA devices, which may come up late: the plan names them, and NCCL's transport depends on them."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from sparkd.agent.daemon.context import Agent

@@ -4,8 +4,6 @@ Pid, start time, lock and watchdog stay, and the unit stays active. `sparkd relo
 keep the new program from that. A stop that is requested meanwhile is obeyed afterwards.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

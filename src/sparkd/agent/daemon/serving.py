@@ -3,8 +3,6 @@
 A plan that has proven itself in service is kept as known good.
 """
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from functools import partial

@@ -1,7 +1,5 @@
 """Ends a run: reports that, stops the rank, finds the cause, and logs what differs from the last good start."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from functools import partial

@@ -1,7 +1,5 @@
 """The smoke test at a start: whether a loaded engine's answers make sense."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The steps of a start, in the order of `run`: from preflight to a running container."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from functools import partial

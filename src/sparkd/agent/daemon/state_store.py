@@ -3,8 +3,6 @@
 A file that can't be read or written is logged as an event, once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The start of a process after `sparkd use`: takes the choice one step further, and judges a start that fails."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from datetime import UTC, datetime
 

@@ -4,8 +4,6 @@ Each step is written before it is taken, so that after a power cut at any moment
 file. Workers take no part: they run what their head runs.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ There is no preflight, no launch and no reading of the configuration: the rank c
 with, in its epoch. A changed configuration counts at the next restart.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Figures of a serving engine from its counters, and warnings of a slow GPU from its clocks. What decides is pure."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

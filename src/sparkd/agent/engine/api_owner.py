@@ -4,8 +4,6 @@ While an engine loads, and once it has ended, any user of the node may listen th
 answers would pass for the engine's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import select
 import socket

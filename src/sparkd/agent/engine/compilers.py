@@ -4,8 +4,6 @@ On a cold cache a rank compiles kernels beside its weights. Where recipe or imag
 holds, all but the oldest are stopped, and continued one by one as memory comes back.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Evidence is what the killing program, dockerd, sudo or the kernel's audit logs o
 that was seen in it. The lines are chosen by fields that journald sets itself, which no user's program can forge.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple

@@ -7,8 +7,6 @@ them), a program that somebody has started beside the rank by `docker exec`, a G
 that nobody reads. What decides is pure.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping

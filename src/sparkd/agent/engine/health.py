@@ -9,8 +9,6 @@ have no answer, or headers alone. Such a request is a reason for a canary, and n
 A probe that could not read the counters shows neither progress nor idleness: what the last read showed stays in force.
 """
 
-from __future__ import annotations
-
 from msgspec import Struct
 from msgspec.structs import replace
 

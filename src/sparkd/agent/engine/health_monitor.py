@@ -1,7 +1,5 @@
 """Probes a serving engine and sends it canaries, until health.py gives it up."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

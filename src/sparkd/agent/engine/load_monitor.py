@@ -6,8 +6,6 @@ and so does a spinning wait for another rank. A rank may spin until `readiness.t
 that. One that works excuses other ranks that wait for it; one that spins does not: docs/adr/0031. What decides is pure.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import suppress

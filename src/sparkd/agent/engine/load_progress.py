@@ -11,8 +11,6 @@ killed.
 Each pattern takes linear time for any line: repeats are bounded, or followed by nothing that may fail.
 """
 
-from __future__ import annotations
-
 import re
 
 from msgspec import Struct, toml

@@ -1,7 +1,5 @@
 """The thread that follows the log of a rank's container, forwards it to the journal, and parses the load's progress."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

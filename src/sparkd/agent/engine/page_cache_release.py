@@ -4,8 +4,6 @@ CPU and GPU of a DGX Spark share one memory. A load of 149 GB fills free memory 
 allocations of the load. The release ends before the engine profiles memory: profiling fails if free memory grows.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """A running rank: what this node knows of it, its shared memory, and why it ended."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Readiness stages of a launch: HTTP answers, the rank has the port, takes the key, lists the model, completes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from enum import Enum

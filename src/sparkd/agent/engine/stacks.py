@@ -4,8 +4,6 @@ py-spy only reads memory (--nonblocking), and so needs no ptrace, which the unit
 engine decides what it reads, so its time, memory and output are bounded.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """The interface of a check: `probe` reads, `judge` decides, and the verdict carries the fixes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import Enum
 from functools import partial

@@ -1,7 +1,5 @@
 """Decides whether the launch may begin: runs checks and the operator's hooks, applies allowed fixes, checks again."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Who uses the GPU: processes that its driver lists, and processes that only have its devices open, or mapped."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Lists the operator's hooks, and says which ones are unsafe to run."""
 
-from __future__ import annotations
-
 import re
 from shlex import quote
 

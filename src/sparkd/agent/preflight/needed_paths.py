@@ -1,7 +1,5 @@
 """A path that the launch needs: what it has to be, what it is, and what is wrong with it."""
 
-from __future__ import annotations
-
 from enum import Enum
 from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 

@@ -1,7 +1,5 @@
 """The checks in the order in which they run; their findings, and which fixes these together allow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from shlex import quote
 from time import monotonic

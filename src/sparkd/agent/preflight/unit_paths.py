@@ -1,7 +1,5 @@
 """Finds the paths in a unit's commands, with systemd's specifiers replaced."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

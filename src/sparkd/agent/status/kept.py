@@ -3,8 +3,6 @@
 Both belong to the event loop's thread. The disk is read in a thread of its own, and only while somebody reads the page.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

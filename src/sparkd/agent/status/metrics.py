@@ -1,7 +1,5 @@
 """The page for Prometheus. It is imported for the first request: a node without Prometheus saves 16 ms of CPU."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

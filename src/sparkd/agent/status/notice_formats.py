@@ -3,8 +3,6 @@
 Texts may come from a client of the endpoint: none of them may call people, hide a link or break a header.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

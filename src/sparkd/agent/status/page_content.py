@@ -1,7 +1,5 @@
 """What the page shows: whether it serves and how to reach the API, or which node is in trouble and what to do. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

@@ -10,8 +10,6 @@ sent with the 401 to a first request, with which the next ones are signed: an ol
 signature covers the address of the serving node: one node's answer can't be passed off as another's.
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 import re

@@ -1,7 +1,5 @@
 """The plan that was chosen in place of the configured one, as long as the configuration that it replaces stands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path

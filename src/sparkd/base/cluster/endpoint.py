@@ -1,7 +1,5 @@
 """The head's endpoint, as its clients reach it: address, URL and key."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from sparkd.base.cluster.membership import NodeContext

@@ -4,8 +4,6 @@ What `cluster.allow` refuses is never launched. Nothing here changes the machine
 fetches and keeps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial

@@ -7,8 +7,6 @@ The signature covers the MAC of an answer. HMAC-SHA256 has no collisions, not ev
 signature holds for that content, that nonce of the worker and that address alone: an older document is worthless.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from sparkd.base.cluster.auth import MAX_KEYS, read_keys

@@ -1,7 +1,5 @@
 """This node's place in the cluster, the plan that it makes there, and the inputs of its checks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address

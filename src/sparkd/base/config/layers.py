@@ -1,7 +1,5 @@
 """Documents merged key by key: a later one wins, each value keeps its origin, and each fault names its place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """Settings as people read them: the commented default file, `sparkd config show`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

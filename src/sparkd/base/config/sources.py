@@ -1,7 +1,5 @@
 """Sources of settings; later ones win, key by key: `sparkd init`'s file, a person's, `conf.d`, the environment."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Types of setting values, each with the error text for a wrong value."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address

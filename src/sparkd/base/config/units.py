@@ -1,7 +1,5 @@
 """The package's systemd units, and the drop-ins for settings that differ from the defaults."""
 
-from __future__ import annotations
-
 import re
 from enum import Enum
 from hashlib import sha256

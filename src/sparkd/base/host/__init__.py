@@ -3,8 +3,6 @@
 Read this file first: probes get a Host. No judgement is made here; `base.lib.dockerd` sends docker's requests.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """What processes do: bytes read and written, CPU time, page faults; and where in the kernel their threads wait."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ plans that this node takes from its head.
 
 # os, not pathlib: a compile cache has tens of thousands of files.
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator

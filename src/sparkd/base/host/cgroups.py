@@ -4,8 +4,6 @@ A user may give the groups below his own (user@1000.service) any name, that of a
 group's folder counts: docker's groups and systemd's own belong to root.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import suppress

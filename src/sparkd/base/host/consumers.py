@@ -1,7 +1,5 @@
 """Who has the machine's memory: containers, units and processes, the largest first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Where the links of a path in a container lead."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ answer to GET PATH without its query, PATH.500.json one with which docker failed
 # ruff: noqa: PTH115, PTH116
 # Strings and os, not pathlib: a scan reads tens of thousands of paths, each several times slower through pathlib.
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -4,8 +4,6 @@ A call into a hung driver can be neither ended nor timed out: a thread of its ow
 which may fail as a query does.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterable

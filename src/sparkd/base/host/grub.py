@@ -1,7 +1,5 @@
 """The kernel that GRUB boots next, and the words that GRUB's settings add to its command line."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from contextlib import suppress

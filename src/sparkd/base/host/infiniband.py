@@ -1,7 +1,5 @@
 """RDMA devices (HCAs) as /sys/class/infiniband shows them: ports, network interfaces, and GIDs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import IPv6Address

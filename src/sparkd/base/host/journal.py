@@ -2,8 +2,6 @@
 the journal's files have no other stable reader.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The running kernel: version, settings, command line, the loaded NVIDIA module, and the log of this boot."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

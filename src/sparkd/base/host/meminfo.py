@@ -3,8 +3,6 @@
 psutil reads /proc/meminfo; the lines that it leaves out are read here.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 

@@ -1,7 +1,5 @@
 """A model's folder, examined as its loader will read it: missing files, and files that are incomplete."""
 
-from __future__ import annotations
-
 import errno
 import re
 from collections.abc import Callable, Iterable

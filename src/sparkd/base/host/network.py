@@ -1,7 +1,5 @@
 """Network interfaces as /sys/class/net shows them, this machine's IP addresses, and which interface carries each."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping

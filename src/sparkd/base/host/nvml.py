@@ -1,7 +1,5 @@
 """Queries of the GPU's driver by NVML, without a deadline: `gpu` sets one. No other module imports pynvml."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import add

@@ -1,7 +1,5 @@
 """The OOM kills in the kernel's log, and whether a victim was in a container."""
 
-from __future__ import annotations
-
 import mmap
 import re
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 Only root can open the lock, since a process that can open it can hold it. Every user may read who the owner is.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import MutableMapping

@@ -1,7 +1,5 @@
 """Who else may read a secret, or change a file that root is to run, read as a recipe, or give to a container."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Collection

@@ -3,8 +3,6 @@
 psutil lists the pids. The line has what psutil lacks: process group, clock ticks, kernel thread.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import time

@@ -1,7 +1,5 @@
 """Shared memory segments in /dev/shm, and files that processes have open or mapped."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

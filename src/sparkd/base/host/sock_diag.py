@@ -1,7 +1,5 @@
 """Questions to the kernel by netlink(7): its sockets by sock_diag(7), and the layout of its answers."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

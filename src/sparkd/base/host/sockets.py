@@ -1,7 +1,5 @@
 """Listening TCP ports, the processes that hold them, and connections on which a request waits for its answer."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Container, Iterable

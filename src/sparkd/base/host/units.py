@@ -1,7 +1,5 @@
 """systemd's units: the effective text of one, as systemd merges it, and the services that start by themselves."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Versions that should be the same on all nodes, and facts of this boot: command line, memory, swap, settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 

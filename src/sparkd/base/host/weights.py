@@ -8,8 +8,6 @@ A safetensors file: 8 bytes, little-endian, with the header's length; the header
 tensors, to the last byte. Its library (safetensors 0.8) refuses a file that is shorter or longer.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

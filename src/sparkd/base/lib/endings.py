@@ -1,7 +1,5 @@
 """What may end a run, seen by the main loop in each of its waits; the first cause that is seen is kept."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from enum import IntEnum

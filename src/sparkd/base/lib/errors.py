@@ -1,7 +1,5 @@
 """Errors, each with its exit code, the code of its cause, and the action that is required."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum

@@ -3,8 +3,6 @@
 Every task is created here, so that none is lost, and the error of each is read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import sys

@@ -5,8 +5,6 @@ gains no time. httpx's transport is used without its client, which costs a quart
 proxies, or decompression.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

@@ -1,7 +1,5 @@
 """An HTTP server for small GETs, which limits connections and requests by source, and by user where that is known."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Locks between processes, by flock(2): the kernel takes one back when its holder ends."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -10,8 +10,6 @@ raised. Nothing else feeds the watchdog: a main loop that hangs is ended, and a 
     start       begins such a call or coroutine without waiting: its end is news
 """
 
-from __future__ import annotations
-
 import signal
 import time
 from asyncio import Future

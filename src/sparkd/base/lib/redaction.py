@@ -4,8 +4,6 @@ For events, reports, messages, state and `sparkd capture`. `base.lib.text.Redact
 log, and leaves more in. This one may take too much out: some file's name, a word of a hint.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterable, Iterator

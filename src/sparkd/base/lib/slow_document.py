@@ -1,7 +1,5 @@
 """Documents that take seconds to read, or hang, for requests that are answered in an event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ that do not fit are counted, and the count is written in their place. sparkd's o
 are few, and a person needs them.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading

@@ -1,7 +1,5 @@
 """Text: bounded reads of files, sanitized and redacted output, sizes, suggestions, and tables of a command's output."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -4,8 +4,6 @@ TLS is verified, no redirect is followed, and of the answer only the status is r
 environment count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ files and devices, its privileges. A container without them has the node's netwo
 every rank. Secrets never come from the other node: it names variables, and this node's settings name their files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from posixpath import normpath
 

@@ -1,7 +1,5 @@
 """Builds the plan of a rank from recipe, settings and node. Does no I/O."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address

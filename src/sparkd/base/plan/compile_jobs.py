@@ -5,8 +5,6 @@ torch's extensions do so with ninja, which starts two jobs more than there are c
 the machine's memory, that takes all of it. DeepGEMM, TileLang and CuTe DSL compile one kernel at a time.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from msgspec import Struct

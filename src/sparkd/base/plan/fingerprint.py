@@ -1,7 +1,5 @@
 """Reads what a plan names: the image, the model folder and the user's script, which nodes compare."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from hashlib import sha256
 

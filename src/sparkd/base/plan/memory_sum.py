@@ -1,7 +1,5 @@
 """Whether a plan's model fits into memory: the rank's share of it, and what that share has to hold."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from contextlib import suppress

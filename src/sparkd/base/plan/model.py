@@ -1,7 +1,5 @@
 """LaunchPlan: the complete description of one rank's container."""
 
-from __future__ import annotations
-
 import shlex
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The port of the API, which no other program of the node may have."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Reads the files of a plan's secrets."""
 
-from __future__ import annotations
-
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, unreadable
 from sparkd.base.plan.model import LaunchPlan

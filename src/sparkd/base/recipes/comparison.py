@@ -1,7 +1,5 @@
 """Compares two recipes by the meaning of their values, not by their notation."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Explains a recipe: each value that is set, with its source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Loads a recipe: reads its file, merges it with its bases, and validates the result."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Finds recipes by name: an administrator's before a shipped one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ would write differently (0.90, 012, 1_000) stays text. Files of other tools are 
 there `yes` is true, 012 is 10, and 0.90 is 0.9.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Whether a series of figures has become worse than it was, and how that is shown to people."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 

@@ -1,7 +1,5 @@
 """A state file: one JSON object, read as untrusted input."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """history.db: each launch on this node, and what was measured of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """known-good.json: plans proven in service, newest first, with the facts of their starts; and how two starts differ."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

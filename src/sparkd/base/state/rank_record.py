@@ -4,8 +4,6 @@ A container's labels can't change. They name its rank, and the process that made
 has the rank now. A container without a record, lost or of a version that had none, is judged by its labels.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

@@ -5,8 +5,6 @@ secrets, and the contents of files that the recipe mounts and everybody may read
 in base.plan.allowed, before anything in it is used.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

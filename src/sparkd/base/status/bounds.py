@@ -1,7 +1,5 @@
 """The bounds of what another node may write into a report."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import TypeVar, cast

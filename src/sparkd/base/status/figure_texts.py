@@ -3,8 +3,6 @@
 A text is one line without control characters, and a figure is within its bounds, whatever another node has written.
 """
 
-from __future__ import annotations
-
 from sparkd.base.lib.text import GIB, sanitize
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import MemoryReport

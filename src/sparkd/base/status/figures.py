@@ -1,7 +1,5 @@
 """Parts of the report about the engine and its GPU. data/metrics.toml has the metrics of each part of the report."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 COLD, WARMING, WARM = "cold", "warming", "warm"

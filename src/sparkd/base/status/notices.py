@@ -3,8 +3,6 @@
 Pure, and times are UTC seconds: what was reported is kept on disk, so that a restart of the agent repeats nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The phases of an agent: which may follow which, and what the other nodes expect of each."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from sparkd.base.lib.errors import Cause

@@ -1,7 +1,5 @@
 """Keeps the node's report, with the memory use of the last minutes, and passes it without secrets to the sinks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypedDict, Unpack

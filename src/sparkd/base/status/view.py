@@ -3,8 +3,6 @@
 Texts are one line without control characters, and figures are within their bounds, whatever another node has written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 

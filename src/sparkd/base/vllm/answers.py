@@ -3,8 +3,6 @@
 Repetition is judged only where tokens were drawn at temperature 1: at 0 a small model repeats itself without a fault.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from unicodedata import name

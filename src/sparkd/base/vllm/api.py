@@ -1,7 +1,5 @@
 """Client of the engine's HTTP endpoint: health, served models, counters, completions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

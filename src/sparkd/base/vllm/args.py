@@ -3,8 +3,6 @@
 Raises ValueError with a message for the user, to which the caller adds file and key.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Paths in the container: what a mount may cover, and where the engine and its compilers keep what they compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 

@@ -3,8 +3,6 @@
 The flags of a command, and their values, are read here, too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ and no text of the line goes into an answer. No remedy does harm where the line 
 in kernel-log.toml, and the engine's lines are not searched for them.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta, Struct, toml

@@ -5,8 +5,6 @@ numbers of their blocks, in groups of equal size; a block has the same bytes in 
 of each.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """The engine's log line by line: split from the stream, prepared for the journal. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -4,8 +4,6 @@ Weights or kernels that compute nonsense give known texts no better ones than ch
 request's KV cache writes what the same engine finds unlikely in a prompt.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The flags of an image's own vLLM, queried from its parser in a container. The image's answer is untrusted input."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

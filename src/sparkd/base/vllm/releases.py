@@ -1,7 +1,5 @@
 """Tables of a year's releases of vLLM: which one judges an image, and in which ones a name came or went."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import cache

@@ -4,8 +4,6 @@ Logits that are NaN give token 0 for ever: "!!!!" with most tokenizers, nothing 
 The log-probabilities of known texts, and of the engine's own answers, show well-formed nonsense.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A completion that comes token by token: the events of its stream, with the time of each."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

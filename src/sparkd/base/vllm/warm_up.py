@@ -3,8 +3,6 @@
 An engine compiles a kernel inside the first request that needs it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

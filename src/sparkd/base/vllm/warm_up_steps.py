@@ -4,8 +4,6 @@ An engine compiles kernels for numbers of tokens and of requests in a batch, and
 Powers of two do not meet all of these numbers (vLLM, pull request 52941, takes 42 sizes).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import chain, cycle, islice, pairwise
 from random import Random

@@ -4,8 +4,6 @@
 answers make sense, alone and at once. `warm` has kernels compiled before clients wait for them.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

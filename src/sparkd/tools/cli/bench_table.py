@@ -1,7 +1,5 @@
 """The figures of `sparkd bench` for people: tables of 80 columns, and Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from sparkd.base.lib.text import Parts, Table, sanitize

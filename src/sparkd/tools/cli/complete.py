@@ -4,8 +4,6 @@ Runs at each press of TAB, for any user: it imports little beside the standard l
 settings takes 0.2 s. A file that can't be read gives no words.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """`sparkd config` and `sparkd plan`: print or check the settings, and print their plan. No secret is printed."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`sparkd demo`: print status, preflight and explain, and serve the page, of example nodes. It needs no Spark."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import re

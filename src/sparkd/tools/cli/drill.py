@@ -1,7 +1,5 @@
 """`sparkd drill`: cause one fault on this node, after a yes, and watch how the endpoint comes back."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

@@ -1,7 +1,5 @@
 """`sparkd endpoint`: what a client of the API needs, from the plan and this node's report; no root, no agent needed."""
 
-from __future__ import annotations
-
 import argparse
 import os
 

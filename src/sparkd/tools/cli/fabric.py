@@ -1,7 +1,5 @@
 """`sparkd fabric test`: how fast the ports between the nodes are, while nothing serves."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

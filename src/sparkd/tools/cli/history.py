@@ -1,7 +1,5 @@
 """`sparkd history`: the launches of this node, and what was measured of each."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`sparkd init` and `deinit`: set up this node, alone or with others, from what is found on it; and undo that."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

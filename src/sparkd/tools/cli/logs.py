@@ -4,8 +4,6 @@
 prints what known errors mean, and what to do. `capture` writes an archive for a helper, without secrets.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """`sparkd model` and `sparkd image`: check, download, build and copy what the engine needs."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`sparkd notify`: send a test message, and the messages that are left once a unit stays down."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Command lines: mistakes become a UsageError with the likely option and where the help is; recipes by name or path."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

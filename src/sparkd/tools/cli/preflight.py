@@ -1,7 +1,5 @@
 """`sparkd preflight`: check this node, apply the fixes that are allowed, report what blocks."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

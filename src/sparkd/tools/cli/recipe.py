@@ -1,7 +1,5 @@
 """`sparkd recipe`: list, show, compare and check recipes, and import those of other tools."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -1,7 +1,5 @@
 """`sparkd recipe import`: print or write recipes of other tools with what they need, and the commands to run."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

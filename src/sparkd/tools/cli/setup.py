@@ -1,7 +1,5 @@
 """`sparkd units` and `tune`: systemd's drop-ins, and the recipe's kernel settings."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Iterator

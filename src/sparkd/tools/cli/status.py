@@ -1,7 +1,5 @@
 """`sparkd status`: what the nodes are doing, from this node's report; needs neither root nor a running agent."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

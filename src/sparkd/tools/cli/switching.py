@@ -6,8 +6,6 @@ A rollback is one file of state, which the next start reads: it ends nothing, an
 `agent/daemon/switching.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`sparkd tune-recipe`: climb with one knob at a time, and keep the best as a recipe of its own."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -3,8 +3,6 @@
 The comments of its YAML name what was left out, what is missing, and what to run.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator

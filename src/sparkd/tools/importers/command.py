@@ -1,7 +1,5 @@
 """Reads the words of a command: whether they start vLLM's server, with its model and flags, or Ray."""
 
-from __future__ import annotations
-
 import re
 
 from msgspec import Struct

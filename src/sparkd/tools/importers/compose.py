@@ -1,7 +1,5 @@
 """Reads a service of a compose file into the options of `docker run` (the Compose Specification)."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

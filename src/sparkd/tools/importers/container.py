@@ -1,7 +1,5 @@
 """Reads a container of this machine's docker, as ContainerInspect of the Docker Engine API describes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from sparkd.base.lib.dockerd.reader import DockerReader

@@ -1,7 +1,5 @@
 """Converts files of other tools' recipes to schema 1: a recipe as YAML with notes, or a fault with file and line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from math import prod

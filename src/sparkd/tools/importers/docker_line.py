@@ -1,7 +1,5 @@
 """Finds what starts an engine in the commands of a script or a unit: `docker run`, `docker exec`, or vLLM itself."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 No cookie, no password of a URL or of ~/.netrc is sent; a proxy and SSL_CERT_FILE of the environment count.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from shlex import quote

@@ -1,7 +1,5 @@
 """Completes an imported recipe: its models, its mods as files to write beside it, and how its image is made."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -3,8 +3,6 @@
 They are recognised by their content, since sparkrun writes `recipe_version: "1"`, too, and runs any version.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Reads command lines, scripts, compose files, units and containers, and makes one recipe of what they start."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pwd

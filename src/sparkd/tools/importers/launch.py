@@ -3,8 +3,6 @@
 A launch is one start of a container by a command line, a compose file or docker, read as options of `docker run`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

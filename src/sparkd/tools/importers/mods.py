@@ -4,8 +4,6 @@ A mod is a folder with a run.sh, which both tools copy into each container and r
 The names come from the recipe, the files from its publisher: nothing outside the recipe's tree is read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

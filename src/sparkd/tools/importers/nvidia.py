@@ -3,8 +3,6 @@
 The measurement beside one, performance.yaml, names the image by digest and the model by revision.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from hashlib import sha256

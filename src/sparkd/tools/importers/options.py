@@ -1,7 +1,5 @@
 """Converts options of `docker run` to keys of a recipe. One without a counterpart becomes a note with its line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from os.path import normpath

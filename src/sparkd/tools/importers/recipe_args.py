@@ -1,7 +1,5 @@
 """The flags of a foreign recipe's command, as `args` of a recipe of schema 1."""
 
-from __future__ import annotations
-
 from sparkd.base.recipes.schema import has_placeholder
 from sparkd.base.vllm.args import OTHER_HOMES, OWNED, JsonValue, parse_flags
 from sparkd.tools.importers.command import Flag, Serve

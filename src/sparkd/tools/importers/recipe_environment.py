@@ -1,7 +1,5 @@
 """The variables of a foreign recipe, as `env` and `secrets` of a recipe of schema 1."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from sparkd.base.recipes.schema import has_placeholder

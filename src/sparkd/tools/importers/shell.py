@@ -1,7 +1,5 @@
 """Reads the plain commands of a shell script, with its variables filled in. Runs nothing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """Typed access to a foreign recipe, and its overrides."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

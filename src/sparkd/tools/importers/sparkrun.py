@@ -1,7 +1,5 @@
 """Reads recipes of sparkrun, of any version, by the rules of sparkrun 0.4."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -3,8 +3,6 @@
 The two tools interpret the same braces differently.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A value that only a shell or its user knows stays in the words as a mark, which 
 the value is used.
 """
 
-from __future__ import annotations
-
 import re
 
 from msgspec import Struct

@@ -3,8 +3,6 @@
 Each is a switch to a plan that ends at a time, so the agent goes back by itself even if this command or the node dies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Self
 

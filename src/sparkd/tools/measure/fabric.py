@@ -1,7 +1,5 @@
 """The verdict on the fabric's figures: whether each pair of ports carries what its link should. All of it is pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Annotated

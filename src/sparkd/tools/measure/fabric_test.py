@@ -1,7 +1,5 @@
 """The test of the fabric on one node: the head measures and sends the result, a worker waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

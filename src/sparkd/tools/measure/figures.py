@@ -1,7 +1,5 @@
 """The figures of a measurement, computed from its replies, and comparisons of them. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The speed of this node's GPU under load, which a program in the recipe's image makes while nothing serves."""
 
-from __future__ import annotations
-
 import os
 import time
 import uuid

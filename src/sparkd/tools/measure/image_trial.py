@@ -3,8 +3,6 @@
 The trial is a switch to a plan that ends at a time, so the agent goes back by itself if this command or the node dies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from shlex import quote
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """SIGINT, SIGTERM and SIGHUP end a measurement early, but its results are still printed."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Coroutine, Iterator

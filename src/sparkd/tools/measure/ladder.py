@@ -3,8 +3,6 @@
 Each time the whole ladder is computed again from the steps measured so far, so it continues where it was interrupted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Beginning and end of a ladder: the conditions for it and an estimate of its time, and the recipe that it writes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Measurements of the endpoint for several commands, with their lock, their rows of the history, and warming."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import select

@@ -1,7 +1,5 @@
 """The newest bench and load compared with earlier ones, and the history as JSON, with its declines. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple

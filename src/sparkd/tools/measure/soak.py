@@ -1,7 +1,5 @@
 """Requests for minutes or hours, and the drift of the nodes' memory meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -12,8 +12,6 @@ A round trip is the time in which TCP connects: SYN there and SYN-ACK back, betw
 takes many times as long, most of it in the programs at both ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import socket

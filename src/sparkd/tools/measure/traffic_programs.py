@@ -15,8 +15,6 @@ ib_write_bw has to lock memory, and runs as root. Its first client takes part in
 can write into the buffer that it registers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """What every trial of a plan measures: smoke and a bench, how long they may take, and what a bench can be used for."""
 
-from __future__ import annotations
-
 import asyncio
 
 from sparkd.base.config import Settings

@@ -1,7 +1,5 @@
 """A recipe's image, built on this node: its sources are read and shown before the build, and the image is checked."""
 
-from __future__ import annotations
-
 import io
 import re
 import tarfile

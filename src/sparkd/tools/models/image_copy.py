@@ -1,7 +1,5 @@
 """Copies of the engine's image, from this node's docker to the docker of other nodes."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Sequence

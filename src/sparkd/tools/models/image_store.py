@@ -1,7 +1,5 @@
 """Where docker keeps its images, and what an image takes there."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from sparkd.base.host.docker_image import Image

@@ -1,7 +1,5 @@
 """A model's files: their folder, whether they are whole, where they are published, and copies on other nodes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The other nodes for commands that copy: their choice, the turn of each one, and the room for the copy."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -3,8 +3,6 @@
 It deletes nothing there except sparkd's own file, and no program waits for input.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

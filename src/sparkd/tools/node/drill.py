@@ -1,7 +1,5 @@
 """Drills (`sparkd drill`): a fault caused on purpose on this node, and the time until the node serves again."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The endpoint for its clients: its state, context and commands to try it, and configurations for some programs."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator

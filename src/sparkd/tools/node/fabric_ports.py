@@ -3,8 +3,6 @@
 Where lldpd runs, also the names of the machines at the other end: LLDP frames carry them, unsigned.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress

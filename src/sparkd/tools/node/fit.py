@@ -1,7 +1,5 @@
 """Recipes that this node could serve: what each one lacks here, and the command that supplies it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from shlex import quote
 

@@ -1,7 +1,5 @@
 """Changes by preflight that a person requests: the allowed fixes, or the end of a process that a finding offers."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Differences from the last known good start, for `sparkd diff` and `capture`, and rollbacks to such a start."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence

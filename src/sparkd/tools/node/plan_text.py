@@ -1,7 +1,5 @@
 """A plan as a table for people, and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

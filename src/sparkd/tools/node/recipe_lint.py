@@ -1,7 +1,5 @@
 """Lint of a recipe for any node: its plan with default settings, and errors and warnings with their file and line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What `systemctl reload` of an agent runs: checks that this program can take the rank over, then reloads."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

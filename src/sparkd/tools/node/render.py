@@ -1,7 +1,5 @@
 """Findings as a table for people and as one JSON object."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The endpoint of this node, for commands that send requests. That it is sparkd's engine is proven before any."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Orphans, the containers whose agent is gone: which these are, and their end. A rank may be left to the next agent."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 

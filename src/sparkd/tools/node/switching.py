@@ -1,7 +1,5 @@
 """The choice of this node's plan from the command line: what prevents a plan, and how the agent switches to it."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator

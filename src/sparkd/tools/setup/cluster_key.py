@@ -1,7 +1,5 @@
 """Files of keys for `sparkd init`, and the cluster's key, made and rotated by `sparkd init --new-cluster-key`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import NamedTuple

@@ -11,8 +11,6 @@ address may get the keys again, since an answer may be lost, or a disk full.
 A wrong code is answered late, and after ten of them the invitation ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import sys

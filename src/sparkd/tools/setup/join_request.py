@@ -1,7 +1,5 @@
 """Joining a cluster, on the new node: it gets the cluster's key by the head's code, and reports that it is on disk."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A machine in no common subnet answers, too, since each IPv6 interface has a link
 they are limited in time and number, and only their source addresses are used.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import selectors

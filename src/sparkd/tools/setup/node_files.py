@@ -1,7 +1,5 @@
 """The files that `sparkd init` writes (settings, keys, drop-ins): their changes, and settings that overrule them."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

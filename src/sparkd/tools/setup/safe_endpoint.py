@@ -1,7 +1,5 @@
 """Offers of `sparkd init` for a safe endpoint: a key for the API, messages to people, commands for a firewall."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The files that `sparkd init` writes, and their removal by a manifest, which is on disk before each change."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress

@@ -1,7 +1,5 @@
 """The survey of a node by `sparkd init`, as lines: hardware, docker, fabric, neighbours, models, fits of recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 

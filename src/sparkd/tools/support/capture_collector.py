@@ -1,7 +1,5 @@
 """The parts of the archive of `sparkd capture`, from this node and from the other agents; a summary for a forum."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -2,8 +2,6 @@
 `sparkd capture`, which redacts every text.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

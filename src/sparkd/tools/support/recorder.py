@@ -7,8 +7,6 @@ tree: `ROOT` is another name of the root folder, so nothing takes this for the r
 # ruff: noqa: PTH115, PTH118, PTH120
 # Strings and os, as in files.py.
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """The agent's side of the memory guard: names the rank to a killer, or to the next one, and reads what it reports."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -8,8 +8,6 @@ and where the agent's process has ended and no other has named the rank for LEAS
 of sparkd's but its neighbour.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import math

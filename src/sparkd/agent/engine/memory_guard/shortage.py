@@ -4,8 +4,6 @@ The killer process imports this module. So it imports no dataclasses, which woul
 sparkd's.
 """
 
-from __future__ import annotations
-
 import os
 from array import array
 

@@ -3,8 +3,6 @@
 A tenant is a process, container, unit or user that holds memory and is no part of the rank.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What else starts or ends vLLM on this node: units, containers that docker restarts, programs that kill for memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

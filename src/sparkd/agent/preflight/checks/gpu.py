@@ -1,7 +1,5 @@
 """The GPU: whether it is present, its driver answers, and the driver's version is not known to be bad."""
 
-from __future__ import annotations
-
 import re
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """The kernel's log of this boot: a GPU lost until a reboot, processes killed for memory, a NIC that was reset."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import chain
 

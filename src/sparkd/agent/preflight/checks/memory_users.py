@@ -1,7 +1,5 @@
 """Other large users of the memory, by name: a unit, a container, a process."""
 
-from __future__ import annotations
-
 import shlex
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Plan lint: reports flags and environment that are known to fail, before a load of half an hour does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from errno import EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO
 

@@ -1,7 +1,5 @@
 """The SDK's client for one API version, and its errors as DockerError."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

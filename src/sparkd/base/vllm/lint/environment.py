@@ -1,7 +1,5 @@
 """Predicates on the environment. A fork may read variables that no list has, so only misprints of names are certain."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from itertools import islice

@@ -3,8 +3,6 @@
 Lengths, heads and quantization are derived as in vLLM (vllm/config/model.py, transformers_utils).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from msgspec import Struct

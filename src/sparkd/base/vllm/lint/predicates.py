@@ -1,7 +1,5 @@
 """The facts that rules read of an engine to be launched, and the predicates: matching keys, each with the reason."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

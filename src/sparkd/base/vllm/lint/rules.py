@@ -4,8 +4,6 @@ An image may contain a fork with more flags and choices, so only values that no 
 typing error away from a flag, are certain to fail.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Reads the user's launch script: the engines that its text starts, and their ranks."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Predicates of rules on values: single ones, those of flags that need each other, and fields in the JSON of flags."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice

@@ -168,7 +168,7 @@ def test_a_line_that_begins_a_key_hides_no_log_behind_it() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "Nov 29 10:00:00 spark1 sparkd[12]: engine| "])
 @pytest.mark.parametrize(
-    "head", ["", "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00FF\n\n", "Version: GnuPG v2\n\n"]
+    "head", ["", "\n", "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00FF\n\n", "Version: GnuPG v2\n\n"]
 )
 def test_a_key_without_its_end_is_hidden_and_the_log_behind_it_is_not(prefix: str, head: str) -> None:
     lines = f"-----BEGIN RSA PRIVATE KEY-----\n{head}{'MIIEowIBAAKCAQEA' * 4}\n{'wIBAAKCAQEAMIIEo' * 4}".split("\n")

@@ -96,7 +96,7 @@ def follow_round(before: tuple[FindingReport, ...], found: tuple[FindingReport, 
     """The findings to report after a round of preflight: its own, and the kernel's, whose log is watched beside it and
     may say nothing for an hour. Pure.
     """
-    return *found, *(finding for finding in before if finding.id == kernel_log.ID)
+    return *(finding for finding in before if finding.id == kernel_log.ID), *found
 
 
 class Backoff(Struct):

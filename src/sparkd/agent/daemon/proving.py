@@ -32,6 +32,8 @@ class ProvingPeriod(Struct):
     proven: bool = False
     _proven_from: float | None = None
     """Monotonic time from which the plan is proven, or is to be kept again; None before it serves, and once kept."""
+    _is_reset: bool = False
+    """Whether the count of the plan's failures has begun anew on the disk."""
     _again_seconds: float = AGAIN_SECONDS
     """The pause before it is to be kept again, longer each time: a disk that hangs takes seconds of each look."""
 
@@ -59,13 +61,12 @@ class ProvingPeriod(Struct):
         if self._proven_from is None or self.clock() < self._proven_from:
             return
         self._proven_from = None
-        if not self.proven:
-            self.proven = True
-            agent.store.record(lambda launches: launches.reset(agent.plan.backoff_key))
+        self.proven = True
+        self._is_reset = self._is_reset or agent.store.record(lambda launches: launches.reset(agent.plan.backoff_key))
         switch = self.switching.switch
         # A plan that is chosen for a limited time is an experiment.
         is_limited = switch is not None and switch.to is not None and bool(switch.to.until)
-        if not is_limited and not self._keep_known_good():
+        if not (is_limited or self._keep_known_good()) or not self._is_reset:
             self._proven_from = self.clock() + self._again_seconds
             self._again_seconds = min(3600.0, 2 * self._again_seconds)
 

@@ -9,6 +9,7 @@ from sparkd.base.lib.text import natural_order, sanitize
 
 KERNEL_FILE_PREFIX = "vmlinuz-"
 SETTINGS_FILE = "/etc/default/grub"
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 _ASSIGNMENT = re.compile(r"^[ \t]*(?:export +)?(GRUB_\w{1,40})(\+?=)(.{0,2000})$", re.MULTILINE | re.ASCII)
 _ALTERNATIVE = re.compile(r"\$\{(GRUB_\w+):?([-+])([^{}]*)\}", re.ASCII)
 """`${NAME:-text}` and `${NAME:+$NAME }`, as drop-ins write them that may be read before any value is set."""
@@ -41,8 +42,8 @@ def _read_settings(files: Files) -> dict[str, str]:
     values: dict[str, str] = {}
     drop_ins = (f"{SETTINGS_FILE}.d/{name}" for name in files.names_if_any(f"{SETTINGS_FILE}.d"))
     for path in (SETTINGS_FILE, *(path for path in drop_ins if path.endswith(".cfg"))):
-        text_of_lines = (files.text_if_any(path) or "").replace("\\\n", "")
-        for key, operator, text in _ASSIGNMENT.findall(text_of_lines):
+        content = _COMMENT.sub("", files.text_if_any(path) or "").replace("\\\n", "")
+        for key, operator, text in _ASSIGNMENT.findall(content):
             value = _parse_value(text, values)
             values[key] = (values.get(key, "") + value if operator == "+=" else value)[:_LONGEST_VALUE]
     return values

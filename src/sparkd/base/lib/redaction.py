@@ -57,7 +57,7 @@ _KEY_LINE = (
 _PRIVATE_KEY = (
     r"-----BEGIN [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----"
     r"(?:(?:[^-]|-(?!----BEGIN )){0,32768}?(?:-----END [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----|\Z)"
-    rf"|\s{{0,8}}(?:(?:{_KEY_HEADER}){{1,8}}[^\n]{{0,160}}\n)?(?:{_KEY_LINE}){{0,400}}[A-Za-z0-9+/=\s\\]{{0,32768}})"
+    rf"|\s{{0,8}}(?:{_KEY_HEADER}){{0,8}}(?:(?:[^\n]{{0,160}}\n)?{_KEY_LINE}){{0,400}}[A-Za-z0-9+/=\s\\]{{0,32768}})"
 )
 """To its end. Without one near, what looks like a key, and not the rest of a log: anybody's line may begin one."""
 _IDS = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"

@@ -5,6 +5,7 @@ They are recognised by their content, since sparkrun writes `recipe_version: "1"
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.options import redact
@@ -30,8 +31,11 @@ def _is_eugr_recipe(source: Source, overrides: Overrides) -> bool:
         return False
     if not source.document.data.keys().isdisjoint((*TABLES.keys, *TABLES.refused)):
         return False
+    values: Mapping[str, object] = overrides  # such as 32k, which only sparkrun takes for a number
+    with suppress(UnusableRecipeError):
+        values = _read_options(overrides)
     try:
-        format_template(source.text("command"), Values({**source.mapping("defaults"), **overrides}))
+        format_template(source.text("command"), Values({**source.mapping("defaults"), **values}))
     except CommandError:
         return not source.has("model")
     return True

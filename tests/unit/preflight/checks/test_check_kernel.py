@@ -104,6 +104,7 @@ KEY = "GRUB_CMDLINE_LINUX_DEFAULT"
         pytest.param(f"{KEY}=a", "GRUB_CMDLINE_LINUX=b", ("b", "a"), id="both"),
         pytest.param(f'{KEY}="a', "GRUB_CMDLINE_LINUX=b", ("b",), id="unparsable"),
         pytest.param(f'{KEY}="a \\\nb"', "", ("a", "b"), id="over two lines"),
+        pytest.param(f'# quoted \\\n{KEY}="a"', "", ("a",), id="a comment has no next line"),
         pytest.param(f'{KEY}="a b"; export {KEY}', "", ("a", "b"), id="another command behind it"),
         pytest.param(f'{KEY}="a"', f'{KEY}="${{{KEY}:+${{{KEY}}} }}b"', ("a", "b"), id="before it, if any"),
         pytest.param(f"{KEY}=", "", (), id="empty"),

@@ -114,7 +114,12 @@ def test_a_holder_that_stray_workers_names_is_left_to_it(tree: Tree) -> None:
     tree.listening((29501, 5))
     assert judged(tree).level is Level.OK
     host = Host(tree.root, docker=lambda: DockerFacts(True, ()))
-    assert replace(CHECK, strays_warn=True).run(host)[1].level is Level.OK, "it ends strays also where it only warns"
+    warns = replace(CHECK, strays_warn=True, allowed_fixes=("end-process",))
+    assert warns.run(host)[1].level is Level.OK, "it ends strays also where it only warns"
+    assert replace(warns, allowed_fixes=()).run(host)[1].level is Level.BLOCK
+    tree.process(30, "vllm", argv=("vllm", "serve"))
+    assert warns.run(host)[1].level is Level.BLOCK, "beside a living engine no fix is applied"
+    (tree.root / "proc/30/cmdline").unlink()
     reason = "port 29501 of the rendezvous is held on 0.0.0.0 by pid 10 (VLLM::Worker_TP) of uid 0"
     assert replace(CHECK, strays=None).run(host)[1].reason == reason
 

@@ -47,8 +47,8 @@ class MemoryFacts(Struct, frozen=True):
     """GPU memory of the processes that the driver lists."""
     script_share: float | None = None
     """Share of the GPU's memory that engine.script starts its own engine with; None where the plan's share counts."""
-    _all_users_gone: bool = False
-    """Whether the driver lists processes, and all of them have ended."""
+    _ended_users: tuple[str, ...] = ()
+    """Processes that the driver lists, and that have ended."""
     _gpu_sizes_known: bool = True
     """Whether the driver says of each process that it lists how much it holds."""
     _unexplained_bytes: int = 0
@@ -88,11 +88,11 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             gpus=gpu.names,
             gpu_total_bytes=gpu.total_bytes,
             gpu_error=gpu.error,
-            gpu_users=None if users is None else tuple(user.label for user in users),
+            gpu_users=None if users is None else tuple(user.label for user in users if not user.gone),
             gpu_held_bytes=sum(user.bytes or 0 for user in users or () if not user.gone),
             script_share=script_share(host.files, self.plan) if self.plan else None,
             _gpu_sizes_known=all(user.bytes is not None for user in users or () if not user.gone),
-            _all_users_gone=bool(users) and all(user.gone for user in users or ()),
+            _ended_users=tuple(user.label for user in users or () if user.gone),
             _unexplained_bytes=meminfo.unexplained_bytes(host.files, memory),
             _charged_bytes=charged_bytes,
             _charged_unit=_find_charged_unit(host, charged_bytes or 0),
@@ -141,11 +141,8 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             # Memory of an engine that has just ended comes back over some seconds. A person may read this in the
             # table of a command, which does not wait.
             hint = f"it may still come back; if it has not in {self.settle_seconds:g} s"
-            has_living = users and not facts._all_users_gone
-            remedy = f"end {users}; where that frees too little" if has_living else "reboot this node"
+            remedy = f"end {users}; where that frees too little" if users else "reboot this node"
             return block_shortage(reason, f"{hint}, {remedy}: {REBOOT_COMMAND}", awaits="memory")
-        if facts._all_users_gone:  # no proof: a namespace of pids may hide them
-            return block_shortage(f"{reason}; the GPU's driver lists {users}", f"reboot this node: {REBOOT_COMMAND}")
         if users:
             # No proof, so neither a reboot by sparkd nor an end of its tries (17): the driver's figure leaves out
             # managed memory that a CPU has touched, which /proc/meminfo leaves out as well. Measured on an H200,
@@ -154,6 +151,9 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
                 f"the GPU's driver lists {size(_shared_gpu_bytes(facts))} for {users}, and nothing explains the rest"
             )
             return block_shortage(f"{reason}; {listed}", f"end {users}; where that frees too little: {REBOOT_COMMAND}")
+        if facts._ended_users:  # no proof: a namespace of pids may hide them
+            listed = f"the GPU's driver lists {', '.join(facts._ended_users)}"
+            return block_shortage(f"{reason}; {listed}", f"reboot this node: {REBOOT_COMMAND}")
         reason = f"{reason}; no process uses the GPU"
         if facts._charged_bytes is None:
             reason = f"{reason}, and nothing counts what sockets and pipes hold (no memory.stat of cgroup v2)"

@@ -87,6 +87,8 @@ class Ports(Check[PortsFacts], frozen=True):
     """The check that names engines and containers of sparkd's, to which their ports are left. None: it is skipped."""
     strays_warn: bool = False
     """Whether preflight.downgrade has it: then only what it ends is left to it."""
+    allowed_fixes: tuple[str, ...] = ()
+    """Kinds of fixes that preflight may apply."""
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
 
@@ -95,7 +97,7 @@ class Ports(Check[PortsFacts], frozen=True):
         policy = inputs.settings.preflight
         skipped, warns = (StrayWorkers.id in names for names in (policy.skip, policy.downgrade))
         strays = None if skipped else StrayWorkers.from_inputs(inputs)
-        return cls(wanted_ports(inputs.plan, inputs.settings), strays, warns)
+        return cls(wanted_ports(inputs.plan, inputs.settings), strays, warns, tuple(policy.allow_fixes))
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
@@ -117,7 +119,8 @@ class Ports(Check[PortsFacts], frozen=True):
         if self.strays is None:
             return frozenset()
         if self.strays_warn:
-            fixes = self.strays.run(host)[1].fixes
+            verdict = self.strays.run(host)[1]
+            fixes = [fix for fix in verdict.fixes if verdict.clears and fix.kind in self.allowed_fixes]
             pids = (fix.pid for fix in fixes if isinstance(fix, EndProcess))
             return frozenset((*pids, *(fix.container_id for fix in fixes if isinstance(fix, RemoveContainer))))
         ours = (container.id for container in docker.containers if container.ours)

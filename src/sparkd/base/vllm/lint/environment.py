@@ -72,7 +72,7 @@ def wrong_value(launch: Launch) -> Matches:
         yield "env.CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={visible[:40]}: {need}"
     for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         devices = launch.env.get(name, "").split(",")
-        if devices[0].startswith("^"):  # to leave out others does no harm
+        if devices[0].strip().startswith("^"):  # of devices to leave out, the first shows whether names are a Spark's
             del devices[1:]
         matches = map(_OTHER_DEVICE.match, map(str.strip, devices))
         if launch.gpu and (match := next(filter(None, matches), None)):

@@ -33,7 +33,7 @@ class ProvingPeriod(Struct):
     _proven_from: float | None = None
     """Monotonic time from which the plan is proven, or is to be kept again; None before it serves, and once kept."""
     _is_reset: bool = False
-    """Whether the count of the plan's failures has begun anew on the disk."""
+    """Whether the count of the plan's failures is 0 again on the disk."""
     _again_seconds: float = AGAIN_SECONDS
     """The pause before it is to be kept again, longer each time: a disk that hangs takes seconds of each look."""
 

@@ -92,11 +92,11 @@ class Admission(Struct):
         show_unproven(self.agent)
 
 
-def follow_round(before: tuple[FindingReport, ...], found: tuple[FindingReport, ...]) -> tuple[FindingReport, ...]:
+def follow_round(before: tuple[FindingReport, ...], of_round: tuple[FindingReport, ...]) -> tuple[FindingReport, ...]:
     """The findings to report after a round of preflight: its own, and the kernel's, whose log is watched beside it and
     may say nothing for an hour. Pure.
     """
-    return *(finding for finding in before if finding.id == kernel_log.ID), *found
+    return *(finding for finding in before if finding.id == kernel_log.ID), *of_round
 
 
 class Backoff(Struct):

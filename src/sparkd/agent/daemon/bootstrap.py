@@ -142,7 +142,7 @@ def _resolve_place(config: Settings, role: str, host: Host, loop: MainLoop) -> N
 
 
 def _start_notifications(config: Settings, host: Host, events: Events) -> Sink | None:
-    if not config.notify.configured_outlets:
+    if not config.notify.configured_ways:
         return None
     from sparkd.agent.daemon.notify import start_notifications
 

@@ -143,7 +143,7 @@ class Outbox:
         """Keep what is reported now, and queue the observed notices that the settings want."""
         notices_to_send = tuple(notice for notice in observed if notice.event in self._settings.events)
         state = replace(state, settings=self._settings.model_dump())
-        state = notices.enqueue(state, notices_to_send, self._settings.configured_outlets, time.time())
+        state = notices.enqueue(state, notices_to_send, self._settings.configured_ways, time.time())
         if state.dropped > self.state.dropped:
             self._events.warning("notify.messages.dropped", count=state.dropped - self.state.dropped)
         self._keep_state(state)
@@ -161,7 +161,7 @@ class Outbox:
 
     def send(self) -> None:
         """Send the queued messages in order, each way that is due."""
-        for way in self._settings.configured_outlets:
+        for way in self._settings.configured_ways:
             while time.monotonic() >= self._again_at.get(way, 0.0):
                 queued = next((message for message in self.state.queue if way in message.ways), None)
                 if queued is None:

@@ -117,7 +117,7 @@ def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool
     `aside`: the caller is another thread than the main one.
     """
     settings = agent.settings.notify
-    if not settings.configured_outlets:
+    if not settings.configured_ways:
         return
     from sparkd.agent.daemon.notify import deliver
     from sparkd.base.status.notices import NEEDS_PERSON, TEXT_LIMIT, Notice
@@ -127,7 +127,7 @@ def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool
     node = sanitize(agent.host.name(), 64)
     recipe, text = agent.reporter.report.recipe, sanitize(text, TEXT_LIMIT)
     notice = Notice(NEEDS_PERSON, node, text, recipe, cause, time.time())
-    for way in settings.configured_outlets:
+    for way in settings.configured_ways:
         send = partial(deliver, agent.host.files, settings, way, notice, owner_uid)
         try:
             if aside:

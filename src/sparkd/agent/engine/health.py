@@ -138,27 +138,31 @@ def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue
     # Not after one slow answer: the time before it may be a pause between probes, as where the agent stood still.
     if silent_seconds >= limits.stall_seconds and last.answered_at < last.probed_at:
         return StalledError(no_answer_reason)
-    proof = _find_hang(state, probe, limits, still_seconds)
-    if proof is not None:
-        return StalledError(f"{no_token_reason}{proof}")
+    if _is_stalled(state, probe, limits, still_seconds):
+        return StalledError(no_token_reason)
+    if _hangs_idle(state, probe, still_seconds):
+        return StalledError(f"{no_token_reason}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
     degraded = _find_trouble(state, probe, limits, no_answer_reason, no_token_reason)
     return Continue(state, degraded, wants_canary=canary is not None)
 
 
-def _find_hang(state: HealthState, probe: Observation, limits: Supervise, still_seconds: float) -> str | None:
-    """What proves that an engine without a token hangs, beyond the time alone; None where nothing does."""
-    # Rest and work of the ranks are of now: a stall of the last read may be over since.
-    if state.read_at != probe.at and not state.canary_pending and not state.canary_failed:
-        return None
+def _is_stalled(state: HealthState, probe: Observation, limits: Supervise, still_seconds: float) -> bool:
     # A prompt that fits into one step counts no token before its end. If the engine were ended here, the client would
     # send it again, and end the next engine.
     computed_lately = probe.at - state.computed_at < IDLE_SECONDS
-    if still_seconds >= limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately):
-        return ""
+    limit_seconds = limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately)
+    return still_seconds >= limit_seconds and _is_current(state, probe)
+
+
+def _hangs_idle(state: HealthState, probe: Observation, still_seconds: float) -> bool:
     # Not the API server's silence: where it alone is silent, the engine may be idle because it has no requests.
-    if probe.idle and not probe.compiles and still_seconds >= IDLE_SECONDS:
-        return f", and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs"
-    return None
+    is_idle = probe.idle and not probe.compiles
+    return is_idle and still_seconds >= IDLE_SECONDS and _is_current(state, probe)
+
+
+def _is_current(state: HealthState, probe: Observation) -> bool:
+    """Whether the stall is one of this moment, as the ranks' work and rest are: one of the last read may be over."""
+    return state.read_at == probe.at or state.canary_pending or bool(state.canary_failed)
 
 
 def _find_trouble(

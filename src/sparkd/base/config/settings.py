@@ -221,7 +221,7 @@ class Notify(t.Section):
     """What messages are about."""
 
     @property
-    def configured_outlets(self) -> tuple[str, ...]:
+    def configured_ways(self) -> tuple[str, ...]:
         """The keys by which messages are sent."""
         return tuple(name for name in ("command", "webhook_file") if getattr(self, name))
 

@@ -67,17 +67,22 @@ def _find_root_owned(files: Files, hierarchy: str, path: str) -> str:
     return ""
 
 
-def read_charged_bytes(files: Files, folder: str = ROOT) -> int | None:
-    """Memory of the kernel for a group's processes that /proc/meminfo has in no line: buffers of sockets and pipes, and
+def read_charged_bytes(files: Files) -> int | None:
+    """Memory of the kernel for processes that /proc/meminfo has in no line: buffers of sockets and pipes, and
     CUDA's managed memory that a CPU has touched (uvm_linux.h of NVIDIA's open modules).
 
     Any user's processes may take it. cudaMalloc on a GB10 is charged to no group
     (Blackwellboy/model-serving-minefield#57). None without this counter: cgroup v1, Linux before 5.18, or a kernel
     whose command line leaves it out.
     """
-    counts = dict(_COUNT.findall(files.text_if_any(f"{folder}/memory.stat", limit=65536) or ""))
     is_left_out = "cgroup.memory=" in (files.text_if_any("/proc/cmdline", limit=65536) or "")
-    if is_left_out or counts.get("kernel", "0") == "0":
+    return None if is_left_out else _read_group(files, ROOT)
+
+
+def _read_group(files: Files, folder: str) -> int | None:
+    """As `read_charged_bytes`, of one group and those below it."""
+    counts = dict(_COUNT.findall(files.text_if_any(f"{folder}/memory.stat", limit=65536) or ""))
+    if counts.get("kernel", "0") == "0":
         return None
     charged_bytes = {name: int(count) for name, count in counts.items()}
     listed_bytes = sum(charged_bytes.get(name, 0) for name in _LISTED)
@@ -100,7 +105,7 @@ def _list_charged(files: Files, folder: str) -> Iterator[tuple[str, int]]:
     with suppress(OSError):
         for unit in filter(_GROUP.fullmatch, files.names(folder)):
             with suppress(OSError):  # it has just ended
-                yield unit, read_charged_bytes(files, f"{folder}/{unit}") or 0
+                yield unit, _read_group(files, f"{folder}/{unit}") or 0
 
 
 def is_frozen(files: Files, pid: int) -> bool:

@@ -5,6 +5,7 @@ psutil reads /proc/meminfo; the lines that it leaves out are read here.
 
 import mmap
 import re
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -107,12 +108,6 @@ def read_meminfo(files: Files, page_bytes: int = mmap.PAGESIZE) -> MemInfo:
     memory = os_stats.memory(files)
     # zram is in no line of /proc/meminfo. zswap may have an allocator of its own instead (zbud, before Linux 6.15).
     compressed_bytes = max((_read_vmstat(files, "nr_zspages") or 0) * page_bytes, sum_of("Zswap"))
-    # Cached leaves the swap cache out, and AnonPages has of it what a process maps; the LRU lists have the rest, too.
-    # Unevictable, since the sum that is taken off has locked pages; with locked files it may be too much.
-    lists_bytes = sum_of("Active(anon)", "Inactive(anon)", "Unevictable")
-    # So they have pages that a process has given to a pipe, a socket or the network card, and unmapped.
-    locked_files_bytes = sum_of("Cached", "Buffers") - sum_of("Shmem", "Active(file)", "Inactive(file)")
-    unmapped_bytes = max(0, lists_bytes - sum_of("AnonPages", "Shmem") - max(0, locked_files_bytes))
     return MemInfo(
         total_bytes=memory.total,
         free_bytes=memory.free,
@@ -124,7 +119,7 @@ def read_meminfo(files: Files, page_bytes: int = mmap.PAGESIZE) -> MemInfo:
         mapped_bytes=sum_of("Mapped"),
         shared_bytes=memory.shared,
         dirty_bytes=sum_of("Dirty", "Writeback"),
-        kernel_bytes=sum_of(*_KERNEL) + compressed_bytes + unmapped_bytes,
+        kernel_bytes=sum_of(*_KERNEL) + compressed_bytes + _estimate_unmapped(sum_of),
         huge_pages_bytes=sum_of("Hugetlb"),
         cma_used_bytes=max(0, sum_of("CmaTotal") - sum_of("CmaFree")),
         cma_excess_bytes=max(0, sum_of("CmaFree") - sum_of("CmaTotal")),
@@ -148,6 +143,17 @@ def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemor
     kib = _read_kib(files)
     unlisted_bytes = max(0, kib.get("MemFree", 0) * 1024 - free_bytes)
     return FreeMemory(free_bytes, max(0, large_bytes - kib.get("CmaFree", 0) * 1024), unlisted_bytes)
+
+
+def _estimate_unmapped(sum_of: Callable[..., int]) -> int:
+    """Bytes of pages on the kernel's lists that no process maps and no other counter has.
+
+    They are in the swap cache, or were given to a pipe, a socket or the network card, and unmapped. `Unevictable` has
+    locked pages, also those of files, which Cached has and the lists of files do not.
+    """
+    lists_bytes = sum_of("Active(anon)", "Inactive(anon)", "Unevictable")
+    locked_files_bytes = sum_of("Cached", "Buffers") - sum_of("Shmem", "Active(file)", "Inactive(file)")
+    return max(0, lists_bytes - sum_of("AnonPages", "Shmem") - max(0, locked_files_bytes))
 
 
 def unexplained_bytes(files: Files, info: MemInfo) -> int:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,8 @@ from sparkd.base.host import cgroups
 from sparkd.base.host.cgroups import Group
 from sparkd.base.host.files import Files, OvergrownError
 from sparkd.base.lib.text import sanitize
+
+T = TypeVar("T")
 
 KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of the flags in /proc/PID/stat."""
@@ -250,22 +253,14 @@ def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str
     Processes that are not reached within SCAN_SECONDS count as unreadable.
     """
     descriptors: list[OpenFile] = []
-    unreadable = []
-    deadline = time.monotonic() + SCAN_SECONDS
-    for process in processes:
-        if process.kernel or process.dead:
-            continue
-        try:
-            if time.monotonic() > deadline:
-                raise TimeoutError
-            folder = f"{living_folder(files, process)}/fd"
-            links = files.links(folder)
-            descriptors.extend(OpenFile(process.pid, f"{folder}/{name}", link) for name, link in links if wanted(link))
-        except GONE:
-            continue
-        except OSError:
-            unreadable.append(process.pid)
-    return OpenFiles(tuple(descriptors), tuple(unreadable))
+
+    def read(process: Process, folder: str) -> bool:
+        links = files.links(f"{folder}/fd")
+        descriptors.extend(OpenFile(process.pid, f"{folder}/fd/{name}", link) for name, link in links if wanted(link))
+        return True
+
+    unreadable = tuple(pid for pid, is_read in _read_each(files, processes, read) if not is_read)
+    return OpenFiles(tuple(descriptors), unreadable)
 
 
 def read_mappings(files: Files, processes: Iterable[Process]) -> Iterator[tuple[int, bytes | None]]:
@@ -273,6 +268,13 @@ def read_mappings(files: Files, processes: Iterable[Process]) -> Iterator[tuple[
 
     Processes that are not reached within SCAN_SECONDS count as unreadable.
     """
+    return _read_each(files, processes, lambda _, folder: files.bytes(f"{folder}/maps", MAPS_LIMIT_BYTES))
+
+
+def _read_each(
+    files: Files, processes: Iterable[Process], read: Callable[[Process, str], T]
+) -> Iterator[tuple[int, T | None]]:
+    """Pid and what `read` returns of a process and its folder, as `living_folder`; None where it is unreadable."""
     deadline = time.monotonic() + SCAN_SECONDS
     for process in processes:
         if process.kernel or process.dead:
@@ -280,13 +282,13 @@ def read_mappings(files: Files, processes: Iterable[Process]) -> Iterator[tuple[
         try:
             if time.monotonic() > deadline:
                 raise TimeoutError
-            maps = files.bytes(f"{living_folder(files, process)}/maps", MAPS_LIMIT_BYTES)
+            value = read(process, living_folder(files, process))
         except GONE:
             continue
         except OSError:
             yield process.pid, None
         else:
-            yield process.pid, maps
+            yield process.pid, value
 
 
 def overgrown(files: Files, what: str, uids: Iterable[int]) -> OvergrownError:

@@ -28,12 +28,12 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
 def send_test(_: argparse.Namespace) -> int:
     loaded, host = load_settings(os.environ), Host()
     settings = loaded.notify
-    if not settings.configured_outlets:
+    if not settings.configured_ways:
         raise UsageError("no way for messages is configured", "man sparkd.toml: notify.command, notify.webhook_file")
     if os.geteuid():
         raise UsageError("what sends messages is for root", "sudo sparkd notify test")
     has_failed = False
-    for way in settings.configured_outlets:
+    for way in settings.configured_ways:
         try:
             deliver(host.files, settings, way, Notice(TEST, host.name(), "a test message of sparkd", at=time.time()))
             print(f"notify.{way}: sent")
@@ -55,7 +55,7 @@ def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
         settings = Notify.model_validate(state.settings) if state else Notify()
     redact = Redaction()
     outbox = Outbox(host, settings, log.events(lambda _, line: print(line, file=sys.stderr), redact), owner_uid)
-    if not settings.configured_outlets or not outbox.open(wait=False):  # an agent runs again: it sends what is left
+    if not settings.configured_ways or not outbox.open(wait=False):  # an agent runs again: it sends what is left
         return ExitCode.GOOD
     unit, code = env.get("MONITOR_UNIT", ""), env.get("MONITOR_EXIT_STATUS", "")
     if unit and code in map(str, NOT_RESTARTED):

@@ -103,7 +103,7 @@ class Offers:
         """The URL that a person types; empty where messages have a receiver already, or a file for a URL exists."""
         if (
             self.prompt is None
-            or settings.notify.configured_outlets
+            or settings.notify.configured_ways
             or "webhook" in self.files.host.files.names_if_any(FOLDER)
         ):
             return ""
@@ -131,7 +131,7 @@ def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, str]
         reachable_from = (not note and network.subnet_of(host.files, address)) or "YOUR-NETWORK"
         yield from zip_longest(("firewall",), _firewall(host.files, node, reachable_from), fillvalue="")
     yield from zip_longest(("try",), request_lines(find_url(plan, host)[0], file), fillvalue="")
-    if not node.settings.notify.configured_outlets:
+    if not node.settings.notify.configured_ways:
         option = f" --webhook-file {WEBHOOK_FILE}" * host.files.exists(WEBHOOK_FILE)
         yield "messages", "none will come when it fails. To give it a URL for them:"
         yield "", f"sudo sparkd init{option}"

@@ -64,7 +64,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     settle_seconds: float
     uses_gpu: bool = True
     earlier: MemorySample | None = None
-    """The least that was available since memory last came back; None for a look without a wait, as in a dry run."""
+    """The sample before this one; None for a look without a wait, as in a dry run."""
     plan: LaunchPlan | None = None
     """The plan, for engine.script, which may start an engine with a share of its own."""
     id = "unified-memory"
@@ -73,7 +73,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> UnifiedMemory:
         settle_seconds = inputs.settings.memory.settle_seconds
-        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.earlier, inputs.made_plan)
+        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.earlier, inputs.plan_if_any)
 
     def probe(self, host: Host) -> MemoryFacts:
         memory = host.meminfo()
@@ -120,7 +120,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         gpu_bytes = facts.gpu_total_bytes
         # Of several GPUs it is not known which one the engine takes.
         if gpu_bytes and facts.gpu_users and len(facts.gpus) == 1:
-            share_bytes, left_bytes = need.of_gpu(gpu_bytes), gpu_bytes - facts.gpu_held_bytes
+            share_bytes, left_bytes = need.gpu_share_bytes(gpu_bytes), gpu_bytes - facts.gpu_held_bytes
             if left_bytes < share_bytes:
                 reason = f"{size(left_bytes)} of the GPU's {size(gpu_bytes)} are free, and {size(share_bytes)} needed; "
                 return warn(f"{reason}it is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU")
@@ -166,7 +166,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         if (earlier := self.earlier) is None:
             return not self.settle_seconds
         waited_seconds = facts.uptime_seconds - earlier.uptime_seconds
-        return waited_seconds >= self.settle_seconds and not earlier.has_come_back(facts.available_bytes)
+        return waited_seconds >= self.settle_seconds and not earlier.is_exceeded_by(facts.available_bytes)
 
 
 def _find_charged_unit(host: Host, charged_bytes: int) -> str:

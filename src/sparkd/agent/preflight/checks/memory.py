@@ -52,7 +52,7 @@ class MemoryFacts(Struct, frozen=True):
     _gpu_sizes_known: bool = True
     """Whether the driver says of each process that it lists how much it holds."""
     _unexplained_bytes: int = 0
-    """As `meminfo.unexplained_bytes`: the driver can hold no more than this."""
+    """As `meminfo.read_unexplained_bytes`: the driver can hold no more than this."""
     _charged_bytes: int | None = 0
     """As `cgroups.read_charged_bytes`."""
     _charged_unit: str = ""
@@ -84,7 +84,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             total_bytes=memory.total_bytes,
             free_bytes=memory.free_bytes,
             available_bytes=memory.available_bytes,
-            process_bytes=memory.anonymous_bytes + memory.shared_bytes + memory.kernel_bytes,
+            process_bytes=memory.anonymous_bytes + memory.shared_bytes + memory.other_counted_bytes,
             gpus=gpu.names,
             gpu_total_bytes=gpu.total_bytes,
             gpu_error=gpu.error,
@@ -93,7 +93,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             script_share=script_share(host.files, self.plan) if self.plan else None,
             _gpu_sizes_known=all(user.bytes is not None for user in users or () if not user.gone),
             _ended_users=tuple(user.label for user in users or () if user.gone),
-            _unexplained_bytes=meminfo.unexplained_bytes(host.files, memory),
+            _unexplained_bytes=meminfo.read_unexplained_bytes(host.files, memory),
             _charged_bytes=charged_bytes,
             _charged_unit=_find_charged_unit(host, charged_bytes or 0),
         )

@@ -193,11 +193,11 @@ def test_an_old_kill_of_another_container_is_no_cause(worker: AgentUnderTest, ag
 )
 def test_oom_kills_are_read_from_vmstat(tree: Tree, text: str, count: int | None) -> None:
     tree.file("/proc/vmstat", text)
-    assert meminfo.oom_kills(Host(tree.root).files) == count
+    assert meminfo.read_oom_kill_count(Host(tree.root).files) == count
 
 
 def test_a_kernel_that_does_not_count_is_no_error(tree: Tree) -> None:
-    assert meminfo.oom_kills(Host(tree.root).files) is None
+    assert meminfo.read_oom_kill_count(Host(tree.root).files) is None
 
 
 @pytest.mark.parametrize(

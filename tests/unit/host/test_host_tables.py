@@ -78,7 +78,7 @@ def test_compressed_swap_is_not_the_drivers(
     if nr_zspages is not None:
         tree.file("/proc/vmstat", f"nr_bounce 0\nnr_zspages {nr_zspages}\nnr_free_cma 0\n")
     info = read_meminfo(Host(tree.root).files, page_bytes=4096)
-    assert (info.kernel_bytes, info.unaccounted_bytes) == (compressed_gib << 30, (100 - compressed_gib) << 30)
+    assert (info.other_counted_bytes, info.unaccounted_bytes) == (compressed_gib << 30, (100 - compressed_gib) << 30)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_pages_of_processes_that_none_maps_are_not_the_drivers(
     lists = {"Active(anon)": 25, "Inactive(anon)": 15, "Unevictable": locked_gib}
     counters = {"AnonPages": anonymous_gib, "Shmem": shared_gib, "SwapCached": 10, **lists}
     tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, **counters)
-    assert Host(tree.root).meminfo().kernel_bytes == unmapped_gib << 30
+    assert Host(tree.root).meminfo().other_counted_bytes == unmapped_gib << 30
 
 
 def test_locked_files_are_mapped_though_no_list_of_files_has_them(tree: Tree) -> None:
     counters = {"AnonPages": 40, "Active(anon)": 40, "Unevictable": 30, "Cached": 50, "Inactive(file)": 20}
     tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, **counters)
-    assert Host(tree.root).meminfo().kernel_bytes == 0
+    assert Host(tree.root).meminfo().other_counted_bytes == 0
 
 
 def test_own_addresses_are_the_local_leaves_and_no_others(tree: Tree) -> None:

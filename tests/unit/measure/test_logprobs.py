@@ -15,8 +15,9 @@ import pytest
 from tests.unit.engine_server import serve
 
 from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.capabilities import Capabilities
 from sparkd.base.vllm.logprobs import MOST_APART
-from sparkd.base.vllm.smoke import PROMPTS, Round, Wanted, from_plan, run
+from sparkd.base.vllm.smoke import PROMPTS, Round, run_short
 from sparkd.tools.cli.bench import lines
 
 VOCABULARY = 256
@@ -126,9 +127,9 @@ def serving(model: Model) -> Iterator[int]:
         yield port
 
 
-def rounds(model: Model, wanted: Wanted = Wanted()) -> dict[str, Round]:  # noqa: B008 - it is frozen
+def rounds(model: Model, capabilities: Capabilities = Capabilities()) -> dict[str, Round]:  # noqa: B008 - it is frozen
     with serving(model) as port:
-        found = asyncio.run(run(Endpoint("127.0.0.1", port, "tiny"), wanted, 5))
+        found = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), capabilities, 5))
     assert all(len(line) <= 80 for one in found for line in lines(one))
     return {one.name: one for one in found if one.name in (KNOWN, AGAIN, AT_ONCE)}
 
@@ -151,7 +152,7 @@ def test_known_texts_no_better_than_by_chance_are_found(text: float, bad: bool) 
 
 @pytest.mark.parametrize(("expected", "bad"), [(-1.2, True), (-1.45, False), (-3.0, False), (None, False)])
 def test_known_texts_much_worse_than_the_recipe_expects_are_found(expected: float | None, bad: bool) -> None:
-    assert bool(rounds(Model(text=-1.5), Wanted(text_logprob=expected))[KNOWN].faults) is bad
+    assert bool(rounds(Model(text=-1.5), Capabilities(text_logprob=expected))[KNOWN].faults) is bad
 
 
 def test_answers_that_are_garbled_only_at_once_are_found() -> None:
@@ -193,7 +194,7 @@ def test_an_answer_with_fewer_log_probabilities_than_tokens_is_a_fault() -> None
 def test_random_weights_that_are_declared_know_no_texts_and_agree_with_themselves(
     argv: tuple[str, ...], declared: bool
 ) -> None:
-    found = rounds(Model("garbled", text=-8.0), from_plan(argv, {}, random_weights=declared))
+    found = rounds(Model("garbled", text=-8.0), Capabilities.from_argv(argv, {}, random_weights=declared))
     assert found[KNOWN].skipped == "the weights are random, by the recipe"
     assert found[AT_ONCE].faults
 
@@ -201,11 +202,13 @@ def test_random_weights_that_are_declared_know_no_texts_and_agree_with_themselve
 @pytest.mark.parametrize("argv", [("--kv-sharing-fast-prefill",), ("--logprobs-mode", "raw_logits")])
 def test_no_scores_are_requested_of_an_engine_that_they_would_end_or_that_has_none(argv: tuple[str, ...]) -> None:
     model = Model("garbled", text=-8.0)
-    found = rounds(model, from_plan(argv, {}))
+    found = rounds(model, Capabilities.from_argv(argv, {}))
     assert all(one.skipped and not one.faults for one in found.values())
     assert (len(found), model.scored) == (3, 0)
 
 
 def test_a_plan_without_such_flags_is_tested_whole() -> None:
-    wanted = from_plan(("--tool-call-parser", "x", "--reasoning-parser", "y"), {"text_logprob": -2}, 512)
-    assert wanted == Wanted(512, tools=True, reasoning=True, text_logprob=-2.0)
+    capabilities = Capabilities.from_argv(
+        ("--tool-call-parser", "x", "--reasoning-parser", "y"), {"text_logprob": -2}, 512
+    )
+    assert capabilities == Capabilities(512, tools=True, reasoning=True, text_logprob=-2.0)

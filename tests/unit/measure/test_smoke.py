@@ -10,7 +10,8 @@ from tests.unit.engine_server import Reply, engine
 
 from sparkd.base.vllm.answers import differ, find_end_fault, find_fault
 from sparkd.base.vllm.api import Answer, Endpoint
-from sparkd.base.vllm.smoke import TOOL, Round, Wanted, run, run_all
+from sparkd.base.vllm.capabilities import Capabilities
+from sparkd.base.vllm.smoke import TOOL, Round, run_rounds, run_short
 from sparkd.tools.cli.bench import lines
 
 TOKENS = 24
@@ -156,15 +157,15 @@ BY_SYMPTOM = (
 )
 
 
-def rounds(symptom: str, wanted: Wanted) -> list[Round]:
+def rounds(symptom: str, capabilities: Capabilities) -> list[Round]:
     async def collect(port: int) -> list[Round]:
-        return [one async for one in run_all(Endpoint("127.0.0.1", port, "tiny"), wanted, 5)]
+        return [one async for one in run_rounds(Endpoint("127.0.0.1", port, "tiny"), capabilities, 5)]
 
     with engine(Engine(symptom)) as port:
         return asyncio.run(collect(port))
 
 
-ALL = Wanted(context_tokens=512, tools=True, reasoning=True)
+ALL = Capabilities(context_tokens=512, tools=True, reasoning=True)
 
 
 @pytest.mark.parametrize("symptom", ["", "no template"])
@@ -191,7 +192,7 @@ def test_each_symptom_is_found_by_http(symptom: str, text: str) -> None:
 
 
 def test_another_context_than_the_plans_is_a_fault() -> None:
-    assert rounds("", Wanted(4096))[-1].faults == ("the engine accepts 512 tokens, the plan has 4,096",)
+    assert rounds("", Capabilities(4096))[-1].faults == ("the engine accepts 512 tokens, the plan has 4,096",)
 
 
 def test_what_answers_nothing_is_not_tested_on() -> None:
@@ -203,6 +204,6 @@ def test_what_answers_nothing_is_not_tested_on() -> None:
 )
 def test_the_short_form_is_of_completions_and_finds_what_lasts(symptom: str, fault: str) -> None:
     with engine(Engine(symptom)) as port:
-        tested = asyncio.run(run(Endpoint("127.0.0.1", port, "tiny"), Wanted(), 5))
+        tested = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), 5))
     found = [fault for one in tested for fault in one.faults]
     assert fault in found[0] if fault else not found, found

@@ -9,6 +9,7 @@ from sparkd.agent.engine.rank import Running
 from sparkd.base.lib.errors import NotReadyError
 from sparkd.base.status.model import FindingReport
 from sparkd.base.vllm import smoke
+from sparkd.base.vllm.capabilities import Capabilities
 
 SMOKE_ID = "smoke"
 HINT = "see the weights and the image; a model that knows no texts needs model.random_weights: true in its recipe"
@@ -56,8 +57,9 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
 
 def _run_smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[smoke.Round]]:
     recipe = agent.context.recipe
-    smoke_plan = smoke.from_plan(agent.plan.argv, recipe.expect, random_weights=recipe.model.random_weights)
-    return smoke.run(agent.endpoint(running), smoke_plan, agent.settings.readiness.completion_timeout_seconds)
+    random_weights, seconds = recipe.model.random_weights, agent.settings.readiness.completion_timeout_seconds
+    capabilities = Capabilities.from_argv(agent.plan.argv, recipe.expect, random_weights=random_weights)
+    return smoke.run_short(agent.endpoint(running), capabilities, seconds)
 
 
 def _keep_smoke_result(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...]:

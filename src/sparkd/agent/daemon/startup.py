@@ -133,7 +133,7 @@ def launch(agent: Agent) -> Running:
     record = replace(record, role=agent.context.role)
     agent.actions.write_rank(record)
     with suppress(OSError):
-        count = partial(meminfo.oom_kills, agent.host.files)
+        count = partial(meminfo.read_oom_kill_count, agent.host.files)
         record = replace(record, oom_kills=agent.loop.beside(count, COUNT_SECONDS, "the kernel's kills", shielded=True))
     labels = container_labels(agent.plan, agent.incarnation, agent.rank_id, epoch)
     try:

@@ -284,7 +284,7 @@ class Running:
 
     def find_oom_kill(self) -> tuple[bool, str]:
         """Whether the kernel has killed for want of memory since the start, and whom of the rank. For a thread."""
-        count, count_before = meminfo.oom_kills(self._host.files), self.record.oom_kills
+        count, count_before = meminfo.read_oom_kill_count(self._host.files), self.record.oom_kills
         has_grown = count is not None and count_before is not None and count > count_before
         # The kernel's log has a clock of its own, which nothing sets right.
         now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)

@@ -45,7 +45,7 @@ class Stacks(Struct, frozen=True):
 
 def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[str] = PROGRAMS) -> Stacks:
     """Read all stacks. Takes seconds, and may hang with one of the processes. Raises OSError."""
-    chosen = sorted((process for process in processes if not process.dead), key=_rank_helpfulness)[:MOST_PROCESSES]
+    chosen = sorted((process for process in processes if not process.dead), key=_reading_order)[:MOST_PROCESSES]
     program = next((path for path in programs if os.access(path, os.X_OK)), "")
     python_stacks = _read_python_stacks(program, chosen[:MOST_PYTHON]) if program else {}  # each may take MEMORY_BYTES
     parts = [] if program else [f"no Python stacks: there is no {PROGRAMS[0]}; sudo apt install --reinstall sparkd\n"]
@@ -59,10 +59,14 @@ def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[s
     return Stacks("\n".join(parts), len(chosen), next(iter(frames), ""))
 
 
-def _rank_helpfulness(process: Process) -> tuple[bool, int, int]:
-    """Sort key: stopped processes first, then those of _MOST_HELPFUL, in its order."""
-    known = (index for index, name in enumerate(_MOST_HELPFUL) if process.comm.startswith(name))
-    return process.state != "T", next(known, len(_MOST_HELPFUL)), process.pid
+def _reading_order(process: Process) -> tuple[bool, int, int]:
+    """Sort key of a process: the lowest is read first, since only some stacks are read.
+
+    Stopped processes (state T) come first: such a one hangs for certain. Then names decide, as _MOST_HELPFUL has them,
+    and then the lower pid.
+    """
+    places = (place for place, name in enumerate(_MOST_HELPFUL) if process.comm.startswith(name))
+    return process.state != "T", next(places, len(_MOST_HELPFUL)), process.pid
 
 
 def _read_python_stacks(program: str, processes: Iterable[Process]) -> dict[int, str]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.host import Host
-from sparkd.base.host.meminfo import unexplained_bytes
+from sparkd.base.host.meminfo import read_unexplained_bytes
 from sparkd.base.host.processes import Details, Process, ProcessTable
 from sparkd.base.host.sockets import Holder, Listener
 
@@ -205,7 +205,7 @@ def gpu_memory_by_pid(host: Host, processes: Iterable[Process]) -> dict[int, int
     sizes = {pid: size for pid, size in own.items() if size is not None}
     if unreported := sorted(own.keys() - sizes.keys()):
         reported_bytes = sum(size for size in listed.values() if size is not None)
-        sizes[unreported[0]] = max(0, unexplained_bytes(host.files, host.meminfo()) - reported_bytes)
+        sizes[unreported[0]] = max(0, read_unexplained_bytes(host.files, host.meminfo()) - reported_bytes)
     return sizes
 
 

@@ -94,7 +94,7 @@ class Gate(Struct):
     policy: Preflight
     io: GateIO
     memory: MemorySample | None = None
-    """The least that was available since memory last came back."""
+    """The lowest available memory since some was last freed; None before the first look, and after fixes."""
     hook_findings: tuple[Finding, ...] | None = None
     """Findings of the hooks; None before these were run."""
     before: tuple[Finding, ...] = ()
@@ -159,12 +159,12 @@ class Gate(Struct):
         return downgrade(examine(checks, self.host), self.policy.downgrade)
 
     def _resample_memory(self) -> MemorySample | None:
-        """The kept sample, or a new one if memory came back. None where it is unreadable, which a check reports."""
+        """The kept sample, merged with a new one. None where it is unreadable, which a check reports."""
         try:
             sample = sample_memory(self.host)
         except (OSError, ValueError):
             return None
-        return self.memory.followed_by(sample) if self.memory else sample
+        return self.memory.merge(sample) if self.memory else sample
 
     def _list_tried(self) -> frozenset[Identity]:
         return frozenset(identity(state.fix) for state in self.fixes)

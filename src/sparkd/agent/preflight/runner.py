@@ -81,7 +81,7 @@ RETIRED_IDS = ("resolver",)
 
 
 def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
-    """Build all checks. `earlier`: the first sample of the memory, where there was one."""
+    """Build all checks. `earlier`: the memory's sample that its check compares with, where there was one."""
     return tuple(check.from_inputs(replace(inputs, earlier=earlier)) for check in CHECKS)
 
 

@@ -4,7 +4,7 @@ What `cluster.allow` refuses is never launched. Nothing here changes the machine
 fetches and keeps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,16 @@ from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigErro
 from sparkd.base.lib.text import validator_message
 from sparkd.base.plan.allowed import find_refusals, is_permitted
 from sparkd.base.plan.build import make_plan
-from sparkd.base.plan.model import Node
+from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state import shared_config
 from sparkd.base.state.known_good import read_known_good
-from sparkd.base.state.shared_config import FILE, Kept, is_shared
+from sparkd.base.state.shared_config import Kept
 from sparkd.base.vllm.args import API_KEY
 
 AT_HEAD = "correct it on the head"
+"""The hint where nothing that is changed on this node helps."""
 MOST_NAMED = 3
 """The most refusals that one reason names."""
 
@@ -36,9 +38,9 @@ MOST_NAMED = 3
 def read_kept(host: Host, place: Node) -> Kept:
     """The head's configuration, as this node has kept it. Raises HeadAwaitedError where there is none."""
     faults = list[str]()
-    if (kept := FILE.read(host.files, faults.append)) is None:
+    if (kept := shared_config.FILE.read(host.files, faults.append)) is None:
         hint = "sudo systemctl start sparkd-worker here, which fetches it, and sparkd-head there"
-        missing = f"no configuration of the head {place.head_address} is on this node yet"
+        missing = f"no configuration of {_name_head(place)} is on this node yet"
         raise HeadAwaitedError("; ".join((missing, *faults)), hint)
     return kept
 
@@ -46,45 +48,78 @@ def read_kept(host: Host, place: Node) -> Kept:
 def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) -> NodeContext:
     """This worker with the recipe and settings of its head, judged by the worker's own `cluster.allow`.
 
-    Raises HeadRefusedError where they are not allowed, AwaitedError where this node lacks something that may come.
+    `settings`: as configured on this node. Raises HeadRefusedError where the head wants what they do not permit or what
+    can't be, AwaitedError where this node lacks something that may come.
     """
-    head = f"the head {place.head_address}"
-    try:
-        shared = followed_settings(kept, settings, place)
-        recipe = kept.config.recipe_here(_load_recipe_here(kept.config.recipe.name, host))
-        if not settings.cluster.allow.privileged and recipe.container.no_new_privileges is False:
-            # Not refused: every entry of known good plans that an earlier version wrote has false.
-            spec = recipe.container.model_copy(update={"no_new_privileges": None})
-            recipe = recipe.model_copy(update={"container": spec})
-        plan = make_plan(recipe, shared, find_place(shared, host))
-    except AwaitedError:
-        raise
-    except ConfigError as error:
-        raise HeadRefusedError(f"what {head} wants can't be: {error.reason}", AT_HEAD) from None
-    # The head alone serves the endpoint, so a worker needs no file of its key.
-    missing = [name for name, file in shared.engine.secrets.items() if not file and name != API_KEY]
-    if missing:
-        reason = f"{head} wants the secret {missing[0]}, and engine.secrets of this node names no file of it"
-        raise HeadRefusedError(reason, f'{missing[0]} = "/etc/sparkd/..." under [engine.secrets] of this node')
+    recipe, shared, plan = _make_followed_plan(kept, settings, host, place)
+    _require_secrets(shared, place)
     images = permitted_images(settings, host)
-    path_readers = (partial(_resolve, host.files), partial(_describe_changeable, host.files))
-    refusals = list(find_refusals(plan, settings, images, *path_readers))
-    if refusals:
-        hint = "change the recipe on the head, or, if that is meant, cluster.allow in /etc/sparkd/sparkd.toml here"
-        more = f"; and {len(refusals) - MOST_NAMED} more" if refusals[MOST_NAMED:] else ""
-        raise HeadRefusedError(f"{head} wants {'; and '.join(refusals[:MOST_NAMED])}{more}", hint)
+    _refuse_forbidden(plan, settings, images, host.files, place)
     check_owners(plan.named_files)
     image_id = _find_proven_image(kept.config.image_id, images, host)
     head_caches = tuple(replace(cache, name=f"{caches.HEAD}/{cache.name}") for cache in plan.caches)
     return NodeContext(replace(plan, image_id=image_id, caches=head_caches), shared, recipe, settings, followed=kept)
 
 
+def _make_followed_plan(kept: Kept, settings: Settings, host: Host, place: Node) -> tuple[Recipe, Settings, LaunchPlan]:
+    """The head's recipe as it is used here, this node's settings with the head's shared ones, and their plan.
+
+    None of it is judged yet. Raises HeadRefusedError where no plan can be made of them, and AwaitedError.
+    """
+    try:
+        shared = followed_settings(kept, settings, place)
+        recipe = kept.config.recipe_here(_load_recipe_here(kept.config.recipe.name, host))
+        if not settings.cluster.allow.privileged:
+            recipe = _forbid_new_privileges(recipe)
+        return recipe, shared, make_plan(recipe, shared, find_place(shared, host))
+    except AwaitedError:  # HeadRefusedError is one
+        raise
+    except ConfigError as error:
+        raise HeadRefusedError(f"what {_name_head(place)} wants can't be: {error.reason}", AT_HEAD) from None
+
+
+def _forbid_new_privileges(recipe: Recipe) -> Recipe:
+    """The recipe, with sparkd's default in place of `no_new_privileges: false`.
+
+    It is not refused for that: every entry of known good plans that an earlier version wrote has false.
+    """
+    if recipe.container.no_new_privileges is not False:
+        return recipe
+    container = recipe.container.model_copy(update={"no_new_privileges": None})
+    return recipe.model_copy(update={"container": container})
+
+
+def _require_secrets(shared: Settings, place: Node) -> None:
+    """Raise HeadRefusedError where the head wants a secret of which this node names no file."""
+    # The head alone serves the endpoint, so a worker needs no file of its key.
+    missing = [name for name, file in shared.engine.secrets.items() if not file and name != API_KEY]
+    if missing:
+        reason = (
+            f"{_name_head(place)} wants the secret {missing[0]}, and engine.secrets of this node names no file of it"
+        )
+        raise HeadRefusedError(reason, f'{missing[0]} = "/etc/sparkd/..." under [engine.secrets] of this node')
+
+
+def _refuse_forbidden(plan: LaunchPlan, settings: Settings, images: Collection[str], files: Files, place: Node) -> None:
+    """Raise HeadRefusedError where the plan wants what `cluster.allow` of `settings` does not permit.
+
+    `images`: beginnings of permitted names.
+    """
+    resolve, find_writable = partial(_resolve, files), partial(_describe_changeable, files)
+    refusals = list(find_refusals(plan, settings, images, resolve, find_writable))
+    if refusals:
+        hint = "change the recipe on the head, or, if that is meant, cluster.allow in /etc/sparkd/sparkd.toml here"
+        more = f"; and {len(refusals) - MOST_NAMED} more" if refusals[MOST_NAMED:] else ""
+        raise HeadRefusedError(f"{_name_head(place)} wants {'; and '.join(refusals[:MOST_NAMED])}{more}", hint)
+
+
 def followed_settings(kept: Kept, settings: Settings, place: Node) -> Settings:
     """This node's settings with the head's shared ones.
 
-    Raises HeadRefusedError, also where the head's cluster.nodes lack this node, or begin with another head.
+    Raises HeadRefusedError where the head's values contradict this node's, and where the head's cluster.nodes lack this
+    node, or begin with another head.
     """
-    nodes, head = kept.config.cluster.nodes, f"the head {place.head_address}"
+    nodes, head = kept.config.cluster.nodes, _name_head(place)
     if nodes[:1] != (place.head_address,) or place.address not in nodes[1:]:
         named = f"cluster.nodes of {head} are {', '.join(nodes) or 'empty'}"
         raise HeadRefusedError(f"{named}, and {place.address} is no worker of it there", AT_HEAD)
@@ -102,27 +137,31 @@ def load_effective(env: Mapping[str, str], host: Host) -> Loaded:
 
     Raises ConfigError as `load_settings`, HeadRefusedError.
     """
-    loaded = load_with_origins(env, Path(host.files.root))
-    place = None
-    with suppress(AddressAwaitedError):
-        place = find_place(loaded.settings, host)
-    kept = FILE.read(host.files) if place and follows_head(loaded.settings, place) else None
-    if place is None or kept is None:
-        return loaded
-    shared, origin_name = followed_settings(kept, loaded.settings, place), f"head {place.head_address}"
-    origins = {key: origin for key, origin in loaded.origins.items() if not is_shared(key)}
-    for section, values in shared:
+    own = load_with_origins(env, Path(host.files.root))
+    try:
+        place = find_place(own.settings, host)
+    except AddressAwaitedError:
+        return own
+    if not follows_head(own.settings, place) or (kept := shared_config.FILE.read(host.files)) is None:
+        return own
+    shared = followed_settings(kept, own.settings, place)
+    own_origins = {key: origin for key, origin in own.origins.items() if not shared_config.is_shared(key)}
+    head_origins = dict.fromkeys(_shared_keys(shared), f"head {place.head_address}")
+    return Loaded(shared, own_origins | head_origins, own.files)
+
+
+def _shared_keys(settings: Settings) -> Iterator[str]:
+    """Dotted keys that the head decides, with those of each mapping's entries, such as `engine.env.NAME`."""
+    for section, values in settings:
         for name, value in values:
             key = f"{section}.{name}"
-            if is_shared(key):
-                origins |= {key: origin_name} | (
-                    {f"{key}.{inner}": origin_name for inner in value} if isinstance(value, Mapping) else {}
-                )
-    return Loaded(shared, origins, loaded.files)
+            if shared_config.is_shared(key):
+                yield key
+                yield from (f"{key}.{inner}" for inner in value) if isinstance(value, Mapping) else ()
 
 
 def permitted_images(settings: Settings, host: Host) -> tuple[str, ...]:
-    """Beginnings of names: cluster.allow.images, or what the recipes on this node name."""
+    """Beginnings of image names: those of cluster.allow.images, or if there are none, the images of own recipes."""
     if settings.cluster.allow.images:
         return settings.cluster.allow.images
     own_recipes = (_load_recipe_here(name, host) for name in find_recipes(recipe_folders(Path(host.files.root))))
@@ -137,7 +176,7 @@ def _load_recipe_here(name: str, host: Host) -> Recipe | None:
 
 
 def _find_proven_image(image_id: str, permitted: tuple[str, ...], host: Host) -> str:
-    """The id where this node has served with it under a permitted name, else empty: any image may have the id."""
+    """The id, if this node has served with it under a permitted name; else empty, since it may be any image's."""
     if not image_id:
         return ""
     names = [plan.image for plan in read_known_good(host.files) if plan.image_id == image_id]
@@ -152,8 +191,12 @@ def _resolve(files: Files, path: str) -> str:
 
 
 def _describe_changeable(files: Files, path: str) -> str:
-    """The folder of `find_writable_parent`, or, where the mounts can't be read, words about that."""
+    """The folder of `find_writable_parent`; where the mounts can't be read, the path and a remark, which refuses it."""
     try:
         return find_writable_parent(files, path)
     except OSError:
         return f"{path}, as far as is known"
+
+
+def _name_head(place: Node) -> str:
+    return f"the head {place.head_address}"

@@ -28,8 +28,12 @@ _RECORD = re.compile(rb"(\d{1,19}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
 
 
 class NvidiaModule(NamedTuple):
+    """The version that NVIDIA's loaded kernel module gives of itself."""
+
     version: str
+    """Digits and dots; "of an unknown version" where its text has another format."""
     open: bool
+    """Whether it is the open kernel module, which GB10 needs; true where that is unknown."""
 
 
 class Recovery(Struct, frozen=True):
@@ -105,11 +109,12 @@ def read_recovery(files: Files) -> Recovery:
     return Recovery(value(sysctl_path("kernel.panic")) not in ("", "0"), watchdog if has_watchdog else "", active)
 
 
-def nvidia_module(files: Files) -> NvidiaModule | None:
-    """The loaded module; None where there is none. Raises OSError."""
+def read_nvidia_module(files: Files) -> NvidiaModule | None:
+    """NVIDIA's kernel module; None where none is loaded. Raises OSError."""
     if (text := files.text_if_any(MODULE_VERSION, limit=4096)) is None:
         return None
-    if (match := _MODULE.match(text)) is None:  # whether the GPU works is judged by queries of its driver
+    if (match := _MODULE.match(text)) is None:
+        # No fault by itself: whether the GPU works is judged by queries of its driver.
         return NvidiaModule("of an unknown version", open=True)
     return NvidiaModule(match[2], bool(match[1]))
 

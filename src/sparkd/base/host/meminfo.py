@@ -5,7 +5,8 @@ psutil reads /proc/meminfo; the lines that it leaves out are read here.
 
 import mmap
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
+from functools import partial
 
 from msgspec import Struct
 
@@ -14,28 +15,35 @@ from sparkd.base.host.disks import unescape
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import sanitize
 
-_KERNEL = (
-    *("SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb"),
-    *("Balloon", "Bounce", "WritebackTmp"),
-)
-_ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d{1,18})(?!\S)", re.MULTILINE)
+_OTHER_COUNTERS = ("SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb",
+                   "Balloon", "Bounce", "WritebackTmp")  # fmt: skip
+"""Lines of /proc/meminfo for memory in use that is neither cache nor a process's."""
+_LINE = re.compile(r"^([^:\n]+):[ \t]*(\d{1,18})(?!\S)", re.MULTILINE)
 _ZONE = re.compile(r"Node +\d+, +zone +(?P<name>\S+)(?P<counts>(?: +\d+)+) *")
 
 
 class MemInfo(Struct, frozen=True):
-    """The kernel's counters. One that an older kernel or lxcfs leaves out is 0."""
+    """The kernel's counters. One that an older kernel or lxcfs leaves out is 0.
+
+    Free, buffers, cached, anonymous and other counted memory do not overlap.
+    """
 
     total_bytes: int
     free_bytes: int
     available_bytes: int
+    """The kernel's estimate of what programs can get without swapping: free memory and droppable caches."""
     buffers_bytes: int = 0
     cached_bytes: int = 0
+    """Page cache, shared memory, and slab that is reclaimable."""
     anonymous_bytes: int = 0
+    """Mapped by processes, and of no file."""
     mapped_bytes: int = 0
+    """Pages of files that processes map."""
     shared_bytes: int = 0
-    """tmpfs and shared memory: counted in Cached too, but not droppable."""
+    """tmpfs and shared memory: in `cached_bytes` too, but not droppable."""
     dirty_bytes: int = 0
-    kernel_bytes: int = 0
+    """Not written to its disk yet."""
+    other_counted_bytes: int = 0
     """Slab that is not reclaimable, kernel stacks, page tables, vmalloc, reserved huge pages, balloon memory,
     compressed swap (zram, zswap), and pages of processes that none of them maps: in the swap cache, or in a pipe."""
     huge_pages_bytes: int = 0
@@ -47,9 +55,12 @@ class MemInfo(Struct, frozen=True):
 
     @property
     def unaccounted_bytes(self) -> int:
-        """Memory in no counter: on GB10, allocated by the GPU's driver."""
-        used = self.buffers_bytes + self.cached_bytes + self.anonymous_bytes
-        return max(0, self.total_bytes - self.free_bytes - used - self.kernel_bytes)
+        """Memory in none of these counters.
+
+        `read_unexplained_bytes` subtracts what other sources have of it: the rest, on GB10, is the GPU driver's.
+        """
+        counted_bytes = self.buffers_bytes + self.cached_bytes + self.anonymous_bytes + self.other_counted_bytes
+        return max(0, self.total_bytes - self.free_bytes - counted_bytes)
 
 
 LARGE_BLOCK_BYTES = 2 << 20
@@ -69,15 +80,21 @@ class FreeMemory(Struct, frozen=True):
 
     @property
     def is_listed(self) -> bool:
-        """Whether at least a quarter is in blocks: hypervisors and caches of free pages hold some back, too."""
+        """Whether at least a quarter of the free memory is in blocks, so that they say something of the whole.
+
+        Not all of it ever is: hypervisors and caches of free pages hold some back.
+        """
         return self.unlisted_bytes <= 3 * self.bytes
 
     @property
     def scattered_bytes(self) -> int:
+        """Free in blocks that are too small, or that a driver can't get."""
         return self.bytes - self.large_bytes
 
 
 class Swap(Struct, frozen=True):
+    """An active swap area: a file or a device."""
+
     path: str
     bytes: int
     used_bytes: int
@@ -88,24 +105,15 @@ class Swap(Struct, frozen=True):
         return self.path.startswith("/dev/zram")
 
 
-def _read_kib(files: Files) -> dict[str, int]:
-    """The lines of /proc/meminfo, in KiB by name. Raises OSError."""
-    return {key.strip(): int(value) for key, value in _ENTRY.findall(files.text("/proc/meminfo", limit=65536))}
-
-
 def read_meminfo(files: Files, page_bytes: int = mmap.PAGESIZE) -> MemInfo:
     """The kernel's counters. Raises OSError, and ValueError where one of the three main ones is missing."""
     from sparkd.base.host import os_stats
 
-    kib = _read_kib(files)
+    counters = _read_counters(files)
     for key in ("MemTotal", "MemFree", "MemAvailable"):
-        if key not in kib:
+        if key not in counters:
             raise ValueError(f"/proc/meminfo has no {key}")
-
-    def sum_of(*keys: str) -> int:
-        return sum(kib.get(key, 0) for key in keys) * 1024
-
-    memory = os_stats.memory(files)
+    memory, sum_of = os_stats.memory(files), partial(_sum_of, counters)
     # zram is in no line of /proc/meminfo. zswap may have an allocator of its own instead (zbud, before Linux 6.15).
     compressed_bytes = max((_read_vmstat(files, "nr_zspages") or 0) * page_bytes, sum_of("Zswap"))
     return MemInfo(
@@ -119,7 +127,7 @@ def read_meminfo(files: Files, page_bytes: int = mmap.PAGESIZE) -> MemInfo:
         mapped_bytes=sum_of("Mapped"),
         shared_bytes=memory.shared,
         dirty_bytes=sum_of("Dirty", "Writeback"),
-        kernel_bytes=sum_of(*_KERNEL) + compressed_bytes + _estimate_unmapped(sum_of),
+        other_counted_bytes=sum_of(*_OTHER_COUNTERS) + compressed_bytes + _estimate_unmapped(counters),
         huge_pages_bytes=sum_of("Hugetlb"),
         cma_used_bytes=max(0, sum_of("CmaTotal") - sum_of("CmaFree")),
         cma_excess_bytes=max(0, sum_of("CmaFree") - sum_of("CmaTotal")),
@@ -140,26 +148,38 @@ def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemor
         large_bytes += sum(sizes[least_order:]) if zone["name"] != "Movable" else 0
     if not free_bytes:
         raise ValueError("/proc/buddyinfo is empty")
-    kib = _read_kib(files)
-    unlisted_bytes = max(0, kib.get("MemFree", 0) * 1024 - free_bytes)
-    return FreeMemory(free_bytes, max(0, large_bytes - kib.get("CmaFree", 0) * 1024), unlisted_bytes)
+    counters = _read_counters(files)
+    unlisted_bytes = max(0, _sum_of(counters, "MemFree") - free_bytes)
+    return FreeMemory(free_bytes, max(0, large_bytes - _sum_of(counters, "CmaFree")), unlisted_bytes)
 
 
-def _estimate_unmapped(sum_of: Callable[..., int]) -> int:
+def _read_counters(files: Files) -> dict[str, int]:
+    """The lines of /proc/meminfo: bytes by name. Raises OSError."""
+    lines = _LINE.findall(files.text("/proc/meminfo", limit=65536))
+    return {name.strip(): int(kib) * 1024 for name, kib in lines}
+
+
+def _sum_of(counters: Mapping[str, int], *names: str) -> int:
+    """Bytes of all `names`; a line that the kernel leaves out counts 0."""
+    return sum(counters.get(name, 0) for name in names)
+
+
+def _estimate_unmapped(counters: Mapping[str, int]) -> int:
     """Bytes of pages on the kernel's lists that no process maps and no other counter has.
 
     They are in the swap cache, or were given to a pipe, a socket or the network card, and unmapped. `Unevictable` has
     locked pages, also those of files, which Cached has and the lists of files do not.
     """
+    sum_of = partial(_sum_of, counters)
     lists_bytes = sum_of("Active(anon)", "Inactive(anon)", "Unevictable")
     locked_files_bytes = sum_of("Cached", "Buffers") - sum_of("Shmem", "Active(file)", "Inactive(file)")
     return max(0, lists_bytes - sum_of("AnonPages", "Shmem") - max(0, locked_files_bytes))
 
 
-def unexplained_bytes(files: Files, info: MemInfo) -> int:
-    """Memory in no counter, nor in the cache of ZFS, taken from the contiguous area, or charged to a control group.
+def read_unexplained_bytes(files: Files, info: MemInfo) -> int:
+    """The memory of `info.unaccounted_bytes` that no other source explains either.
 
-    Raises OSError.
+    These sources are the cache of ZFS, the contiguous area, and what is charged to control groups. Raises OSError.
     """
     elsewhere_bytes = info.cma_used_bytes + _read_zfs_cache(files) + (cgroups.read_charged_bytes(files) or 0)
     return max(0, info.unaccounted_bytes - elsewhere_bytes)
@@ -184,8 +204,8 @@ def read_swaps(files: Files) -> tuple[Swap, ...]:
     return tuple(areas)
 
 
-def oom_kills(files: Files) -> int | None:
-    """OOM kills since boot; None where the kernel does not count them."""
+def read_oom_kill_count(files: Files) -> int | None:
+    """OOM kills since boot; None where the kernel does not count them, or that is unreadable."""
     try:
         return _read_vmstat(files, "oom_kill")
     except OSError:

@@ -47,6 +47,6 @@ def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
 
 def _driver(host: Host) -> str:
     with suppress(OSError):
-        module = kernel.nvidia_module(host.files)
+        module = kernel.read_nvidia_module(host.files)
         return module.version if module and module.version[0].isdigit() else ""
     return ""

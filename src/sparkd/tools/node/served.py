@@ -21,7 +21,8 @@ from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.status.model import IN_SERVICE, NodeReport, read_living_report
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.args import API_KEY
-from sparkd.base.vllm.smoke import Round, from_plan, run_all
+from sparkd.base.vllm.capabilities import Capabilities
+from sparkd.base.vllm.smoke import Round, run_rounds
 from sparkd.base.vllm.streaming import StreamError
 from sparkd.tools.node.endpoint import context_tokens
 
@@ -97,8 +98,8 @@ async def collect(served: Served, show: Callable[[Round], object] = lambda _: No
     """Run the smoke test, and return its rounds; `show` gets each one once it is over. Raises HttpError."""
     plan, recipe, rounds = served.node.plan, served.node.recipe, []
     tokens, random_weights = context_tokens(plan, Host()), recipe.model.random_weights
-    wanted = from_plan(plan.argv, recipe.expect, tokens, random_weights=random_weights)
-    async for round_ in run_all(served.endpoint, wanted, REQUEST_SECONDS):
+    capabilities = Capabilities.from_argv(plan.argv, recipe.expect, tokens, random_weights=random_weights)
+    async for round_ in run_rounds(served.endpoint, capabilities, REQUEST_SECONDS):
         rounds.append(round_)
         show(round_)
     return rounds

@@ -119,7 +119,7 @@ def test_each_examination_queries_the_driver_once(tree: Tree) -> None:
 @pytest.mark.parametrize(("text", "version", "is_open"), [(OPEN, "580.142", True), (PROPRIETARY, "580.173.02", False)])
 def test_the_module_says_whether_it_is_the_open_one(tree: Tree, text: str, version: str, is_open: bool) -> None:
     tree.file("/proc/driver/nvidia/version", text)
-    assert kernel.nvidia_module(Host(tree.root).files) == (version, is_open)
+    assert kernel.read_nvidia_module(Host(tree.root).files) == (version, is_open)
 
 
 @pytest.mark.parametrize("text", ["", "\0\n", "NVRM version: none\n"])

@@ -99,13 +99,13 @@ def test_who_reads_it_in_the_table_of_a_command_knows_what_to_do_next() -> None:
 
 
 def test_memory_that_somebody_takes_does_not_begin_the_time_to_settle_again() -> None:
-    taken = OLD.followed_by(MemorySample(950, 15 * GIB))
+    taken = OLD.merge(MemorySample(950, 15 * GIB))
     assert taken == replace(OLD, available_bytes=15 * GIB)
     assert check(replace(OLD, available_bytes=25 * GIB)).judge(STUCK).needs_person
     back = MemorySample(960, 16 * GIB)
-    assert taken.followed_by(back) == back, "some comes back, though less than there was at first"
+    assert taken.merge(back) == back, "some comes back, though less than there was at first"
     noise = MemorySample(960, 15 * GIB + 255 * MIB)
-    assert taken.followed_by(noise) == taken
+    assert taken.merge(noise) == taken
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class DiskRoom(Check[DiskFacts], frozen=True):
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> DiskRoom:
-        return cls(inputs.made_plan is None or bool(inputs.plan.caches))
+        return cls(inputs.plan_if_any is None or bool(inputs.plan.caches))
 
     def probe(self, host: Host) -> DiskFacts:
         data_root = docker_config.read_data_root(host)

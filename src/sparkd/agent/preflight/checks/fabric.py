@@ -130,7 +130,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> FabricLink:
         port, mtu = inputs.settings.cluster.report_port, inputs.settings.fabric.mtu
-        interface = None if inputs.made_plan is None else inputs.plan.node.interface
+        interface = None if inputs.plan_if_any is None else inputs.plan.node.interface
         return cls(interface, inputs.peers, port, mtu, inputs.uses_gpu)
 
     def probe(self, host: Host) -> FabricLinkFacts:

@@ -44,7 +44,7 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
         if not self.gpus:
             return GpuCheckFacts(asked=False)  # words: keep
         gpu = host.gpu()
-        module = kernel.nvidia_module(host.files)
+        module = kernel.read_nvidia_module(host.files)
         return GpuCheckFacts(
             asked=True,  # words: keep
             names=gpu.names,

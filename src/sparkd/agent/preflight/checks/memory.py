@@ -52,7 +52,7 @@ class MemoryFacts(Struct, frozen=True):
     _gpu_sizes_known: bool = True
     """Whether the driver says of each process that it lists how much it holds."""
     _unexplained_bytes: int = 0
-    """As `meminfo.unexplained_bytes`: the driver can hold no more than this."""
+    """As `meminfo.read_unexplained_bytes`: the driver can hold no more than this."""
     _charged_bytes: int | None = 0
     """As `cgroups.read_charged_bytes`."""
     _charged_unit: str = ""
@@ -64,7 +64,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     settle_seconds: float
     uses_gpu: bool = True
     earlier: MemorySample | None = None
-    """The least that was available since memory last came back; None for a look without a wait, as in a dry run."""
+    """The sample before this one; None for a look without a wait, as in a dry run."""
     plan: LaunchPlan | None = None
     """The plan, for engine.script, which may start an engine with a share of its own."""
     id = "unified-memory"
@@ -73,7 +73,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> UnifiedMemory:
         settle_seconds = inputs.settings.memory.settle_seconds
-        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.earlier, inputs.made_plan)
+        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.earlier, inputs.plan_if_any)
 
     def probe(self, host: Host) -> MemoryFacts:
         memory = host.meminfo()
@@ -84,7 +84,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             total_bytes=memory.total_bytes,
             free_bytes=memory.free_bytes,
             available_bytes=memory.available_bytes,
-            process_bytes=memory.anonymous_bytes + memory.shared_bytes + memory.kernel_bytes,
+            process_bytes=memory.anonymous_bytes + memory.shared_bytes + memory.other_counted_bytes,
             gpus=gpu.names,
             gpu_total_bytes=gpu.total_bytes,
             gpu_error=gpu.error,
@@ -93,7 +93,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             script_share=script_share(host.files, self.plan) if self.plan else None,
             _gpu_sizes_known=all(user.bytes is not None for user in users or () if not user.gone),
             _ended_users=tuple(user.label for user in users or () if user.gone),
-            _unexplained_bytes=meminfo.unexplained_bytes(host.files, memory),
+            _unexplained_bytes=meminfo.read_unexplained_bytes(host.files, memory),
             _charged_bytes=charged_bytes,
             _charged_unit=_find_charged_unit(host, charged_bytes or 0),
         )
@@ -120,7 +120,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         gpu_bytes = facts.gpu_total_bytes
         # Of several GPUs it is not known which one the engine takes.
         if gpu_bytes and facts.gpu_users and len(facts.gpus) == 1:
-            share_bytes, left_bytes = need.of_gpu(gpu_bytes), gpu_bytes - facts.gpu_held_bytes
+            share_bytes, left_bytes = need.gpu_share_bytes(gpu_bytes), gpu_bytes - facts.gpu_held_bytes
             if left_bytes < share_bytes:
                 reason = f"{size(left_bytes)} of the GPU's {size(gpu_bytes)} are free, and {size(share_bytes)} needed; "
                 return warn(f"{reason}it is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU")
@@ -166,7 +166,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         if (earlier := self.earlier) is None:
             return not self.settle_seconds
         waited_seconds = facts.uptime_seconds - earlier.uptime_seconds
-        return waited_seconds >= self.settle_seconds and not earlier.has_come_back(facts.available_bytes)
+        return waited_seconds >= self.settle_seconds and not earlier.is_exceeded_by(facts.available_bytes)
 
 
 def _find_charged_unit(host: Host, charged_bytes: int) -> str:

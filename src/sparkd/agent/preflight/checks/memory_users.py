@@ -116,7 +116,7 @@ class HeldFacts(Struct, frozen=True):
     """Whether there is a GPU that shares this machine's memory."""
     total_bytes: int = 0
     unexplained_bytes: int = 0
-    """Memory in use that no counter of the kernel explains, as `meminfo.unexplained_bytes`."""
+    """Memory in use that no counter of the kernel explains, as `meminfo.read_unexplained_bytes`."""
     holders: tuple[GpuUser, ...] | None = ()
     """Users of the GPU; empty where there are none, or were not searched; None where unknown."""
     gpu_error: str = ""
@@ -132,7 +132,7 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
         if not gpu.names or gpu.total_bytes is not None:
             return HeldFacts(shares_memory=False, gpu_error=gpu.error)
         memory = host.meminfo()
-        facts = HeldFacts(True, memory.total_bytes, meminfo.unexplained_bytes(host.files, memory))
+        facts = HeldFacts(True, memory.total_bytes, meminfo.read_unexplained_bytes(host.files, memory))
         # To find the users of the devices all processes are scanned: only where it matters.
         return facts if _is_little(facts) else replace(facts, holders=find_gpu_users(host, gpu))
 

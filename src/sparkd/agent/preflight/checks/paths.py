@@ -107,7 +107,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> ScriptPaths:
-        if inputs.made_plan is None:
+        if inputs.plan_if_any is None:
             return cls(OWN_UNITS)
         command = inputs.settings.supervise.power_command
         return cls((f"sparkd-{inputs.role}.service",), paths_of_plan(inputs.plan), inputs.drop_in, command)

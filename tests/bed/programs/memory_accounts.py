@@ -13,11 +13,11 @@ print(
     json.dumps(
         {
             "unaccounted_bytes": info.unaccounted_bytes,
-            "unexplained_bytes": meminfo.unexplained_bytes(host.files, info),
+            "unexplained_bytes": meminfo.read_unexplained_bytes(host.files, info),
             "charged_bytes": cgroups.read_charged_bytes(host.files),
             "unit": unit,
             "unit_bytes": unit_bytes,
-            "held_bytes": info.anonymous_bytes + info.shared_bytes + info.kernel_bytes,
+            "held_bytes": info.anonymous_bytes + info.shared_bytes + info.other_counted_bytes,
         }
     )
 )

@@ -105,7 +105,7 @@ class _BlockerWatch:
     """Watches what blocks for a change: the verdicts of checks, or else this node's agreement and the others' plans."""
 
     def __init__(self, agent: Agent, checks: tuple[str, ...], plans: object) -> None:
-        """Looks for the first time, at once. `checks`: those that block. `plans`: those of the other nodes when the try
+        """Look for the first time, at once. `checks`: those that block. `plans`: those of the other nodes when the try
         began.
         """
         self._agent = agent

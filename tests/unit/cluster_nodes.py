@@ -24,7 +24,7 @@ from sparkd.agent.actions import Actions
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.cluster.service import Cluster, join_cluster
 from sparkd.agent.daemon.assembly import assemble, equip
-from sparkd.agent.daemon.blocked import stamp_configuration
+from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.agent.daemon.context import Agent, Base, Context
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore

@@ -10,7 +10,7 @@ from tests.unit.agent_steps import StepsThread, running_steps
 from tests.unit.cluster_nodes import AgentUnderTest, running
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.inquest import find_causes
+from sparkd.agent.daemon.inquest import conclude_if_ended
 from sparkd.agent.daemon.serving import follow_head
 from sparkd.agent.engine.rank import Running
 
@@ -25,7 +25,7 @@ def following(
     """A worker that follows its head, with a rank that has logged these lines."""
 
     def follow(agent: Agent) -> None:
-        with find_causes(agent):
+        with conclude_if_ended(agent):
             follow_head(agent, rank)
 
     with (

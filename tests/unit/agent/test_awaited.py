@@ -14,8 +14,8 @@ from tests.unit.cluster_nodes import EventLines, base_under_test, machine
 from tests.unit.nodes import until
 from tests.unit.plans import configured
 
-from sparkd.agent.daemon.blocked import stamp_configuration
 from sparkd.agent.daemon.bootstrap import _await_agent, build_agent
+from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, ExitCode, NotReadyError, OutdatedPlanError, UnreadableError

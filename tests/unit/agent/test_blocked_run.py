@@ -16,7 +16,7 @@ from tests.unit.cluster_nodes import MemoryActions
 from tests.unit.conftest import Notifications
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.blocked import HANGS, retry_while_blocked
+from sparkd.agent.daemon.blocked import LOOK_HANGS, retry_while_blocked
 from sparkd.agent.daemon.context import Agent, Pace
 from sparkd.agent.daemon.run import run, start
 from sparkd.agent.preflight.gate import HANG_HINT
@@ -197,7 +197,7 @@ def test_a_look_that_hangs_is_the_only_one_and_its_end_is_a_change(world: World)
     thread.join()
     assert counted == [(1, 1)]
     assert len(tries.times) == 2
-    hung = [line for line in journal.splitlines() if "agent.run.blocked" in line and HANGS in line]
+    hung = [line for line in journal.splitlines() if "agent.run.blocked" in line and LOOK_HANGS in line]
     assert len(hung) == 1, journal
     assert "; stale-container: " in hung[0].partition("before its end")[2], "what blocked before"
     assert HANG_HINT in hung[0]
@@ -218,7 +218,7 @@ def test_the_end_of_a_look_that_hung_later_is_a_change_too(world: World) -> None
     tries = Tries(2, refuse)
     _, journal = run_agent(world, run=lambda agent: tries.run(replace(agent, host=Host(world.tree.root, docker))))
     assert tries.times[1] - tries.times[0] < 2.5, "the second one says what blocks now"
-    assert HANGS in journal
+    assert LOOK_HANGS in journal
 
 
 def test_a_stop_ends_a_blocked_run_at_once(ghost: World) -> None:

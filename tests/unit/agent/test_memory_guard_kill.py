@@ -14,7 +14,7 @@ from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, a
 from tests.unit.conftest import without_threads
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.inquest import find_cause
+from sparkd.agent.daemon.inquest import conclude_end
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error
 from sparkd.agent.engine.rank import Running
@@ -46,7 +46,7 @@ def test_a_rank_killed_by_the_guard_ends_the_run_with_16_and_counts(worker: Agen
         rank.guard_memory(1 << 50, agent.events)
         process.wait(10)
         with pytest.raises(MemoryGuardError, match=r"memory ran out: .* MiB available") as raised:
-            find_cause(agent, ENDED)
+            conclude_end(agent, ENDED)
         assert shutdown_on_error(agent, rank, raised.value) == 16
     assert worker.report.phase is Phase.FAILED
     assert worker.report.message.startswith("memory ran out"), "what the other nodes name as the cause"
@@ -92,7 +92,7 @@ def test_a_rank_that_ends_by_itself_is_no_kill_of_the_guard(worker: AgentUnderTe
     with running(agent, "RuntimeError: boom") as (rank, process):
         rank.guard_memory(1, agent.events)
         process.kill()
-        assert "RuntimeError: boom" in find_cause(agent, ENDED).reason
+        assert "RuntimeError: boom" in conclude_end(agent, ENDED).reason
         assert rank.guard is not None
         rank.guard.close()
 
@@ -100,7 +100,7 @@ def test_a_rank_that_ends_by_itself_is_no_kill_of_the_guard(worker: AgentUnderTe
 def test_the_last_lines_of_an_ended_container_are_awaited(worker: AgentUnderTest) -> None:
     with running(worker.agent, "RuntimeError: boom", log_comes=lambda: time.sleep(1)) as (_, process):
         process.kill()
-        assert "RuntimeError: boom" in find_cause(worker.agent, ENDED).reason
+        assert "RuntimeError: boom" in conclude_end(worker.agent, ENDED).reason
 
 
 DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
@@ -117,7 +117,7 @@ def test_an_oom_kill_by_the_kernel_is_named_where_the_engine_names_no_other_caus
         if engine_lines:
             until(lambda: rank.log.progress.cause != "")
         process.kill()
-        error = find_cause(worker.agent, ENDED)
+        error = conclude_end(worker.agent, ENDED)
     otherwise = {(): "engine-ended", (DIED,): "killed-from-outside", ("RuntimeError: boom",): "engine-error"}[
         engine_lines
     ]
@@ -160,7 +160,7 @@ def test_the_kernels_own_record_names_the_process_of_the_rank_that_it_killed(
     with running(worker.agent, *engine_lines) as (rank, process):
         until(lambda: rank.log.progress.cause != "" and not rank.log.progress.tracing)
         process.kill()
-        error = find_cause(worker.agent, ENDED)
+        error = conclude_end(worker.agent, ENDED)
     assert error.cause == cause
     named = "python3 (pid 29907, 2.5 GiB), at the whole machine's memory; the largest processes then: python3 2.5 GiB"
     assert (named in error.reason) is (cause == "kernel-oom")
@@ -173,7 +173,7 @@ def test_a_worker_killed_while_it_loads_is_a_kill_by_the_kernels_count_too(worke
         rank.note(oom_kills=3)
         until(lambda: rank.log.progress.killed(time.monotonic()))
         process.kill()
-        assert find_cause(worker.agent, ENDED).cause == "kernel-oom"
+        assert conclude_end(worker.agent, ENDED).cause == "kernel-oom"
 
 
 @pytest.mark.parametrize(("age_seconds", "cause"), [(5, "kernel-oom"), (500, "engine-ended")])
@@ -184,7 +184,7 @@ def test_an_old_kill_of_another_container_is_no_cause(worker: AgentUnderTest, ag
     with running(worker.agent) as (rank, process):
         rank.note(oom_kills=3)
         process.kill()
-        assert find_cause(worker.agent, ENDED).cause == cause
+        assert conclude_end(worker.agent, ENDED).cause == cause
 
 
 @pytest.mark.parametrize(

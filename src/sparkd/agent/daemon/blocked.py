@@ -4,17 +4,14 @@ The launch is tried again from preflight on: soon after a blocking check judges 
 changes, and on a slow schedule, for causes that no check finds, such as an operator's hook.
 """
 
-import os
 import re
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable
 from itertools import chain, repeat
-from pathlib import Path
 from typing import TypeVar
 
 from sparkd.agent.daemon.agreed import log_differences
+from sparkd.agent.daemon.configuration_stamp import ConfigurationWatch
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import check_head
 from sparkd.agent.daemon.startup import read_agreement
@@ -28,11 +25,9 @@ from sparkd.base.status.model import Phase
 
 T = TypeVar("T")
 
-CONFIGURATION = "etc/sparkd"
-FREE = ()
-"""State in which no check blocks any more."""
-HANGS = "a look at this node hangs"
+LOOK_HANGS = "a look at this node hangs, and no try follows before its end"
 _NUMBER = re.compile(r"[0-9]+")
+"""A part of a verdict's reason that changes while the verdict does not, such as the available memory."""
 
 
 def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
@@ -41,7 +36,7 @@ def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
     Raises OutdatedPlanError (exit 10) where the configuration changes meanwhile: the next process reads it.
     """
     pauses = chain(agent.pace.retry_seconds, repeat(agent.pace.retry_seconds[-1]))
-    blocked = _BlockedReport(agent)
+    blocked, configuration = _BlockedReport(agent), ConfigurationWatch(agent)
     while True:
         peer_plans = _peer_plans(agent)
         try:
@@ -53,27 +48,12 @@ def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
             watch, reason = _BlockerWatch(agent, error.checks, peer_plans), error.reason
         deadline, has_changed = time.monotonic() + next(pauses), False
         while not has_changed and (time.monotonic() < deadline or watch.hangs):
-            has_changed = watch.has_changed()
+            has_changed = watch.wait_and_look()
             if watch.hangs:
-                blocked.report(BlockedError(f"{HANGS}, and no try follows before its end; {reason}", HANG_HINT))
+                blocked.report(BlockedError(f"{LOOK_HANGS}; {reason}", HANG_HINT))
             _check_head(agent)
-            blocked.raise_if_outdated()
+            configuration.raise_if_outdated()
         agent.phase.forget_failure()
-
-
-def stamp_configuration(root: str | os.PathLike[str]) -> object:
-    """A stamp that changes with every edit below /etc/sparkd. Folders that can't be listed are left out."""
-    walked = os.walk(Path(root, CONFIGURATION))
-    return _stamp(Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
-
-
-def _stamp(paths: Iterable[Path]) -> object:
-    stamps = {}
-    for path in sorted(paths):
-        with suppress(OSError):
-            status = path.stat()
-            stamps[path] = status.st_ino, status.st_size, status.st_mtime_ns
-    return stamps
 
 
 def _check_head(agent: Agent) -> None:
@@ -92,16 +72,16 @@ def _peer_plans(agent: Agent) -> object:
 
 
 class _BlockedReport:
-    """Reports what blocks, and finds changes of the files from which this process has its plan."""
+    """Reports what blocks: as an event once, and in the report's message with the time since when."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._blocker: tuple[str, ...] = ()
         """The checks that block, or another reason."""
         self._since = ""
-        self._files_stamp = self._stamp_named_files(None)
 
     def report(self, error: BlockedError) -> None:
+        """Report what blocks now. The other nodes' ends count no more, until the next try tracks them again."""
         agent = self._agent
         agent.monitor.untrack_all()
         agent.loop.endings.forget()  # the end of a node that was tracked until now
@@ -111,73 +91,62 @@ class _BlockedReport:
         agent.reporter.update(epoch="", plan_digest="" if error.checks else last_report.plan_digest)
         # The reasons of checks have sizes; their events are logged as the verdicts change.
         blocker = error.checks or (error.reason,)
-        if last_report.phase is not Phase.BLOCKED or self._blocker != blocker:
+        is_new = last_report.phase is not Phase.BLOCKED or self._blocker != blocker
+        if is_new:
             self._blocker, self._since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
             cause_fields = {"cause": error.cause.value, "action": error.action.value}
             agent.events.error("agent.run.blocked", **cause_fields, reason=error.reason, hint=error.hint)
-            agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action)
-            log_differences(agent)
         agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action)
-
-    def raise_if_outdated(self) -> None:
-        """Raises OutdatedPlanError where the configuration, or a file that it names, is another one now."""
-        stamp = self._stamp_named_files(self._files_stamp)
-        if self._files_stamp is None:  # the first look has hung
-            self._files_stamp = stamp
-        if stamp != self._files_stamp or self._stamp_configuration() != self._agent.configured_at:
-            raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
-
-    def _stamp_configuration(self) -> object:
-        agent = self._agent
-        look = partial(stamp_configuration, agent.host.files.root)
-        return agent.look(look, agent.pace.look_seconds, "looking at the configuration", agent.configured_at)
-
-    def _stamp_named_files(self, previous: object) -> object:
-        """The stamp of files that the configuration names, and a process reads once. `previous` where they hang."""
-        agent, settings = self._agent, self._agent.context.configured
-        paths = [*(secret.file for secret in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
-        look = partial(_stamp, [Path(path) for path in paths if path.startswith("/")])
-        return agent.look(look, agent.pace.look_seconds, "looking at the configuration's files", previous)
+        if is_new:
+            log_differences(agent)
 
 
 class _BlockerWatch:
-    """Looks whether what blocks has changed: the verdicts of checks, or else the plans of all nodes."""
+    """Watches what blocks for a change: the verdicts of checks, or else this node's agreement and the others' plans."""
 
     def __init__(self, agent: Agent, checks: tuple[str, ...], plans: object) -> None:
-        """`checks`: those that block. `plans`: those of the other nodes when the try began."""
-        self.hangs = False
+        """Look for the first time, at once. `checks`: those that block. `plans`: those of the other nodes when the try
+        began.
+        """
         self._agent = agent
-        self._hung: Outcome[tuple[object, float]] | None = None
-        """A look that has not ended."""
+        self._pending: Outcome[tuple[object, float]] | None = None
+        """A look that hangs."""
         self._checks = checks
         self._plans = plans
         self._cpu_seconds = 0.0
         agreement = agent.agreed.agreement
+        # What the blocked try itself has read is the state before, if it came so far.
         self._previous_state = agreement if not checks and agreement.digest else self._look()
 
-    def has_changed(self) -> bool:
-        """Wait and look again. Returns whether the state has changed: false while a look hangs, true once that ends."""
-        pace = self._agent.pace
+    @property
+    def hangs(self) -> bool:
+        """Whether the last look has not ended. No other one is begun before it does."""
+        return self._pending is not None
+
+    def wait_and_look(self) -> bool:
+        """Wait, and look again. Returns whether the state has changed.
+
+        While a look hangs it has not. Once that look ends it has: what it hung on works again.
+        """
+        pace, did_hang = self._agent.pace, self.hangs
         self._agent.loop.wait_until(never, max(pace.look_seconds, self._cpu_seconds / pace.look_share))
-        was_hanging, state = self._hung is not None, self._look()
-        if was_hanging or self.hangs:
+        state = self._look()
+        if did_hang or self.hangs:
             return not self.hangs
-        # FREE counts as a change: what is repaired right after the verdict does not differ between two looks.
-        return (
-            state != self._previous_state
-            or state == FREE
-            or (not self._checks and _peer_plans(self._agent) != self._plans)
-        )
+        # What is repaired right after the verdict does not differ between two looks: no blocker left is a change too.
+        has_changed = state != self._previous_state or state == ()
+        return has_changed or (not self._checks and _peer_plans(self._agent) != self._plans)
 
     def _look(self) -> object:
-        loop = self._agent.loop
-        outcome = self._hung or loop.start(self._read)
-        self.hangs = not loop.wait_until(outcome.done, 0 if self._hung else self._agent.pace.hang_seconds)
-        self._hung = outcome if self.hangs else None
-        if self.hangs:
-            return HANGS
+        """The state; None, which is never compared, while the look hangs."""
+        loop, earlier = self._agent.loop, self._pending
+        look = earlier or loop.start(self._read)
+        self._pending = look
+        if not loop.wait_until(look.done, 0 if earlier else self._agent.pace.hang_seconds):
+            return None
+        self._pending = None
         try:
-            state, self._cpu_seconds = outcome.result()
+            state, self._cpu_seconds = look.result()
         except BlockingIOError as error:  # no thread for it
             return str(error)
         return state
@@ -196,6 +165,7 @@ class _BlockerWatch:
         return state, time.thread_time() - began
 
     def _judge_blockers(self) -> tuple[object, ...]:
+        """What still blocks: the checks' decisions and reasons, and the hooks, which are not run here."""
         agent = self._agent
         checks = [check for check in build_checks(check_inputs(agent.context)) if check.id in self._checks]
         findings = blocking(downgrade(examine(checks, agent.host), agent.settings.preflight.downgrade))

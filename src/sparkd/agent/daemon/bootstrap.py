@@ -23,7 +23,7 @@ from sparkd.agent.daemon.assembly import (
     serve_observers,
     unplaced_status,
 )
-from sparkd.agent.daemon.blocked import stamp_configuration
+from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.agent.daemon.context import USUAL_PACE, Agent, Base, Pace
 from sparkd.agent.daemon.head_config import await_head, use_kept
 from sparkd.agent.daemon.kernel_log import follow_kernel_log

@@ -1,4 +1,8 @@
-"""Finds why an engine ended, or is dead: what happened to it, its own last words, what the other nodes report."""
+"""Concludes the run of an engine that ended, or is dead: finds the cause, and ends a rank that has lost another one.
+
+The cause is what happened to the engine, or else its own last words. Where these name another rank, this one is killed
+at once, and the other nodes' reports or their silence decide whether that rank ended first.
+"""
 
 import re
 import time
@@ -34,16 +38,19 @@ OTHER_RANK = re.compile(
 
 
 @contextmanager
-def find_causes(agent: Agent) -> Iterator[None]:
-    """Add the cause to the error of a rank that ends, or whose engine dies. Raises as `find_cause`."""
+def conclude_if_ended(agent: Agent) -> Iterator[None]:
+    """Conclude the run where its rank ends or its engine dies. Raises what `conclude_end` returns or raises."""
     try:
         yield
     except (RankEndedError, EngineDeadError) as error:
-        raise find_cause(agent, error) from None
+        raise conclude_end(agent, error) from None
 
 
-def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
-    """Find the cause of the end. Returns the error that has it.
+def conclude_end(agent: Agent, error: EngineEndedError) -> EngineEndedError:
+    """Notify systemd of the end, and find its cause. Returns the error that has it. The stage is END then.
+
+    Where the engine's own words name another rank, the steps are in this order: this rank is killed, the other nodes'
+    reports are awaited, FAILED is reported, and each node is to answer once more.
 
     Raises MemoryGuardError where the guard killed the rank, PeerLostError where another rank ended first, and
     StopRequested at a request while it waits for the other nodes' reports.
@@ -57,18 +64,21 @@ def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
         code = _read_exit(agent, running)
         during = "while serving" if running.ready else f"while {running.log.progress.step}"
         reason = f"{reason} {during}, {running.seconds:.0f} s after its start, with exit code {code}"
-    docker_ended = agent.look(running.docker_ended, DOCKERD_SECONDS, "looking at dockerd", False)
-    oom = agent.look(running.find_oom_kill, KILLS_SECONDS, "the kernel's kills", (False, ""))
-    cause, text = running.find_cause(code, MachineFacts(docker_ended, *oom))
-    reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
-    if agent.context.peers and cause is Cause.ENGINE_ERROR and OTHER_RANK.search(text):
-        running.kill(LOST_GRACE_SECONDS)
-        _raise_if_peer_lost(agent, reason)
+    cause, words = _find_cause(agent, running, code)
+    reason = f"{reason}: {words}" if words else f"{reason}; it named no cause"
+    if agent.context.peers and cause is Cause.ENGINE_ERROR and OTHER_RANK.search(words):
+        running.kill(LOST_GRACE_SECONDS)  # before the waits: no rank may outlive another
+        killed_at = time.monotonic()
+        _await_peer_reports(agent, reason)
+        # Not before: the others take a node that reports FAILED first for the cause. From here on they may report that
+        # they end because of this rank, so it only counts whether they answer.
+        agent.phase.enter(Phase.FAILED, reason)
+        _await_peer_answers(agent, reason, killed_at)
     return EngineEndedError(reason, "" if running.ready else "its log: the lines above, marked engine|", cause=cause)
 
 
 def _read_exit(agent: Agent, running: Running) -> str:
-    """The exit code of a rank that has ended, and the last lines of its log. Raises MemoryGuardError."""
+    """The exit code of a rank that has ended. Its log is read to the end. Raises MemoryGuardError."""
     if (guard := running.guard) is not None:
         agent.loop.wait_until(lambda: guard.over, GUARD_REPORT_SECONDS)
         guard.raise_if_killed()
@@ -77,21 +87,29 @@ def _read_exit(agent: Agent, running: Running) -> str:
     return code
 
 
-def _raise_if_peer_lost(agent: Agent, reason: str) -> None:
-    """Raises PeerLostError where another node confirms that its rank ended first, as the engine's own words suggest.
+def _find_cause(agent: Agent, running: Running, code: str) -> tuple[Cause, str]:
+    """The cause, by the machine and the log, and what names it: empty where nothing does. `code`: empty if unknown."""
+    docker_ended = agent.look(running.docker_ended, DOCKERD_SECONDS, "looking at dockerd", False)
+    oom = agent.look(running.find_oom_kill, KILLS_SECONDS, "the kernel's kills", (False, ""))
+    return running.find_cause(code, MachineFacts(docker_ended, *oom))
 
-    It confirms that by a report, a refused connection, or silence.
+
+def _await_peer_reports(agent: Agent, reason: str) -> None:
+    """Wait PEER_REPORT_SECONDS for the failed node's report. Only in this wait a stop ends the inquest.
+
+    Raises PeerLostError where a node reports its end or refuses connections, and where rank 0 was never started.
     """
-    began = time.monotonic()
     agent.loop.endings.enter(Stage.INQUEST)
     agent.loop.wait_until(never, PEER_REPORT_SECONDS)  # the monitor's check raises PeerLostError in this wait
     head = agent.monitor.check()[0]
     agent.loop.endings.enter(Stage.END)
     if not agent.context.is_head and head.report is not None and head.report.phase is Phase.AWAITING_PEERS:
         raise PeerLostError(f"rank 0 on {head.name} was not started in time; {reason}", HINT)
-    # From here on the others may report that they end because of this rank: it only counts whether they answer.
-    agent.phase.enter(Phase.FAILED, reason)
-    agent.loop.wait_until(lambda: agent.monitor.silent_since(began) is None, SILENCE_SECONDS)
-    silent = agent.monitor.silent_since(began)
+
+
+def _await_peer_answers(agent: Agent, reason: str, since: float) -> None:
+    """Wait until each tracked node has answered after `since` (monotonic). Raises PeerLostError where one does not."""
+    agent.loop.wait_until(lambda: agent.monitor.silent_since(since) is None, SILENCE_SECONDS)
+    silent = agent.monitor.silent_since(since)
     if silent is not None:
         raise silent_peer_error(silent, f"has not answered since: {reason}")

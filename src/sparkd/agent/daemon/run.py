@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
 from sparkd.agent.daemon.head_config import share_config
-from sparkd.agent.daemon.inquest import find_causes
+from sparkd.agent.daemon.inquest import conclude_if_ended
 from sparkd.agent.daemon.loading import make_ready
 from sparkd.agent.daemon.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.daemon.reloading import ReloadRequested, raise_if_requested, reload
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def run(agent: Agent) -> ExitCode:
     """Bring this node's rank into service and monitor it. Returns the exit code."""
     try:
-        with find_causes(agent):
+        with conclude_if_ended(agent):
             try:
                 launch_and_serve(agent)
             except ReloadRequested:

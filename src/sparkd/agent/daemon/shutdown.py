@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.agreed import log_differences
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.evidence import EvidenceSearch
 from sparkd.agent.daemon.hangs import keep_stacks, read_rank_stacks
 from sparkd.agent.daemon.inquest import LOST_GRACE_SECONDS
-from sparkd.agent.daemon.judgement import Looks, count_end, judge_end
+from sparkd.agent.daemon.judgement import count_end, judge_end
 from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
 from sparkd.agent.daemon.reboot import reboot_if_due
 from sparkd.agent.daemon.switching import SwitchRequested
@@ -75,11 +76,11 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     agent.phase.enter(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
     stacks = read_rank_stacks(agent, running, error, failed_in)
-    looks = Looks(agent, running, error)
+    search = EvidenceSearch(agent, running, error)
     is_engine_lost = agent.context.peers or error.code is ExitCode.STALLED
     grace_seconds = LOST_GRACE_SECONDS if is_engine_lost else FAILED_GRACE_SECONDS
     kill_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
-    evidence = replace(looks.evidence(), frame=stacks.frame if stacks is not None else "")
+    evidence = replace(search.gather(), frame=stacks.frame if stacks is not None else "")
     judged_end = judge_end(error, evidence, failed_in, utc_now())
     end = agent.switching.end_try(judged_end)
     fields = {"cause": str(end.cause), "action": end.action, "phase": end.phase}

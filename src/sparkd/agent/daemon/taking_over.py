@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from hashlib import sha256
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd import __version__
 from sparkd.agent.actions.processes import Rank, open_ended
+from sparkd.agent.daemon.configuration_stamp import digest_stamp
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.kept_rank import FILE, KeptRank, without_mounts_and_asserts
@@ -61,11 +61,6 @@ def keep_rank(agent: Agent, running: Running) -> None:
     )
     if agent.store.write_private(FILE, kept_rank):
         running.note(stage=RankStage.READY)
-
-
-def digest_stamp(stamp: object) -> str:
-    """Digest of what `stamp_configuration` returns."""
-    return sha256(repr(stamp).encode()).hexdigest()
 
 
 class AdoptableRank(Struct, frozen=True):

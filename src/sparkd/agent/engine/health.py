@@ -64,8 +64,8 @@ class HealthState(Struct, frozen=True):
     answered_at: float
     """Last answer of the API server."""
     stall_clock_from: float
-    """A stall is counted from here: the last progress, the last idle probe or the last excuse; earlier if a request was
-    already late when a canary was sent."""
+    """A stall is counted from here: the last progress, the last idle probe or the last excuse (`_restart_clock`);
+    earlier if a request was already late when a canary was sent (`_send_canary`)."""
     proven_at: float
     """Last proof that the engine works: its counters moved, or a canary got a token."""
     proven_after: float
@@ -93,6 +93,37 @@ class HealthState(Struct, frozen=True):
         """Whether the last probe had no answer, or showed requests without progress."""
         return min(self.answered_at, self.stall_clock_from) < self.probed_at
 
+    @property
+    def silent_seconds(self) -> float:
+        """How long the API server has not answered."""
+        return self.probed_at - self.answered_at
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether a canary has got no token: it has no answer yet, or it failed. Each probe shows that by itself."""
+        return self.canary_pending or bool(self.canary_failed)
+
+    @property
+    def known_until(self) -> float:
+        """Until when it is known whether there was progress.
+
+        Without a canary that awaits a token only the counters show it: requests may have been served since the last
+        read.
+        """
+        return self.probed_at if self.awaits_token else self.read_at
+
+    @property
+    def still_seconds(self) -> float:
+        """How long there was no progress, as far as it is known."""
+        return max(0.0, self.known_until - self.stall_clock_from)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether compilers excuse missing tokens, or did so just now: a canary would wait for them as requests do, and
+        one that has failed meanwhile is no trouble.
+        """
+        return self.compiling_since is not None and self.probed_at - self.stall_clock_from < DEGRADED_SECONDS
+
 
 def healthy(now: float) -> HealthState:
     """The state of an engine that has just answered."""
@@ -115,76 +146,18 @@ Failure = EngineDeadError | StalledError
 """The engine has ended, or makes no tokens."""
 
 
-class DueCanary(Struct, frozen=True):
-    """A canary that is to be sent now. While it waits, a stall is counted from the oldest late request, not from it."""
-
-    stall_clock_from: float
-
-
 def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue | Failure:
     """Judge one probe, by the state before it. Pure."""
     if probe.health == DEAD_STATUS:
         return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
     state = _end_canary(_read_answers(last, probe), probe)
-    state = _excuse_compile(_restart_clock(last, state, probe.at), probe)
-    canary = None
-    if limits.canary_seconds and not state.canary_pending and probe.health is not None:
-        canary = _plan_canary(last, state, probe, limits.canary_seconds)
-    if canary is not None:
-        state = replace(state, canary_sent_at=probe.at, canary_pending=True, stall_clock_from=canary.stall_clock_from)
-    silent_seconds, still_seconds = probe.at - state.answered_at, _still_seconds(state)
-    no_answer_reason = f"the API server has not answered for {silent_seconds:.0f} s"
-    no_token_reason = f"requests run and no token came for {still_seconds:.0f} s"
-    # Not after one slow answer: the time before it may be a pause between probes, as where the agent stood still.
-    if silent_seconds >= limits.stall_seconds and last.answered_at < last.probed_at:
-        return StalledError(no_answer_reason)
-    if _is_stalled(state, probe, limits, still_seconds):
-        return StalledError(no_token_reason)
-    if _hangs_idle(state, probe, still_seconds):
-        return StalledError(f"{no_token_reason}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
-    degraded = _find_trouble(state, probe, limits, no_answer_reason, no_token_reason)
-    return Continue(state, degraded, wants_canary=canary is not None)
-
-
-def _is_stalled(state: HealthState, probe: Observation, limits: Supervise, still_seconds: float) -> bool:
-    # A prompt that fits into one step counts no token before its end. If the engine were ended here, the client would
-    # send it again, and end the next engine.
-    computed_lately = probe.at - state.computed_at < IDLE_SECONDS
-    limit_seconds = limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately)
-    return still_seconds >= limit_seconds and _is_current(state, probe)
-
-
-def _hangs_idle(state: HealthState, probe: Observation, still_seconds: float) -> bool:
-    # Not the API server's silence: where it alone is silent, the engine may be idle because it has no requests.
-    is_idle = probe.idle and not probe.compiles
-    return is_idle and still_seconds >= IDLE_SECONDS and _is_current(state, probe)
-
-
-def _is_current(state: HealthState, probe: Observation) -> bool:
-    """Whether the stall is one of this moment, as the ranks' work and rest are: one of the last read may be over."""
-    return state.read_at == probe.at or state.canary_pending or bool(state.canary_failed)
-
-
-def _find_trouble(
-    state: HealthState, probe: Observation, limits: Supervise, no_answer_reason: str, no_token_reason: str
-) -> str:
-    """What degrades the service; empty where nothing does."""
-    if probe.at - state.answered_at >= DEGRADED_SECONDS:
-        return no_answer_reason
-    if state.canary_failed and not _is_compiling(state):
-        return f"a canary completion failed: {state.canary_failed}"
-    patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if probe.computes else 0)
-    return no_token_reason if _still_seconds(state) >= patience_seconds else ""
-
-
-def _still_seconds(state: HealthState) -> float:
-    """How long there was no progress, as far as it is known.
-
-    Without a canary that waits or has failed, only the counters show that: requests may have been served since the last
-    read.
-    """
-    known_until = state.probed_at if state.canary_pending or state.canary_failed else state.read_at
-    return max(0.0, known_until - state.stall_clock_from)
+    state = _restart_clock(last, state, probe)
+    wants_canary = _is_canary_due(state, probe, limits.canary_seconds)
+    if wants_canary:
+        state = _send_canary(last, state, probe)
+    if (failure := _find_stall(last, state, probe, limits)) is not None:
+        return failure
+    return Continue(state, _find_trouble(state, probe, limits), wants_canary)
 
 
 def _read_answers(last: HealthState, probe: Observation) -> HealthState:
@@ -218,21 +191,17 @@ def _end_canary(state: HealthState, probe: Observation) -> HealthState:
     return replace(state, canary_failed=probe.canary.said)
 
 
-def _restart_clock(last: HealthState, state: HealthState, at: float) -> HealthState:
-    """The state with the stall's clock restarted where the probe shows progress, or nothing that waits for it."""
+def _restart_clock(last: HealthState, state: HealthState, probe: Observation) -> HealthState:
+    """The state with the stall's clock restarted where the probe shows progress, or nothing that waits for it.
+
+    Compilers restart it too, for LONGEST_COMPILE_SECONDS: a request may wait minutes for a kernel.
+    """
     is_first_read = last.work is None and state.work is not None
     # Without statistics only a failed canary shows that the engine hangs.
     has_waiting_canary = last.canary_pending and last.work is not None
     waits = state.is_busy or has_waiting_canary or bool(state.canary_failed)
-    if state.proven_at == at or is_first_read or not waits:
-        return replace(state, stall_clock_from=at)
-    return state
-
-
-def _excuse_compile(state: HealthState, probe: Observation) -> HealthState:
-    """Let compilers excuse missing tokens, for LONGEST_COMPILE_SECONDS: a request may wait minutes for a kernel."""
-    if state.stall_clock_from == probe.at:
-        return replace(state, compiling_since=None) if state.compiling_since is not None else state
+    if probe.at in (state.proven_at, state.stall_clock_from) or is_first_read or not waits:
+        return replace(state, stall_clock_from=probe.at, compiling_since=None)
     if not probe.compiles:
         return state
     since = probe.at if state.compiling_since is None else state.compiling_since
@@ -240,35 +209,81 @@ def _excuse_compile(state: HealthState, probe: Observation) -> HealthState:
     return replace(state, compiling_since=since, stall_clock_from=probe.at if is_excused else state.stall_clock_from)
 
 
-def _is_compiling(state: HealthState) -> bool:
-    """Whether compilers excuse missing tokens, or did so just now: a canary would wait for them as requests do, and one
-    that has failed meanwhile is no trouble.
-    """
-    return state.compiling_since is not None and state.probed_at - state.stall_clock_from < DEGRADED_SECONDS
-
-
-def _plan_canary(last: HealthState, state: HealthState, probe: Observation, canary_seconds: int) -> DueCanary | None:
-    """The canary that is due, if one is.
+def _is_canary_due(state: HealthState, probe: Observation, canary_seconds: int) -> bool:
+    """Whether a canary is to be sent now. `canary_seconds`: 0 for no canaries.
 
     It is due at once where a request waits too long, again after a failure, `canary_seconds` after the last proof, and
     where requests ran at the last read and the counters have not been read for UNREAD_SECONDS.
     """
-    if _is_compiling(state) or state.proven_at == probe.at:
-        return None
-    if state.canary_failed:  # the stall continues, which the first canary has shown
-        is_due = probe.at - state.canary_sent_at >= CANARY_PAUSE_SECONDS
-        return DueCanary(state.stall_clock_from) if is_due else None
+    if not canary_seconds or state.canary_pending or probe.health is None:
+        return False
+    if state.is_compiling or state.proven_at == probe.at:
+        return False
+    if state.canary_failed:
+        return probe.at - state.canary_sent_at >= CANARY_PAUSE_SECONDS
     if state.stall_clock_from < probe.at:  # requests run: whether they progress is what the counters show
-        return DueCanary(probe.at) if probe.at - state.read_at >= UNREAD_SECONDS else None
+        return probe.at - state.read_at >= UNREAD_SECONDS
+    return _find_late_since(state, probe) is not None or probe.at - state.proven_at >= canary_seconds
+
+
+def _send_canary(last: HealthState, state: HealthState, probe: Observation) -> HealthState:
+    """The state with a canary that is sent now, and from when a stall is counted while it waits."""
+    state = replace(state, canary_sent_at=probe.at, canary_pending=True)
+    if state.canary_failed:  # the stall continues, which the first canary has shown
+        return state
+    if state.stall_clock_from < probe.at:  # requests may have been served since the last read
+        return replace(state, stall_clock_from=probe.at)
+    late_since = _find_late_since(state, probe)
+    if late_since is None:
+        return state
+    # Not from before the last clock: until then there was progress, or no request.
+    return replace(state, stall_clock_from=max(late_since, last.stall_clock_from))
+
+
+def _find_late_since(state: HealthState, probe: Observation) -> float | None:
+    """Since when the oldest late request has waited, of those that are newer than the last proof; None without one."""
     # Without statistics a queue looks like a hang, and each canary would wait in it until it fails.
     requests = probe.unanswered if state.work is not None else ()
     waiting_since = (probe.at - request.seconds for request in requests if _is_late(request))
-    late_since = min((since for since in waiting_since if since > state.proven_after), default=None)
-    if late_since is not None:
-        # Not from before the last clock: until then there was progress, or no request.
-        return DueCanary(max(late_since, last.stall_clock_from))
-    return DueCanary(probe.at) if probe.at - state.proven_at >= canary_seconds else None
+    return min((since for since in waiting_since if since > state.proven_after), default=None)
 
 
 def _is_late(request: PendingRequest) -> bool:
     return request.seconds >= (BEGUN_DOUBT_SECONDS if request.begun else DOUBT_SECONDS)
+
+
+def _find_stall(last: HealthState, state: HealthState, probe: Observation, limits: Supervise) -> StalledError | None:
+    """Why the engine is given up; None where it has time, or the stall may be over."""
+    # Not after one slow answer: the time before it may be a pause between probes, as where the agent stood still.
+    if state.silent_seconds >= limits.stall_seconds and last.answered_at < last.probed_at:
+        return StalledError(_describe_silence(state))
+    if state.known_until < probe.at:
+        return None  # the ranks' work and rest are of this moment, and a stall of the last read may be over
+    # A prompt that fits into one step counts no token before its end. If the engine were ended here, the client would
+    # send it again, and end the next engine.
+    computed_lately = probe.at - state.computed_at < IDLE_SECONDS
+    if state.still_seconds >= limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately):
+        return StalledError(_describe_stall(state))
+    # Not the API server's silence: where it alone is silent, the engine may be idle because it has no requests.
+    if probe.idle and not probe.compiles and state.still_seconds >= IDLE_SECONDS:
+        hang = f"for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs"
+        return StalledError(f"{_describe_stall(state)}, and {hang}")
+    return None
+
+
+def _find_trouble(state: HealthState, probe: Observation, limits: Supervise) -> str:
+    """What degrades the service; empty where nothing does."""
+    if state.silent_seconds >= DEGRADED_SECONDS:
+        return _describe_silence(state)
+    if state.canary_failed and not state.is_compiling:
+        return f"a canary completion failed: {state.canary_failed}"
+    patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if probe.computes else 0)
+    return _describe_stall(state) if state.still_seconds >= patience_seconds else ""
+
+
+def _describe_silence(state: HealthState) -> str:
+    return f"the API server has not answered for {state.silent_seconds:.0f} s"
+
+
+def _describe_stall(state: HealthState) -> str:
+    return f"requests run and no token came for {state.still_seconds:.0f} s"

@@ -1,0 +1,71 @@
+"""Stamps of the files from which a process has its plan: where one changes, the next process makes another plan.
+
+A stamp is only compared. It has the inode, size and time of each file, so that an edit changes it, and so does a
+replacement. That of /etc/sparkd is taken before these files are read, as `Agent.configured_at`: an edit in between
+counts as a change.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+from sparkd.agent.daemon.context import Agent
+from sparkd.base.lib.errors import OutdatedPlanError
+
+FOLDER = "etc/sparkd"
+
+
+def stamp_configuration(root: str | os.PathLike[str]) -> object:
+    """A stamp that changes with every edit below /etc/sparkd. Folders that can't be listed are left out."""
+    walked = os.walk(Path(root, FOLDER))
+    return _stamp_files(Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
+
+
+def digest_stamp(stamp: object) -> str:
+    """Digest of what `stamp_configuration` returns, for an agent that takes over the rank of this one."""
+    return sha256(repr(stamp).encode()).hexdigest()
+
+
+def _stamp_files(paths: Iterable[Path]) -> object:
+    """A stamp of these files and folders. Those that can't be read are left out."""
+    stamps = {}
+    for path in sorted(paths):
+        with suppress(OSError):
+            status = path.stat()
+            stamps[path] = status.st_ino, status.st_size, status.st_mtime_ns
+    return stamps
+
+
+class ConfigurationWatch:
+    """Compares the files from which this process has its plan with their first stamps.
+
+    A look that hangs counts as no change.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._named_files = self._stamp_named_files(None)
+        """Their first stamp; None until a look has not hung."""
+
+    def raise_if_outdated(self) -> None:
+        """Raises OutdatedPlanError (exit 10) where the configuration, or a file that it names, is another one now."""
+        named_files = self._stamp_named_files(self._named_files)
+        if self._named_files is None:
+            self._named_files = named_files
+        if named_files != self._named_files or self._stamp_configuration() != self._agent.configured_at:
+            raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
+
+    def _stamp_configuration(self) -> object:
+        agent = self._agent
+        look = partial(stamp_configuration, agent.host.files.root)
+        return agent.look(look, agent.pace.look_seconds, "looking at the configuration", agent.configured_at)
+
+    def _stamp_named_files(self, previous: object) -> object:
+        """The stamp of files that the configuration names, and a process reads once. `previous` where they hang."""
+        agent, settings = self._agent, self._agent.context.configured
+        paths = [*(secret.file for secret in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
+        look = partial(_stamp_files, [Path(path) for path in paths if path.startswith("/")])
+        return agent.look(look, agent.pace.look_seconds, "looking at the configuration's files", previous)

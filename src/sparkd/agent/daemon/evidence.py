@@ -1,0 +1,165 @@
+"""Gathers the evidence of why a run ends, beside its error. What it means is judged in `judgement.py`.
+
+Each look has its own condition: it is made only where the error may have the cause that it would show.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.judgement import COUNTED, UNNAMED, Evidence, own_words
+from sparkd.agent.engine.api_owner import find_holder
+from sparkd.agent.engine.culprits import Culprit, find_culprit
+from sparkd.agent.engine.memory_guard.tenants import Growth, describe_growth
+from sparkd.agent.engine.rank import Running
+from sparkd.base.host import Host, network
+from sparkd.base.lib.errors import Cause, SparkdError
+from sparkd.base.lib.main_loop import Outcome
+from sparkd.base.lib.text import GIB, MIB
+from sparkd.base.status.model import Phase
+from sparkd.base.vllm.known_errors import PORT_IN_USE
+
+T = TypeVar("T")
+
+GONE_SECONDS = 5.0
+"""Limit for a killed rank to end with its whole container: only then do the other nodes' engines lose it."""
+BY_DOCKER = frozenset(
+    {
+        Cause.SYSTEM_ERROR,
+        Cause.LAUNCH_FAILED,
+        Cause.NOT_READY,
+        Cause.LOAD_STALLED,
+        Cause.ENGINE_STALLED,
+        Cause.ENGINE_ENDED,
+    }
+)
+"""Causes that may be due to a hung dockerd."""
+SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
+BY_ADDRESS = frozenset(
+    {Cause.ENGINE_ERROR, Cause.ENGINE_ENDED, Cause.NOT_READY, Cause.LOAD_STALLED, Cause.ENGINE_STALLED}
+)
+"""Causes that may be due to the loss of this node's own address."""
+NO_ADDRESS = "Cannot assign requested address"
+"""glibc's text of EADDRNOTAVAIL: a program binds to an address that the node lacks."""
+
+
+class EvidenceSearch:
+    """The looks for evidence at one end. They begin while the rank exists, and are awaited once it is gone."""
+
+    def __init__(self, agent: Agent, running: Running | None, error: SparkdError) -> None:
+        """Begin the looks, each in a thread. `running`: None where no rank was started."""
+        self._agent, self._running, self._error = agent, running, error
+        self._ends_at = time.monotonic() + agent.pace.last_look_seconds
+        self._docker_answer = self._start(self._choose_docker_look())
+        self._holder = self._start(self._choose_holder_look())
+        self._culprit = self._start(self._choose_culprit_look())
+        self._address = self._start(self._choose_address_look())
+
+    def gather(self) -> Evidence:
+        """Await the looks, until `pace.last_look_seconds` after they began. One that fails or is late finds nothing.
+
+        To be called once the rank is killed: who took memory is looked at only after its end, for which it waits up
+        to GONE_SECONDS. After the failure of another node, that node's cause is awaited too.
+        """
+        docker_hangs = self._has_docker_hung()
+        holder, culprit = self._await_result(self._holder) or "", self._await_result(self._culprit)
+        address = self._await_result(self._address) or ""
+        growth = self._find_growth()
+        if self._error.cause is Cause.PEER_FAILED:
+            self._agent.loop.wait_until(self._have_peers_named_causes, self._ends_at - time.monotonic())
+        return Evidence(docker_hangs, growth.by_others, growth.text, address, holder, culprit)
+
+    def _start(self, look: Callable[[], T] | None) -> Outcome[T] | None:
+        return self._agent.loop.start(look) if look is not None else None
+
+    def _is_over(self, look: Outcome[T]) -> bool:
+        return self._agent.loop.wait_until(look.done, self._ends_at - time.monotonic())
+
+    def _await_result(self, look: Outcome[T] | None) -> T | None:
+        """The result of a look; None where it was not begun, failed, or is not over in time."""
+        if look is not None and self._is_over(look):
+            with suppress(OSError, ValueError):
+                return look.result()
+        return None
+
+    def _choose_docker_look(self) -> Callable[[], float] | None:
+        return partial(_time_docker_answer, self._agent.host) if self._error.cause in BY_DOCKER else None
+
+    def _choose_holder_look(self) -> Callable[[], str] | None:
+        """Who else has a port of a head's rank that has not been ready."""
+        agent, running = self._agent, self._running
+        if running is None or running.ready or not agent.context.is_head or self._error.code not in COUNTED:
+            return None
+        holder, words = running.api_holder, own_words(self._error)
+        port_in_use = any(message in words for message in PORT_IN_USE)
+        if holder and (port_in_use or holder in words):
+            return lambda: holder  # found while the rank started
+        if not port_in_use:
+            return None
+        return partial(find_holder, agent.host, (agent.plan.api_port, agent.plan.master_port), running.rank.pid)
+
+    def _choose_culprit_look(self) -> Callable[[], Culprit] | None:
+        """Who ended the rank from outside."""
+        running = self._running
+        if running is None or not _may_have_culprit(self._error):
+            return None
+        rank, pids = running.rank, running.compilers.pids if running.compilers is not None else frozenset[int]()
+        container = (rank.container_id, rank.name)
+        return partial(find_culprit, self._agent.host, container, pids | {rank.pid}, time.time())
+
+    def _choose_address_look(self) -> Callable[[], str] | None:
+        """This node's own address, where the engine lacked it or it is missing now."""
+        agent, running, address = self._agent, self._running, self._agent.plan.node.address
+        if running is None or not agent.context.peers or self._error.cause not in BY_ADDRESS:
+            return None
+        words = "" if running.ready else own_words(self._error)
+        if NO_ADDRESS in words and re.search(rf"\b{re.escape(address)}\b(?!\.\d)", words):
+            return lambda: address
+        return partial(_find_gone_address, agent.host, address)
+
+    def _has_docker_hung(self) -> bool:
+        """Whether dockerd runs, and has not answered in time."""
+        if self._docker_answer is None:
+            return False
+        if not self._is_over(self._docker_answer):
+            return True
+        with suppress(OSError):  # dockerd does not run, or no thread could be started
+            return self._docker_answer.result() > self._ends_at
+        return False
+
+    def _find_growth(self) -> Growth:
+        """Whose memory has grown since the launch, where memory ran short. Only a rank that is gone can be left out."""
+        agent, running, unknown = self._agent, self._running, Growth("", False)
+        if self._error.cause not in SHORT_OF_MEMORY or running is None or running.tenants is None:
+            return unknown
+        has_ended = agent.loop.wait_until(running.rank.ended.is_set, GONE_SECONDS)
+        if not has_ended or (tenants := running.read_tenants()) is None:
+            return unknown
+        memory = agent.settings.memory
+        return describe_growth(running.tenants, tenants, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)
+
+    def _have_peers_named_causes(self) -> bool:
+        """Whether each failed node has reported its cause, which it does once its rank is gone."""
+        reports = (peer.report for peer in self._agent.monitor.statuses())
+        return all(report.cause for report in reports if report is not None and report.phase is Phase.FAILED)
+
+
+def _time_docker_answer(host: Host) -> float:
+    """Query dockerd. Returns the monotonic time of its answer. Raises OSError where it does not run."""
+    host.docker()
+    return time.monotonic()
+
+
+def _find_gone_address(host: Host, address: str) -> str:
+    """The address, if no interface has it; else empty. Raises OSError, ValueError."""
+    return "" if network.canonical(address) in network.read_addresses(host.files) else address
+
+
+def _may_have_culprit(error: SparkdError) -> bool:
+    """Whether somebody may have ended the rank from outside."""
+    process_died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
+    return process_died or error.cause in (*UNNAMED, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from sparkd.agent.actions import dockerd
-from sparkd.agent.actions.files import locked
+from sparkd.agent.actions.files import hold_command_lock
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
@@ -178,7 +178,7 @@ def build_image(args: argparse.Namespace) -> None:
     sources = image_build.read_sources(args.recipe, host)
     show("\n".join(sources.describe()))
     # A build may take all memory that is available as it begins, and would end another build's check of the same image.
-    with locked(Path("/"), "run/sparkd/image-build.lock", "`sparkd image build`"):
+    with hold_command_lock(Path("/"), "run/sparkd/image-build.lock", "`sparkd image build`"):
         images = image_build.find_images(sources, host)
         memory_bytes = image_build.find_memory(host, load_settings(os.environ).memory)
         show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")

@@ -250,7 +250,7 @@ class Climb:
         Raises UsageError.
         """
         with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
-            files.exchange(self._host.files, FILE, FILE.read(self._host.files), tuning)
+            files.compare_and_swap(self._host.files, FILE, FILE.read(self._host.files), tuning)
         self.tuning = tuning or self.tuning
 
 

@@ -98,7 +98,7 @@ def write_best(base: Chosen, climb: Climb, position: ladder.Position, host: Host
         path = Path(host.files.root, ADMINISTRATORS, f"{tuning.name}{SUFFIX}")
         text = ladder.render(base.recipe, tuning.name, position, tuning.measured, tuning.at_once, utc_now())
         with files.usage_error(f"{path} can't be written"):
-            files.write(path, text, 0o644, durable=True, over=False)
+            files.write(path, text, 0o644, durable=True, overwrite=False)
         show(f"written: {path}; sudo sparkd use {tuning.name}")
     elif position.best is not None:
         show(f"nothing was better than recipe {base.recipe.name} beyond the spread: no recipe is written")

@@ -115,7 +115,7 @@ class Wizard:
         if not self.wishes.plan:
             if (changes or choice.missing) and not self._confirmed():
                 return
-            with self.files.setup.alone():
+            with self.files.setup.hold_lock():
                 self.files.write(values, keys)
                 guests = self._invite(choice, values, settings.cluster.key_file) if choice.missing else []
             settings = self.files.load().settings
@@ -151,7 +151,7 @@ class Wizard:
         self._show([("", f"{key_file}: the cluster's key{note}"), ("", f"{head_key.PUBLIC}: the head's public key")])
         if self.wishes.plan or not self._confirmed():
             return
-        with self.files.setup.alone():
+        with self.files.setup.hold_lock():
             code = code or self.prompt("join code: ")
             joined = accept(code)
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}

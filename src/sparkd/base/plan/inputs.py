@@ -70,8 +70,8 @@ class CheckInputs(Struct, frozen=True):
     role: str = ""
     peers: tuple[str, ...] = ()
     drop_in: DropIn | None = None
-    earlier: MemorySample | None = None
-    """The least that was available since memory last came back, as in `UnifiedMemory`."""
+    memory_baseline: MemorySample | None = None
+    """The least memory that was available since some last came back; None for a single look, as in a dry run."""
 
     @property
     def plan(self) -> LaunchPlan:

@@ -136,7 +136,7 @@ class Wizard:
 
     def join(self, code: str) -> None:
         """Let this node join the cluster of a head, by its code; empty: a person types it. Raises SparkdError."""
-        from sparkd.tools.setup.join_request import accept, confirm
+        from sparkd.tools.setup.join_request import confirm, fetch_keys
 
         settings = self.files.load().settings
         own_inventory = self._survey(settings).inventory
@@ -153,7 +153,7 @@ class Wizard:
             return
         with self.files.setup.hold_lock():
             code = code or self.prompt("join code: ")
-            joined = accept(code)
+            joined = fetch_keys(code)
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
             has_changed = any(self.files.changes(values, settings))
             self.files.write(values, cluster_key.joined_files(key_file, joined.keys, joined.head_keys))

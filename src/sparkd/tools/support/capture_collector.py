@@ -226,7 +226,7 @@ class Collector:
             query = Query(_to_microseconds(since), LATEST_US if until is None else _to_microseconds(until))
             async with open_logs(self.settings, self.host) as (opened, trouble):
                 logs = [log for log in opened if log.name not in silent]
-                answers = await asyncio.gather(*(log.next(query) for log in logs))
+                answers = await asyncio.gather(*(log.read_new(query) for log in logs))
             if trouble and until is None:
                 self.missing.append(f"lines of other nodes: {sanitize(trouble, 400)}")
             name = "recent" if until is None else f"until-{until:%Y%m%dT%H%M%SZ}"

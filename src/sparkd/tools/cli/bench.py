@@ -25,7 +25,7 @@ from sparkd.tools.cli import bench_table, console
 from sparkd.tools.measure import measuring
 from sparkd.tools.measure.bench import Result, Wanted
 from sparkd.tools.measure.past import describe_slower_benches, find_runs, usual_figures
-from sparkd.tools.measure.soak import STEADY, judge
+from sparkd.tools.measure.soak_verdict import STEADY, judge
 from sparkd.tools.node.served import CONNECTIONS, Served, collect, open_endpoint
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 40, 7 * 86400

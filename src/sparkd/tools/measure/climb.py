@@ -67,7 +67,7 @@ class Tuning(Struct, frozen=True):
     tried: Step | None = None
     """The step under way."""
     tries: int = 0
-    """How many processes have begun that step and died before its end."""
+    """How many processes have begun that step: each died before its end, or takes it now."""
 
 
 FILE = StateFile("tune-recipe.json", Tuning)
@@ -156,9 +156,8 @@ class Climb:
         other_findings = [finding for finding in findings if finding.id not in KNOB_CHECKS]
         if is_base:
             switching.refuse_blocked(node, other_findings, self._config, self._host)
-        elif (
-            other_findings
-        ):  # no rung needs more of another node than the recipe itself, and its agent may just start again
+        elif other_findings:
+            # Other nodes are not queried: no rung needs more of them than the recipe itself; their agents may be starting.
             raise BlockedError("\n".join(switching.explain_findings(other_findings)))
         return sanitize("; ".join(switching.explain_findings(knob_findings)), FAULT_LENGTH)
 

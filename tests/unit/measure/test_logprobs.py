@@ -17,7 +17,7 @@ from tests.unit.engine_server import serve
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.logprobs import MOST_APART
 from sparkd.base.vllm.smoke import PROMPTS, Round, Wanted, from_plan, run
-from sparkd.tools.cli.bench import lines
+from sparkd.tools.cli.smoke import render_round
 
 VOCABULARY = 256
 LIKELY, UNLIKELY = math.log(0.5), math.log(0.5 / (VOCABULARY - 1))
@@ -129,7 +129,7 @@ def serving(model: Model) -> Iterator[int]:
 def rounds(model: Model, wanted: Wanted = Wanted()) -> dict[str, Round]:  # noqa: B008 - it is frozen
     with serving(model) as port:
         found = asyncio.run(run(Endpoint("127.0.0.1", port, "tiny"), wanted, 5))
-    assert all(len(line) <= 80 for one in found for line in lines(one))
+    assert all(len(line) <= 80 for one in found for line in render_round(one))
     return {one.name: one for one in found if one.name in (KNOWN, AGAIN, AT_ONCE)}
 
 
@@ -174,7 +174,9 @@ def test_what_the_engine_refuses_is_skipped_with_the_reason(symptom: str, reason
     if symptom == "no numbers":
         assert found.pop(KNOWN).note
     assert all(reason in one.skipped and not one.faults and not one.answers for one in found.values()), found
-    assert all(lines(one)[1].startswith("  skipped: ") and reason in lines(one)[1] for one in found.values())
+    assert all(
+        render_round(one)[1].startswith("  skipped: ") and reason in render_round(one)[1] for one in found.values()
+    )
 
 
 @pytest.mark.parametrize("symptom", sorted({*POSITIONS, *REFUSED} - {"refused", "none"}))

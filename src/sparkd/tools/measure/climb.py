@@ -157,7 +157,7 @@ class Climb:
         if is_base:
             switching.refuse_blocked(node, other_findings, self._config, self._host)
         elif other_findings:
-            # Other nodes are not queried: no rung needs more of them than the recipe itself; their agents may be starting.
+            # Other nodes are not queried: no rung needs more of them than the recipe, and their agents may be starting.
             raise BlockedError("\n".join(switching.explain_findings(other_findings)))
         return sanitize("; ".join(switching.explain_findings(knob_findings)), FAULT_LENGTH)
 

@@ -174,9 +174,8 @@ def test_what_the_engine_refuses_is_skipped_with_the_reason(symptom: str, reason
     if symptom == "no numbers":
         assert found.pop(KNOWN).note
     assert all(reason in one.skipped and not one.faults and not one.answers for one in found.values()), found
-    assert all(
-        render_round(one)[1].startswith("  skipped: ") and reason in render_round(one)[1] for one in found.values()
-    )
+    second_lines = [render_round(round_)[1] for round_ in found.values()]
+    assert all(line.startswith("  skipped: ") and reason in line for line in second_lines)
 
 
 @pytest.mark.parametrize("symptom", sorted({*POSITIONS, *REFUSED} - {"refused", "none"}))

@@ -1,4 +1,4 @@
-"""Command lines: mistakes become a UsageError with the likely option and where the help is; recipes by name or path."""
+"""Command lines: a mistake is a UsageError with the likely option and where the help is; options of several commands."""
 
 import argparse
 import os

@@ -271,4 +271,4 @@ def test_an_agent_that_is_gone_is_no_fault_of_the_step(monkeypatch: pytest.Monke
         climbing._follow(put(tree, Stage.TRYING, step("mine-tuned", LATER)))
     monkeypatch.setattr(Climb, "_smoke_and_bench", raise_ended)
     with pytest.raises(BlockedError, match="it ended"):
-        climbing._measure((SEQUENCES, 8))
+        climbing._measure(Step(SEQUENCES, 8))

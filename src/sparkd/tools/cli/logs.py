@@ -195,7 +195,8 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 def capture(args: argparse.Namespace) -> None:
     from sparkd.tools.measure.interrupts import catch_ends
-    from sparkd.tools.support.capture_collector import Collector, summarize  # it can act; `explain` can't
+    from sparkd.tools.support.capture_collector import Collector  # it can act; `explain` can't
+    from sparkd.tools.support.summary import summarize
 
     catch_ends()
     collector = Collector(Host())

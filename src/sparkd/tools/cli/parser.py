@@ -1,4 +1,4 @@
-"""Command lines: a mistake is a UsageError with the likely option and where the help is; options of several commands."""
+"""Command lines: a mistake is a UsageError with the likely option and where the help is. Shared words and options."""
 
 import argparse
 import os

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("preflight", "preflight", "examine this node, apply the allowed fixes, report what blocks"),
     ("run", "run", "run the node agent (started by systemd)"),
-    ("plan", "config", "show how this node's rank would be launched"),
+    ("plan", "plan", "show how this node's rank would be launched"),
     ("diff", "switching", "show what differs from the last start that is known good"),
     ("rollback", "switching", "go back to the last plan that is known good, until the configuration changes"),
     ("use", "switching", "change to another recipe, and go back by itself where that does not serve"),

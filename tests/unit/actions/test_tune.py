@@ -11,7 +11,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.plans import configured
 
-from sparkd.agent.actions.files import SETUP_LOCK, locked
+from sparkd.agent.actions.files import SETUP_LOCK, hold_command_lock
 from sparkd.base.config.settings import Engine
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.recipes.schema import Recipe
@@ -190,7 +190,7 @@ def test_where_nothing_can_be_saved_nothing_is_set(node: Tree) -> None:
 
 
 def test_two_at_once_do_not_take_each_others_values_for_those_of_before(node: Tree, manager: SysctlManager) -> None:
-    with locked(node.root):
+    with hold_command_lock(node.root):
         refused(node, UsageError, "another `sparkd init` or `tune` is under way")
     assert apply(manager, BOTH)
 

@@ -15,7 +15,7 @@ from tests.unit.stream_server import streaming
 
 from sparkd.base.lib.text import plain
 from sparkd.tools.cli import bench_table
-from sparkd.tools.cli.bench import describe_cache, list_next
+from sparkd.tools.cli.smoke import describe_cache, list_next
 from sparkd.tools.measure.bench import Result
 from sparkd.tools.measure.figures import DECODE, FIRST, Depth, LevelFigures, Spread
 from sparkd.tools.measure.past import Usual
@@ -116,13 +116,13 @@ signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
 from sparkd.agent.actions.processes import Rank
 from sparkd.tools.measure.interrupts import catch_ends
 from sparkd.tools.node.served import Served
-from sparkd.tools.cli.bench import soak
+from sparkd.tools.cli.bench import run_soak
 from sparkd.tools.measure.bench import Wanted
 from sparkd.base.vllm.api import Endpoint
 catch_ends()
 rank = Rank("", "", "", os.getpid(), os.pidfd_open(os.getpid()))
 served = Served(None, None, rank, Endpoint("127.0.0.1", int(sys.argv[1]), "tiny"))
-sys.exit(soak(served, Wanted((1,), (), 10, 3, 1, staggered=False, seed=1), 60, as_json=True))
+sys.exit(run_soak(served, Wanted((1,), (), 10, 3, 1, staggered=False, seed=1), 60, as_json=True))
 """
 
 

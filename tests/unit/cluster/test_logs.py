@@ -107,7 +107,7 @@ def test_lines_are_served_to_nodes_with_the_key_and_to_nobody_else() -> None:
 
 
 def next_of(log: NodeLog) -> tuple[list[Entry], str]:
-    return asyncio.run(log.next(Query(0)))
+    return asyncio.run(log.read_new(Query(0)))
 
 
 def test_a_line_is_shown_once_and_requested_from_the_last_time_on() -> None:
@@ -177,7 +177,7 @@ def test_connections_to_the_other_nodes_are_closed_at_the_end(tree: Tree) -> Non
     async def read(port: int) -> tuple[list[str], list[bool]]:
         async with open_logs(settings(addresses(2), port), machine(tree, 0)) as ((_, log), trouble):
             assert not trouble
-            entries, _ = await log.next(Query(0))
+            entries, _ = await log.read_new(Query(0))
             connected = [bool(connections_of(port))]
         return [entry.line.text for entry in entries], [*connected, bool(connections_of(port))]
 
@@ -272,7 +272,7 @@ def test_bounds_are_by_this_nodes_clock(ahead_us: int) -> None:
         journal.write(f"{minutes} min ago", minutes * MINUTE_US)
 
     def read(query: Query) -> list[str]:
-        entries, trouble = asyncio.run(NodeLog("10.0.0.2", journal.read).next(query))
+        entries, trouble = asyncio.run(NodeLog("10.0.0.2", journal.read).read_new(query))
         assert not trouble
         return [entry.line.text for entry in entries]
 
@@ -291,7 +291,7 @@ def test_lines_of_a_clock_that_is_set_meanwhile_come_at_once_and_once(ahead_us: 
     log, query = NodeLog("10.0.0.2", journal.read), Query(time.time_ns() // 1000 - HOUR_US)
 
     def read() -> list[str]:
-        return [entry.line.text for entry in asyncio.run(log.next(query))[0]]
+        return [entry.line.text for entry in asyncio.run(log.read_new(query))[0]]
 
     for minutes in (8, 4, 0):
         journal.write(f"{minutes}", minutes * MINUTE_US)
@@ -307,10 +307,10 @@ def test_lines_of_a_clock_that_is_set_meanwhile_come_at_once_and_once(ahead_us: 
 def test_a_node_without_lines_has_its_clock_set_back() -> None:
     journal = JournalOf()
     log, query = NodeLog("", journal.read), Query(time.time_ns() // 1000)
-    assert asyncio.run(log.next(query)) == ([], "")
+    assert asyncio.run(log.read_new(query)) == ([], "")
     journal.ahead_us = -HOUR_US
     journal.write("first")
-    assert [entry.line.text for entry in asyncio.run(log.next(query))[0]] == ["first"]
+    assert [entry.line.text for entry in asyncio.run(log.read_new(query))[0]] == ["first"]
 
 
 def test_lines_that_were_shown_are_not_left_out() -> None:

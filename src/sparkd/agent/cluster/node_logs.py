@@ -52,6 +52,18 @@ def merge(nodes: Iterable[list[Entry]]) -> list[Entry]:
     return sorted((entry for entries in nodes for entry in entries), key=lambda entry: entry.at_us)
 
 
+class NewLines(NamedTuple):
+    entries: list[Entry]
+    """The oldest first."""
+    trouble: str
+    """Why these may not be all, such as no answer of the node; empty where they are."""
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the log could not be read at all."""
+        return bool(self.trouble) and not self.entries
+
+
 class NodeLog:
     """Reads the lines of one node, each of them once, also where its clock differs from this node's, or is set."""
 
@@ -71,8 +83,8 @@ class NodeLog:
         self._shown = dict[tuple[int, str], None]()
         """Time and place of the last lines, as many as a page may have, in their order."""
 
-    async def next(self, query: Query) -> tuple[list[Entry], str]:
-        """The new lines, oldest first; and why they may not be all, such as no answer (empty where they are).
+    async def read_new(self, query: Query) -> NewLines:
+        """Read the lines that this reader has not returned yet.
 
         `query`: by this node's clock, as it was when this reader was made.
         """
@@ -80,11 +92,11 @@ class NodeLog:
             try:
                 page = await self._request(self._translate(query))
             except (OSError, HttpError, UnsignedError, ValueError) as error:
-                return [], sanitize(str(error))
+                return NewLines([], sanitize(str(error)))
             if not self._note_clock(page.now_us):
                 break  # else the bounds were those of another clock
         trouble = page.trouble or self._describe_cut(page)
-        return self._take_new(page), trouble
+        return NewLines(self._take_new(page), trouble)
 
     async def _request(self, query: Query) -> Page:
         for _ in range(TRIES - 1):

@@ -80,9 +80,9 @@ RETIRED_IDS = ("resolver",)
 """Ids of checks that are gone: a configuration that names one is still good."""
 
 
-def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
-    """Build all checks. `earlier`: the memory's sample that its check compares with, where there was one."""
-    return tuple(check.from_inputs(replace(inputs, earlier=earlier)) for check in CHECKS)
+def build_checks(inputs: CheckInputs, memory_baseline: MemorySample | None = None) -> tuple[AnyCheck, ...]:
+    """Build all checks. `memory_baseline`: as in CheckInputs."""
+    return tuple(check.from_inputs(replace(inputs, memory_baseline=memory_baseline)) for check in CHECKS)
 
 
 def build_unplanned(settings: Settings) -> dict[str, AnyCheck | None]:

@@ -62,7 +62,7 @@ def init(args: argparse.Namespace) -> None:
     _refuse_options(args)
     if args.new_cluster_key:
         path, setup = load_settings(os.environ).cluster.key_file, Setup()
-        with setup.alone():
+        with setup.hold_lock():
             print(cluster_key.rotate_key(path, setup) if args.rotate else cluster_key.create_key(path, setup))
         return
     wizard = Wizard(

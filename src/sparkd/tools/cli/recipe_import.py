@@ -174,8 +174,8 @@ def write(place: Place, conversion: convert.Result, force: bool) -> None:
 
     def write_files() -> None:
         for name, file in conversion.files.items():  # in a folder that is named by their content
-            files.write(folder / name, file.content, 0o755 if file.executable else 0o644, durable=True, over=True)
-        files.write(folder / recipe_file, conversion.text, 0o644, durable=True, over=force)
+            files.write(folder / name, file.content, 0o755 if file.executable else 0o644, durable=True, overwrite=True)
+        files.write(folder / recipe_file, conversion.text, 0o644, durable=True, overwrite=force)
 
     try:
         as_owner(folder, write_files)

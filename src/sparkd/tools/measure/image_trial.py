@@ -19,8 +19,7 @@ from sparkd.base.state.switch import Chosen, Stage, Switch, label
 from sparkd.base.status.model import NodeReport, read_living_report
 from sparkd.tools.measure import measuring, trial
 from sparkd.tools.measure.bench import Result
-from sparkd.tools.measure.figures import LevelFigures, Spread
-from sparkd.tools.measure.ladder import LEAST_SHARE, describe_rate, is_faster
+from sparkd.tools.measure.figures import LEAST_DIFFERENCE, LevelFigures, Spread, describe_rate, is_faster
 from sparkd.tools.measure.past import find_runs
 from sparkd.tools.node.served import open_endpoint
 from sparkd.tools.node.switching import await_service, follow, go_back, read_choice, time_after, write_switch
@@ -91,7 +90,7 @@ def compare(baseline: Result, rate: Spread) -> Comparison:
     if baseline_rate:
         baseline_text = f"{describe_rate(baseline_rate)} before, {format_utc(baseline.made)}"
     is_slower = is_faster(baseline_rate, rate)
-    fault = f"slower beyond the spread of both, and by {LEAST_SHARE:.0%}" if is_slower else ""
+    fault = f"slower beyond the spread of both, and by {LEAST_DIFFERENCE:.0%}" if is_slower else ""
     return Comparison(f"{level.concurrency} requests at once: {describe_rate(rate)}; {baseline_text}", fault)
 
 

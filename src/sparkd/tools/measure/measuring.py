@@ -69,7 +69,7 @@ def keep(row: Row) -> None:
 @contextmanager
 def only_one() -> Iterator[None]:
     """Lock out other measurements, which would measure each other's load, and `catch_ends`. Raises UsageError."""
-    with files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`"):
+    with files.hold_command_lock(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`"):
         catch_ends()
         yield
 

@@ -58,7 +58,7 @@ def write_switch(before: Switch | None, after: Switch | None, host: Host) -> Non
     Raises UsageError where the file can't be written, or has something else than `before`.
     """
     with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
-        if not files.exchange(host.files, FILE, before, after):
+        if not files.compare_and_swap(host.files, FILE, before, after):
             raise UsageError(f"{FILE.path} has changed meanwhile: nothing is changed", "run it again")
 
 
@@ -245,7 +245,7 @@ def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
     while (choice := read_choice(host)) and is_own(choice) and choice.stage is not Stage.RETURNING:
         with files.usage_error(f"{FILE.path} can't be changed", "sudo sparkd use --end"):
             # Writes nothing where the agent has just changed the file: the loop reads it again.
-            files.exchange(host.files, FILE, choice, replace(choice, stage=Stage.RETURNING))
+            files.compare_and_swap(host.files, FILE, choice, replace(choice, stage=Stage.RETURNING))
     return choice.chosen if choice else None
 
 

@@ -139,7 +139,7 @@ class NodeFiles:
         """
         if owner := self.host.owner():
             raise BlockedError("an agent runs with what `sparkd init` wrote", owner.hint)
-        with self.setup.alone():
+        with self.setup.hold_lock():
             self.adopt()
             lines = list(self.setup.take_back())
             if lines:

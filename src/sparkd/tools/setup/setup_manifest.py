@@ -48,9 +48,9 @@ class Setup:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root, self.files = root, Files(str(root))
 
-    def alone(self) -> AbstractContextManager[None]:
+    def hold_lock(self) -> AbstractContextManager[None]:
         """The lock for changes. Raises UsageError while another process has it."""
-        return files.locked(self._root)
+        return files.hold_command_lock(self._root)
 
     def written(self) -> tuple[Written, ...]:
         """The entries of the manifest, in the order of their changes."""

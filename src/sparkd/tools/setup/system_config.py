@@ -110,7 +110,7 @@ class SysctlManager:
         `revert` restores them after any interruption. Takes the lock, since two processes at once would save each
         other's values as those to restore.
         """
-        with files.locked(self._root):
+        with files.hold_command_lock(self._root):
             file_text, saved = self.file_content(), self.saved()
             old_values = dict(saved)
             for name in wanted:
@@ -129,7 +129,7 @@ class SysctlManager:
 
     def revert(self) -> list[str]:
         """Remove the file and restore each setting. Returns the changes."""
-        with files.locked(self._root):
+        with files.hold_command_lock(self._root):
             file_text, old_values = self.file_content(), self.saved()
             changes: list[str] = []
             unrestored: dict[str, str] = {}
@@ -215,7 +215,7 @@ def apply_watchdog(root: Path) -> list[str]:
 
     Raises ConfigError where somebody else's file has the name, UsageError.
     """
-    with files.locked(root):
+    with files.hold_command_lock(root):
         file_text, recovery = own_text(root, WATCHDOG_DROPIN), kernel.read_recovery(Files(str(root)))
         if not recovery.watchdog:
             return ["this machine has no watchdog: if it freezes, its power must be cut"]
@@ -230,7 +230,7 @@ def apply_watchdog(root: Path) -> list[str]:
 
 def revert_watchdog(root: Path) -> list[str]:
     """Remove the file, and return lines on the change. Raises as `apply_watchdog`."""
-    with files.locked(root):
+    with files.hold_command_lock(root):
         if own_text(root, WATCHDOG_DROPIN) is None:
             return []
         remove(root, WATCHDOG_DROPIN)

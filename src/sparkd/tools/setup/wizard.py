@@ -115,7 +115,7 @@ class Wizard:
         if not self.wishes.plan:
             if (changes or choice.missing) and not self._confirmed():
                 return
-            with self.files.setup.alone():
+            with self.files.setup.hold_lock():
                 self.files.write(values, keys)
                 guests = self._invite(choice, values, settings.cluster.key_file) if choice.missing else []
             settings = self.files.load().settings
@@ -136,7 +136,7 @@ class Wizard:
 
     def join(self, code: str) -> None:
         """Let this node join the cluster of a head, by its code; empty: a person types it. Raises SparkdError."""
-        from sparkd.tools.setup.join_request import accept, confirm
+        from sparkd.tools.setup.join_request import confirm, fetch_keys
 
         settings = self.files.load().settings
         own_inventory = self._survey(settings).inventory
@@ -151,9 +151,9 @@ class Wizard:
         self._show([("", f"{key_file}: the cluster's key{note}"), ("", f"{head_key.PUBLIC}: the head's public key")])
         if self.wishes.plan or not self._confirmed():
             return
-        with self.files.setup.alone():
+        with self.files.setup.hold_lock():
             code = code or self.prompt("join code: ")
-            joined = accept(code)
+            joined = fetch_keys(code)
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
             has_changed = any(self.files.changes(values, settings))
             self.files.write(values, cluster_key.joined_files(key_file, joined.keys, joined.head_keys))

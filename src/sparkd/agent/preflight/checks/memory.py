@@ -63,8 +63,8 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     need: MemoryNeed
     settle_seconds: float
     uses_gpu: bool = True
-    earlier: MemorySample | None = None
-    """The sample before this one; None for a look without a wait, as in a dry run."""
+    baseline: MemorySample | None = None
+    """`memory_baseline` of CheckInputs."""
     plan: LaunchPlan | None = None
     """The plan, for engine.script, which may start an engine with a share of its own."""
     id = "unified-memory"
@@ -73,7 +73,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> UnifiedMemory:
         settle_seconds = inputs.settings.memory.settle_seconds
-        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.earlier, inputs.plan_if_any)
+        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.memory_baseline, inputs.plan_if_any)
 
     def probe(self, host: Host) -> MemoryFacts:
         memory = host.meminfo()
@@ -163,10 +163,10 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
 
     def _has_settled(self, facts: MemoryFacts) -> bool:
         """Whether no memory has come back for `settle_seconds`."""
-        if (earlier := self.earlier) is None:
+        if self.baseline is None:
             return not self.settle_seconds
-        waited_seconds = facts.uptime_seconds - earlier.uptime_seconds
-        return waited_seconds >= self.settle_seconds and not earlier.is_exceeded_by(facts.available_bytes)
+        waited_seconds = facts.uptime_seconds - self.baseline.uptime_seconds
+        return waited_seconds >= self.settle_seconds and not self.baseline.is_exceeded_by(facts.available_bytes)
 
 
 def _find_charged_unit(host: Host, charged_bytes: int) -> str:

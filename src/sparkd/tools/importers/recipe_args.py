@@ -6,11 +6,11 @@ from sparkd.tools.importers.command import Flag, Serve
 from sparkd.tools.importers.source import COMMAND, Source, UnusableRecipeError
 
 
-def convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonValue]]:
+def convert_flags(source: Source, serve: Serve) -> tuple[str, dict[str, JsonValue]]:
     """The served name (empty if no flag gives one) and the recipe's `args`. Raises UnusableRecipeError."""
     served_name = ""
     args: dict[str, JsonValue] = {}
-    for flag in command.flags:
+    for flag in serve.flags:
         base_name = flag.name.partition(".")[0].removeprefix("no-")
         where = f"command: --{flag.name}"
         if base_name == "config":
@@ -36,8 +36,8 @@ def _convert_flag(source: Source, args: dict[str, JsonValue], flag: Flag, where:
     name = flag.name.removeprefix("no-") if is_off else flag.name
     if args.pop(name, None) is not None:
         source.note(COMMAND, f"{where}: is given twice: the last one counts")
-    one_value = flag.values[0] if flag.values else not is_off
+    single_value = flag.values[0] if flag.values else not is_off
     try:
-        args.update(parse_flags({name: list(flag.values) if flag.values[1:] else one_value}))
+        args.update(parse_flags({name: list(flag.values) if flag.values[1:] else single_value}))
     except ValueError as error:
         raise UnusableRecipeError(COMMAND, f"command: {error}") from None

@@ -33,9 +33,14 @@ class ModelSource(NamedTuple):
     """The configured or named recipe's model, which may be another one."""
 
     @property
+    def is_of_recipe(self) -> bool:
+        """Whether the recipe's model is this one. The hub's repositories differ in more than upper and lower case."""
+        return self.name.lower() == self.model.repo.lower()
+
+    @property
     def revision(self) -> str | None:
         """The recipe's revision; None where it has none, or its model is another one."""
-        return (self.model.revision if self.name == self.model.repo else "") or None
+        return (self.model.revision if self.is_of_recipe else "") or None
 
     def folder(self, settings: Settings) -> str:
         """The recipe's folder where its model is this one; else a folder of the model's name.
@@ -44,9 +49,9 @@ class ModelSource(NamedTuple):
         """
         name, model = self
         last_part = name.rpartition("/")[2]
-        is_of_recipe = name == model.repo or last_part.lower() == model.path.rpartition("/")[2].lower()
-        path = model.path if is_of_recipe else last_part
-        if path == model.path and model.repo and name.lower() != model.repo.lower():
+        has_its_folder = self.is_of_recipe or last_part.lower() == model.path.rpartition("/")[2].lower()
+        path = model.path if has_its_folder else last_part
+        if path == model.path and model.repo and not self.is_of_recipe:
             raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
         return path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
 

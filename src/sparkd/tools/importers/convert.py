@@ -17,6 +17,7 @@ from sparkd.base.vllm.args import JsonValue, parse_count, rank_flags
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.endpoint import complete
+from sparkd.tools.importers.engine_settings import convert_flags, split_environment
 from sparkd.tools.importers.eugr import read_eugr
 from sparkd.tools.importers.forms import SUFFIXES, Form, read_form, unreadable_error
 from sparkd.tools.importers.launch import read_inner_engine
@@ -24,8 +25,6 @@ from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
 from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.ranks import combine
-from sparkd.tools.importers.recipe_args import convert_flags
-from sparkd.tools.importers.recipe_environment import split_environment
 from sparkd.tools.importers.recipe_text import render
 from sparkd.tools.importers.source import COMMAND, ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.sparkrun import read_sparkrun

@@ -10,7 +10,7 @@ from contextlib import suppress
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.shell import commands_in_container
-from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, whole_number
+from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError
 from sparkd.tools.importers.sparkrun import TABLES
 from sparkd.tools.importers.templates import Values, format_template
 from sparkd.tools.importers.variables import CommandError, unknown
@@ -81,7 +81,7 @@ def _read_options(overrides: Overrides) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, text in overrides.items():
         try:
-            parse = whole_number if name in _WHOLE_NUMBERS else float if name == "gpu_memory_utilization" else str
+            parse = int if name in _WHOLE_NUMBERS else float if name == "gpu_memory_utilization" else str
             values[name] = parse(text)
         except ValueError:
             raise UnusableRecipeError(("defaults", name), f"-o {name}={text}: must be a number") from None

@@ -16,7 +16,6 @@ Overrides = Mapping[str, str]
 
 COMMAND = ("command",)
 """The key of the command that starts the engine."""
-_LONGEST_NUMBER = 300
 
 
 class UnusableRecipeError(Exception):
@@ -151,10 +150,3 @@ def parse_overrides(words: list[str]) -> Overrides:
             raise UsageError(f"-o {word}: must be KEY=VALUE, such as -o port=9000")
         values[name] = value
     return values
-
-
-def whole_number(text: str) -> int:
-    """`int` with a bound on the length. Raises ValueError."""
-    if len(text) > _LONGEST_NUMBER:
-        raise ValueError("too long")
-    return int(text)

@@ -14,10 +14,10 @@ from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import is_below
 from sparkd.tools.importers.container_options import convert_option, explain_reach, is_true, why_unused
-from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten, whole_number
+from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.templates import Values, substitute
 
-EXECUTOR = "executor_config"
+_EXECUTOR = "executor_config"
 _SPACE_BEHIND_BACKSLASH = re.compile(r"\\[ \t]+\n")
 _SERVED_NAME = re.compile(r"(?<!\S)--served-model-name(?=[=\s]|$)")
 
@@ -98,9 +98,10 @@ def _make_values(source: Source, overrides: Overrides) -> Values:
 
 
 def _parse_override(text: str) -> object:
+    """A truth value, a number or text, as sparkrun reads the value of -o."""
     if text.lower() in ("true", "yes", "false", "no"):
         return text.lower() in ("true", "yes")
-    for kind in (whole_number, float):
+    for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
@@ -119,6 +120,7 @@ def _make_command(source: Source, values: Values) -> str:
 
 
 def _make_command_from_defaults(source: Source, values: Values) -> str:
+    """The command that sparkrun makes of a recipe's `defaults` where it has no command."""
     model, revision = str(values.get("resolved_model_path")), source.text("model_revision")
     parts = ["vllm", "serve", model]
     if revision and not model.startswith("/") and ":" not in model:
@@ -178,7 +180,7 @@ def _read_environment(source: Source) -> Mapping[str, str]:
 def _read_container(source: Source, command: str) -> Mapping[str, object]:
     """Keys of schema 1's `container`, starting from sparkrun's defaults. Notes options without a counterpart."""
     keys = dict(TABLES.container)
-    for name, value in source.mapping(EXECUTOR).items():
+    for name, value in source.mapping(_EXECUTOR).items():
         if value is None:
             continue
         if name not in ("volumes", "devices"):
@@ -208,14 +210,15 @@ def _convert_or_note(source: Source, name: str, value: object, command: str) -> 
     else:
         reason = "" if name == "privileged" else explain_reach(container)
     if reason:
-        shown = "".join(f" {shorten(str(entry))}:" for entry in value) if isinstance(value, list) else ""
-        is_used = name == "volumes" and any(_is_used(volume, command) for volume in shown.split())
+        entries = [str(entry) for entry in value] if isinstance(value, list) else []
+        shown = "".join(f" {shorten(entry)}:" for entry in entries)
+        is_used = name == "volumes" and any(_is_used(volume, command) for volume in entries)
         leave_out = source.need if is_used or name == "platform" else source.note
-        leave_out((EXECUTOR, name), f"{EXECUTOR}.{name}:{shown} left out: {reason}")
+        leave_out((_EXECUTOR, name), f"{_EXECUTOR}.{name}:{shown} left out: {reason}")
     return {} if reason else converted or {}
 
 
 def _is_used(volume: str, command: str) -> bool:
     """Whether a word of the command is a path in the volume's target."""
-    target = (volume.rstrip(":").split(":")[1:] or [volume.rstrip(":")])[0].rstrip("/")
+    target = (volume.split(":")[1:] or [volume])[0].rstrip("/")
     return any(is_below(word, target) for word in re.split(r"[\s'\"=,]+", command)) if target else False

@@ -16,7 +16,7 @@ from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag
-from sparkd.tools.importers.container_options import convert_option, explain_reach, why_unused
+from sparkd.tools.importers.container_options import convert_option, explain_reach, is_true, why_unused
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.variables import unknown
@@ -158,7 +158,7 @@ class KeptSettings(Struct):
             if reason:
                 return None, reason
         value = "all" if name == "gpus" else value  # a Spark has one
-        converted: dict[str, object] | None = {"init": True} if name == "init" else convert_option(name, value)
+        converted = dict[str, object](init=is_true(value)) if name == "init" else convert_option(name, value)
         if converted is None:
             default = "ranks use the node's own network" if name == "network" else "a recipe cannot say it"
             return None, why_unused(name, value) or default

@@ -35,6 +35,7 @@ _READERS = (read_nvidia, read_eugr, read_sparkrun)
 _FABRIC = ("devices", ["/dev/infiniband"])
 """A key and value of `container`: without use on a single node, which may not have the device."""
 _MOST_RANKS = 9999
+"""The most that one flag may give; beyond it a text is no number of ranks."""
 _RAY = re.compile(r"--distributed-executor-backend[=\s]+ray\b")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NOT_RUN = {

@@ -29,6 +29,7 @@ _CONTAINER_FOLDER = "/workspace/mods"
 HUB_CACHES = ("/root/.cache/huggingface", "/cache/huggingface")
 """Folders of a container to which eugr's tool and sparkrun mount the hub's cache of their node."""
 _MOST_MODS = 24
+"""Each takes two steps of a build, which has at most MOST_STEPS."""
 
 
 def set_build(source: Source, bundle: Bundle) -> None:

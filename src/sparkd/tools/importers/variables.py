@@ -17,6 +17,7 @@ class CommandError(Exception):
 
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+"""Begin and end of a mark: noncharacters, which Unicode leaves to a program's own use."""
 _NO_BREAK = "\u00a0"
 _MARK = re.compile(f"(?<!{_OPEN}){_OPEN}++([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
 """Matches a mark of a mark, too: a text may be read twice."""

@@ -64,7 +64,7 @@ from sparkd.base.vllm.known_errors import explain
 from sparkd.base.vllm.lint.model import parse_limits
 from sparkd.base.vllm.lint.script import parse_script
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
-from sparkd.tools.importers.command import parse_serve, program
+from sparkd.tools.importers.command import find_server, parse_serve
 from sparkd.tools.importers.convert import import_file
 from sparkd.tools.importers.shell import commands_in_container
 from sparkd.tools.importers.source import UnusableRecipeError
@@ -114,7 +114,7 @@ def docker_frames(data: bytes) -> None:
 
 def commands(raw: str) -> None:
     for command in commands_in_container(raw, {}, {}):
-        entrypoint, end = program(command.words)
+        entrypoint, end = find_server(command.words)
         parse_serve(entrypoint, command.words[end:])
 
 

@@ -16,7 +16,7 @@ from sparkd.base.lib.text import sanitize, size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import add_targets
 from sparkd.tools.cli.progress import Progress, Ticker
-from sparkd.tools.models import hub, model_files
+from sparkd.tools.models import hub, model_files, model_pull
 from sparkd.tools.models.peers import choose_peers, run_on_each
 
 CONFIRM_BYTES = 20 * 10**9
@@ -55,7 +55,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     pull.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help='files to leave out, such as "original/*"'
     )
-    token_help = f"file of a token; else that of {model_files.TOKEN} under engine.secrets, if any"
+    token_help = f"file of a token; else that of {model_pull.TOKEN} under engine.secrets, if any"
     pull.add_argument("--token-file", metavar="FILE", help=token_help)
     pull.add_argument("--yes", action="store_true", help=f"download more than {CONFIRM_BYTES // 10**9} GB unconfirmed")
     sync = actions.add_parser(
@@ -104,12 +104,12 @@ def _check_hashes(folder: str, files: Files) -> str:
 
 def pull_model(args: argparse.Namespace) -> None:
     host, configured = Host(), load_settings(os.environ)
-    published = model_files.choose_repo(args.name, configured, host)
-    folder = model_files.choose_folder(args.to, args.name, published, configured)
-    token = model_files.read_token(args.token_file or configured.engine.secrets.get(model_files.TOKEN), host.files)
-    repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
+    source = model_pull.choose_repo(args.name, configured, host)
+    folder = model_pull.choose_folder(args.to, args.name, source, configured)
+    token = model_pull.read_token(args.token_file or configured.engine.secrets.get(model_pull.TOKEN), host.files)
+    repo = hub.find_repo(source.name, args.revision or source.revision, token, tuple(args.exclude))
     print(f"{repo.name} at {sanitize(repo.commit[:12])}: {len(repo.files)} files for {folder}", flush=True)
-    need_bytes, room = model_files.require_download_room(repo, folder, host)
+    need_bytes, room = model_pull.require_download_room(repo, folder, host)
     # Where no bytes are missing, files of another revision may have the size of this one's.
     amount = "an unknown amount" if need_bytes is None else size(need_bytes) if need_bytes else "only changed files"
     print(f"{amount} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)

@@ -42,7 +42,8 @@ from sparkd.base.host.kernel_events import parse_event, parse_printed
 from sparkd.base.lib.dockerd.reader import DockerError, frames
 from sparkd.base.lib.errors import SparkdError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.text import Redactor, sanitize
+from sparkd.base.lib.redactor import Redactor
+from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.agreement import parse_values
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sparkd.base.host.journal import LINE_LIMIT, MOST_BYTES, MOST_LINES, Line, Query, parse_line, take_wanted
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redactor import Redactor
 
 CURSOR = "s=1bbd;i=2b51;b=9f0c;m=1c;t=63b;x=a9"
 RECORDED = {

@@ -15,7 +15,8 @@ from msgspec import Meta, Struct
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.units import OWN_UNITS
-from sparkd.base.lib.text import Redactor, parse_json, printable
+from sparkd.base.lib.redactor import Redactor
+from sparkd.base.lib.text import parse_json, printable
 
 MOST_LINES, MOST_BYTES = 2_000, 4 << 20
 """Limits of one answer, its bytes as JSON: there a letter of another script takes six, an emoji twelve."""

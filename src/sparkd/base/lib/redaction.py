@@ -1,7 +1,7 @@
 """Text that others can read: without known secrets in any form, without what looks like one, without prompts.
 
-For events, reports, messages, state and `sparkd capture`. `base.lib.text.Redactor` is for each line of the engine's
-log, and leaves more in. This one may take too much out: some file's name, a word of a hint.
+For events, reports, messages, state and `sparkd capture`. `base.lib.redactor` is for each line of the engine's log,
+and leaves more in. This one may take too much out: some file's name, a word of a hint.
 """
 
 import base64
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redactor import Redactor
 
 HIDDEN = "***"
 _TOKENS = (

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.host.docker_image import digest_of
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import read_file, sanitize, size
+from sparkd.base.lib.text import sanitize, size
+from sparkd.base.lib.text_file import read_file
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, MOST_STEPS, Build, Step
 from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches

@@ -16,7 +16,8 @@ from sparkd.base.host.docker import query
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import LIMIT_BYTES, printable, sanitize
+from sparkd.base.lib.text import printable, sanitize
+from sparkd.base.lib.text_file import LIMIT_BYTES
 from sparkd.base.recipes.yaml import Document
 from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.compose import parse_env_file, read_compose

@@ -33,6 +33,7 @@ from sparkd.base.host import (
     meminfo,
     owner,
     processes,
+    safetensors,
     sockets,
     units,
     weights,
@@ -440,7 +441,7 @@ def recipes(machine: Machine) -> Iterator[tuple[str, Parser]]:
     )
     yield (
         "file of weights",
-        Parser(machine.at("/m/w", lambda: weights.find_flaw(files, "/m/w")), (tensors,), (OSError,)),
+        Parser(machine.at("/m/w", lambda: safetensors.find_fault(files, "/m/w")), (tensors,), (OSError,)),
     )
     yield "config.json", Parser(machine.at("/m/config.json", limits), (config,))
     yield "JSON flags", Parser(text(parse_json), (b'{"a": 1k, "b": [1.5, null, "x"]}',), (ValueError,))

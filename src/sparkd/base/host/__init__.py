@@ -69,10 +69,10 @@ class Host:
         return meminfo.read_free_memory(self.files)
 
     def tensor_sizes(self, folder: str) -> Mapping[str, int]:
-        """Bytes by tensor of the model in this folder, as `weights.read_sizes`. Raises OSError, ValueError."""
-        from sparkd.base.host import model_folder, weights
+        """Bytes by tensor of the model in this folder, as `safetensors.read_sizes`. Raises OSError, ValueError."""
+        from sparkd.base.host import model_folder, safetensors
 
-        return weights.read_sizes(self.files, model_folder.list_tensor_files(self.files, folder))
+        return safetensors.read_sizes(self.files, model_folder.list_tensor_files(self.files, folder))
 
     def addresses(self) -> tuple[str, ...]:
         return network.read_addresses(self.files)

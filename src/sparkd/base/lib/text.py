@@ -87,6 +87,11 @@ def format_clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
+def format_utc(stamp: str) -> str:
+    """The stamp for people, to the minute."""
+    return f"{sanitize(stamp[:16]).replace('T', ' ')} UTC"
+
+
 def parse_time(flag: str, text: str, least: int, most: int) -> int:
     """Seconds of a duration such as 90s. Raises UsageError, also outside of `least` to `most` seconds."""
     match = re.fullmatch(r"([0-9]{1,7})(s|min|m|h|d)", text, re.ASCII)

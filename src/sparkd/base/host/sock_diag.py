@@ -13,8 +13,10 @@ TCP_ESTABLISHED, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 8, 10
 HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBxI2s2s16s16s12s")
 PORT_AT, ADDRESS_AT, UID_AT, INODE_AT, MESSAGE_BYTES = 4, 8, 64, 68, 72
 """Places in inet_diag_msg, which ends with the inode."""
-UNIX_REQUEST, UNIX_MESSAGE_BYTES, UDIAG_SHOW_NAME, UNIX_DIAG_NAME = struct.Struct("=BBHIII8s"), 16, 1, 0
-"""linux/unix_diag.h. The third byte of unix_diag_msg is the state."""
+UNIX_REQUEST, UDIAG_SHOW_NAME, UNIX_DIAG_NAME = struct.Struct("=BBHIII8s"), 1, 0
+"""linux/unix_diag.h."""
+UNIX_STATE_AT, UNIX_MESSAGE_BYTES = 2, 16
+"""Place in unix_diag_msg, and its size."""
 ANY_COOKIE = b"\xff" * 8
 ERROR = struct.Struct("=i")
 TCP_INFO = struct.Struct("=44xI4xI96xII")
@@ -27,8 +29,8 @@ MOST_CHUNKS = 256
 
 def dump_connections(family: int, states: int, extensions: int = 0, port: int = 0) -> Iterator[bytes]:
     """TCP sockets of these states, of a local port or of all. Raises OSError as `query_kernel`."""
-    wanted = REQUEST.pack(family, socket.IPPROTO_TCP, extensions, states, port.to_bytes(2, "big"), b"", b"", b"", b"")
-    return query_kernel(wanted, NLM_F_DUMP)
+    body = REQUEST.pack(family, socket.IPPROTO_TCP, extensions, states, port.to_bytes(2, "big"), b"", b"", b"", b"")
+    return query_kernel(body, NLM_F_DUMP)
 
 
 def query_one(body: bytes) -> bytes | None:
@@ -39,10 +41,13 @@ def query_one(body: bytes) -> bytes | None:
 
 
 def query_kernel(
-    body: bytes, flags: int, protocol: int = NETLINK_SOCK_DIAG, wanted: int = SOCK_DIAG_BY_FAMILY
+    body: bytes, flags: int, protocol: int = NETLINK_SOCK_DIAG, request_type: int = SOCK_DIAG_BY_FAMILY
 ) -> Iterator[bytes]:
-    """The kernel's answer by netlink(7). Raises OSError: TimeoutError where it is longer than can be read."""
-    header = HEADER.pack(HEADER.size + len(body), wanted, NLM_F_REQUEST | flags, 1, 0)
+    """The kernel's answer by netlink(7): one message, or all of a table with the flag NLM_F_DUMP.
+
+    Raises OSError: TimeoutError where the table is longer than can be read.
+    """
+    header = HEADER.pack(HEADER.size + len(body), request_type, NLM_F_REQUEST | flags, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(ANSWER_SECONDS)
         kernel.send(header + body)

@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import product
 
@@ -29,6 +29,7 @@ from sparkd.base.host.sock_diag import (
     UNIX_DIAG_NAME,
     UNIX_MESSAGE_BYTES,
     UNIX_REQUEST,
+    UNIX_STATE_AT,
     dump_connections,
     query_one,
     records,
@@ -42,7 +43,8 @@ TABLE_BYTES = 16 << 20
 """Some 100,000 sockets."""
 
 BEGIN_MILLISECONDS = 1000
-"""A server that streams sends its headers at once, or when it has tokenized the prompt: its first token comes later."""
+"""Time in which a server that streams sends its headers: at once, or when it has tokenized the prompt. What is sent
+after that is the answer itself."""
 
 
 class Listener(Struct, frozen=True):
@@ -73,8 +75,8 @@ class PendingRequest(Struct, frozen=True):
     begun: bool = False
 
 
-UNKNOWN = (PendingRequest(2.0),)
-"""What stands for requests that can't be listed: one that is old enough for a canary."""
+UNKNOWN_REQUEST = PendingRequest(2.0)
+"""Stands for requests that can't be listed. It is old enough for a canary (`health.DOUBT_SECONDS`)."""
 
 
 def read_listeners(files: Files) -> tuple[Listener, ...]:
@@ -98,11 +100,17 @@ def find_holders(files: Files, processes: Iterable[Process], wanted: tuple[Liste
     return tuple(dict.fromkeys(Holder(by_target[file.target], file.pid) for file in opened))
 
 
+def list_inodes(files: Files, pid: int) -> Iterator[int]:
+    """Inodes of the sockets that a process has open. Raises OSError."""
+    for _, target in files.links(f"/proc/{pid}/fd"):
+        if target.startswith("socket:["):
+            yield int(target.removeprefix("socket:[").removesuffix("]"))
+
+
 def has_open(files: Files, pid: int, inodes: Container[int]) -> bool:
     """Whether a process has one of these sockets open; False once it has ended. Raises OSError."""
     try:
-        opened = (target for _, target in files.links(f"/proc/{pid}/fd") if target.startswith("socket:["))
-        return any(int(target[8:-1]) in inodes for target in opened)
+        return any(inode in inodes for inode in list_inodes(files, pid))
     except GONE:
         return False
 
@@ -144,7 +152,7 @@ def is_listening_under(inodes: Iterable[int], names: Container[bytes]) -> bool |
     for inode in inodes:
         message = query_one(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE))
         if message is not None:  # None: of another family
-            is_known, listens = True, message[2] == TCP_LISTEN
+            is_known, listens = True, message[UNIX_STATE_AT] == TCP_LISTEN
             attributes = records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
             if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
                 return True
@@ -158,7 +166,8 @@ def find_peer(own: socket.socket) -> Peer | None:
     """
     local, remote = own.getsockname(), own.getpeername()
     answer = query_one(_pack_connection(own.family, remote, local))
-    if answer is None and query_one(_pack_connection(own.family, local, remote)) is None and own.getpeername():
+    if answer is None and query_one(_pack_connection(own.family, local, remote)) is None:
+        own.getpeername()  # raises OSError where the connection has ended, which the kernel does not know either
         raise FileNotFoundError("this kernel has no tcp_diag: sudo modprobe tcp_diag")
     if answer is None or len(answer) < MESSAGE_BYTES or answer[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
@@ -173,10 +182,11 @@ def _pack_connection(family: int, *ends: tuple[str, int]) -> bytes:
 
 
 def read_unanswered(port: int) -> tuple[PendingRequest, ...]:
-    """Requests to this local port to which nothing was sent later than BEGIN_MILLISECONDS. Raises OSError.
+    """Requests to this local port whose last byte was followed by no data, or by some within BEGIN_MILLISECONDS alone.
 
-    They are seen by the TCP connections of this network namespace. A connection with a stream has been sent data later,
-    and does not count. One that uploads slowly counts, and so does one that is idle after an answer, which has begun.
+    The kernel reports when data last came and went on each TCP connection of this network namespace, not what it was.
+    So a stream does not count. A slow upload counts, and so does a connection that is idle after an answer, which has
+    begun. Raises OSError.
     """
     states = 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT
     clocks = (
@@ -187,7 +197,8 @@ def read_unanswered(port: int) -> tuple[PendingRequest, ...]:
         if kind == INET_DIAG_INFO and len(value) >= TCP_INFO.size
     )
     return tuple(
-        PendingRequest(received_ms / 1000, begun=bool(sent) and sent_ms <= received_ms)
-        for sent_ms, received_ms, received, sent in clocks
-        if received and (not sent or received_ms <= sent_ms + BEGIN_MILLISECONDS)  # of a new connection, sent_ms is 0
+        PendingRequest(ms_since_received / 1000, begun=bool(segments_sent) and ms_since_sent <= ms_since_received)
+        for ms_since_sent, ms_since_received, segments_received, segments_sent in clocks
+        # Without a segment sent, ms_since_sent is 0.
+        if segments_received and (not segments_sent or ms_since_received <= ms_since_sent + BEGIN_MILLISECONDS)
     )

@@ -47,7 +47,7 @@ def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
 
 
 def read_waits(files: Files, processes: Sequence[Process], most: int = 4) -> tuple[str, frozenset[int]]:
-    """The `most` common places where threads wait, as text, and the ids of those stopped or uninterruptible now.
+    """Text of the `most` places where most threads wait, and the ids of threads stopped or uninterruptible now.
 
     Raises OSError.
     """

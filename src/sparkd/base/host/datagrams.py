@@ -84,7 +84,7 @@ def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tu
 
 
 def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[PathMtu, ...]:
-    """Send each address large datagrams at their times, and once a small one, until an answer decides on the large."""
+    """Send each address up to three large datagrams, and one small one, until it is known whether the large arrive."""
     started_at = time.monotonic()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         pairs = [(Datagram(address, port, mtu), Datagram(address, port, SMALL_BYTES)) for address in addresses]

@@ -103,10 +103,8 @@ def parse_line(printed: bytes, redact: Callable[[str], str]) -> Line | None:
     with suppress(ValueError):
         match parse_json(printed):
             case {"__CURSOR": str(cursor), **fields}:
-                at_us, text = (
-                    _parse_number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US),
-                    _decode_message(fields.get("MESSAGE")),
-                )
+                at_us = _parse_number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US)
+                text = _decode_message(fields.get("MESSAGE"))
                 priority = _parse_number(fields.get("PRIORITY"), 7)
                 if at_us is not None and text is not None:
                     place = next((part[2:66] for part in cursor.split(";") if part.startswith("i=")), "")

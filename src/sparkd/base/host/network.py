@@ -176,11 +176,12 @@ def _find_subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]
     for line in table.splitlines()[1:]:
         try:
             name, destination, _, flags, _, _, _, mask = line.split()[:8]
-            bits, route, network = int(flags, 16), _parse_hex(mask), _parse_hex(destination)
+            flag_bits, netmask, network = int(flags, 16), _parse_hex(mask), _parse_hex(destination)
         except ValueError:  # another format
             continue
-        if route and bits & RTF_UP and not bits & (RTF_GATEWAY | RTF_REJECT) and int(address) & route == network:
-            yield route.bit_count(), name
+        is_direct = flag_bits & RTF_UP and not flag_bits & (RTF_GATEWAY | RTF_REJECT)
+        if netmask and is_direct and int(address) & netmask == network:
+            yield netmask.bit_count(), name
 
 
 def _parse_hex(word: str) -> int:

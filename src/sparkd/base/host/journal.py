@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.units import OWN_UNITS
+from sparkd.base.lib import start_thread
 from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.text import parse_json, printable
 
@@ -140,7 +141,7 @@ def _run(
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(seconds, process.kill)
         try:
-            deadline.start()
+            start_thread(deadline)
             collected, is_whole = collect(process.stdout or ())
             if not is_whole:
                 process.kill()

@@ -3,36 +3,23 @@
 import re
 import socket
 from collections.abc import Container, Iterable, Iterator
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from itertools import product
+from ipaddress import IPv4Address, IPv6Address
+from itertools import chain, product
 
 from msgspec import Struct
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, Process, open_files, overgrown
 from sparkd.base.host.sock_diag import (
-    ADDRESS_AT,
-    ANY_COOKIE,
-    ATTRIBUTE,
-    INET_DIAG_INFO,
     INET_DIAG_SKV6ONLY,
-    INODE_AT,
-    MESSAGE_BYTES,
-    PORT_AT,
-    REQUEST,
     TCP_CLOSE_WAIT,
     TCP_ESTABLISHED,
-    TCP_INFO,
     TCP_LISTEN,
-    UDIAG_SHOW_NAME,
-    UID_AT,
-    UNIX_DIAG_NAME,
-    UNIX_MESSAGE_BYTES,
-    UNIX_REQUEST,
-    UNIX_STATE_AT,
-    dump_connections,
-    query_one,
-    records,
+    TcpInfo,
+    TcpSocket,
+    dump_tcp,
+    find_listening_name,
+    find_tcp,
 )
 
 _LISTENING = re.compile(
@@ -120,26 +107,15 @@ def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
 
     The kernel selects, so that other sockets cost nothing. Raises OSError: OvergrownError where they are too many.
     """
-    listeners: list[Listener] = []
-    uids: list[int] = []
+    listening: list[TcpSocket] = []
     try:
         for port, family in product(ports or (0,), (socket.AF_INET, socket.AF_INET6)):
-            for message in dump_connections(family, 1 << TCP_LISTEN, port=port):
-                uids.append(int.from_bytes(message[UID_AT:INODE_AT], "little"))
-                listeners.append(_parse_listener(family, message))
+            listening.extend(dump_tcp(family, 1 << TCP_LISTEN, port=port))
     except TimeoutError:
-        raise overgrown(files, "more listening sockets than can be read", uids) from None
-    return tuple(listeners)
-
-
-def _parse_listener(family: int, message: bytes) -> Listener:
-    attributes = records(message[MESSAGE_BYTES:], ATTRIBUTE)
-    raw = message[ADDRESS_AT : ADDRESS_AT + (4 if family == socket.AF_INET else 16)]
-    return Listener(
-        address=str(IPv4Address(raw) if family == socket.AF_INET else IPv6Address(raw)),
-        port=int.from_bytes(message[PORT_AT : PORT_AT + 2], "big"),
-        inode=int.from_bytes(message[INODE_AT:MESSAGE_BYTES], "little"),
-        only_ipv6=any(kind == INET_DIAG_SKV6ONLY and any(value) for kind, value in attributes),
+        raise overgrown(files, "more listening sockets than can be read", (row.uid for row in listening)) from None
+    return tuple(
+        Listener(row.address, row.port, row.inode, only_ipv6=any(row.attributes.get(INET_DIAG_SKV6ONLY, b"")))
+        for row in listening
     )
 
 
@@ -150,12 +126,9 @@ def is_listening_under(inodes: Iterable[int], names: Container[bytes]) -> bool |
     """
     is_known = False
     for inode in inodes:
-        message = query_one(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE))
-        if message is not None:  # None: of another family
-            is_known, listens = True, message[UNIX_STATE_AT] == TCP_LISTEN
-            attributes = records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
-            if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
-                return True
+        if (name := find_listening_name(inode)) in names:
+            return True
+        is_known = is_known or name is not None
     return False if is_known else None
 
 
@@ -165,20 +138,13 @@ def find_peer(own: socket.socket) -> Peer | None:
     Raises OSError, also where this kernel has no tcp_diag.
     """
     local, remote = own.getsockname(), own.getpeername()
-    answer = query_one(_pack_connection(own.family, remote, local))
-    if answer is None and query_one(_pack_connection(own.family, local, remote)) is None:
+    peer = find_tcp(own.family, remote, local)
+    if peer is None and find_tcp(own.family, local, remote) is None:
         own.getpeername()  # raises OSError where the connection has ended, which the kernel does not know either
         raise FileNotFoundError("this kernel has no tcp_diag: sudo modprobe tcp_diag")
-    if answer is None or len(answer) < MESSAGE_BYTES or answer[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
+    if peer is None or not peer.inode or peer.state not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
-    inode = int.from_bytes(answer[INODE_AT:MESSAGE_BYTES], "little")
-    return Peer(int.from_bytes(answer[UID_AT:INODE_AT], "little"), inode) if inode else None
-
-
-def _pack_connection(family: int, *ends: tuple[str, int]) -> bytes:
-    ports = (end[1].to_bytes(2, "big") for end in ends)
-    addresses = (ip_address(end[0].partition("%")[0]).packed for end in ends)
-    return REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, *ports, *addresses, bytes(4) + ANY_COOKIE)
+    return Peer(peer.uid, peer.inode)
 
 
 def read_unanswered(port: int) -> tuple[PendingRequest, ...]:
@@ -189,16 +155,18 @@ def read_unanswered(port: int) -> tuple[PendingRequest, ...]:
     begun. Raises OSError.
     """
     states = 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT
-    clocks = (
-        TCP_INFO.unpack_from(value)
-        for family in (socket.AF_INET, socket.AF_INET6)
-        for message in dump_connections(family, states, 1 << (INET_DIAG_INFO - 1), port)
-        for kind, value in records(message[MESSAGE_BYTES:], ATTRIBUTE)
-        if kind == INET_DIAG_INFO and len(value) >= TCP_INFO.size
-    )
+    families = (socket.AF_INET, socket.AF_INET6)
+    connections = chain.from_iterable(dump_tcp(family, states, info=True, port=port) for family in families)
+    infos = (connection.info for connection in connections)
     return tuple(
-        PendingRequest(ms_since_received / 1000, begun=bool(segments_sent) and ms_since_sent <= ms_since_received)
-        for ms_since_sent, ms_since_received, segments_received, segments_sent in clocks
-        # Without a segment sent, ms_since_sent is 0.
-        if segments_received and (not segments_sent or ms_since_received <= ms_since_sent + BEGIN_MILLISECONDS)
+        PendingRequest(
+            info.ms_since_received / 1000, begun=info.segments_sent > 0 and info.ms_since_sent <= info.ms_since_received
+        )
+        for info in infos
+        if info is not None and info.segments_received and not _has_followed(info)
     )
+
+
+def _has_followed(info: TcpInfo) -> bool:
+    """Whether data was sent later than BEGIN_MILLISECONDS after the last byte that came."""
+    return info.segments_sent > 0 and info.ms_since_sent + BEGIN_MILLISECONDS < info.ms_since_received

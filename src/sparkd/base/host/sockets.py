@@ -150,9 +150,9 @@ def find_peer(own: socket.socket) -> Peer | None:
 def read_unanswered(port: int) -> tuple[PendingRequest, ...]:
     """Requests to this local port whose last byte was followed by no data, or by some within BEGIN_MILLISECONDS alone.
 
-    The kernel reports when data last came and went on each TCP connection of this network namespace, not what it was.
-    So a stream does not count. A slow upload counts, and so does a connection that is idle after an answer, which has
-    begun. Raises OSError.
+    The kernel reports when data last came and was sent on each TCP connection of this network namespace, not what. So a
+    stream does not count. A slow upload counts, and so does a connection that is idle after an answer, which has begun.
+    Raises OSError.
     """
     states = 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT
     families = (socket.AF_INET, socket.AF_INET6)

@@ -106,7 +106,7 @@ def unescape(path: str) -> str:
 
 
 def count_room(path: str) -> Counts:
-    """Space at `path`, or at the nearest folder above it that exists."""
+    """Space at an absolute path, or at the nearest folder above it that exists."""
     from sparkd.base.host import os_stats
 
     while True:

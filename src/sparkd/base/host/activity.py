@@ -23,7 +23,9 @@ _FRAME = re.compile(r"\] ([\w.]+)\+")
 
 
 class Activity(Struct, frozen=True):
-    """Sums since the processes began, with ended children. `faults`: memory touched for the first time, not read."""
+    """Sums since the processes began, with ended children. `faults`: page faults without a read, as at the first touch
+    of memory.
+    """
 
     disk_bytes: int = 0
     """Read from disks and file servers, not from the page cache, and written to files on them: a download counts. A

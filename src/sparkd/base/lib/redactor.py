@@ -34,7 +34,7 @@ class Redactor:
 
     def forms(self, secret: str) -> Iterable[str]:
         """The secret plain, in Python's notation (in either kind of quotes) and in JSON."""
-        in_single_quotes = repr(f"{secret}'\"")[1:-4]
+        in_single_quotes = repr(f"{secret}'\"")[1:-4]  # repr() takes single quotes where a text has both kinds
         in_json = (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
         return secret, repr(secret)[1:-1], in_single_quotes, *in_json
 

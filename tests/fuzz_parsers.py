@@ -33,6 +33,7 @@ from sparkd.base.host import (
     meminfo,
     owner,
     processes,
+    safetensors,
     sockets,
     units,
     weights,
@@ -42,7 +43,8 @@ from sparkd.base.host.kernel_events import parse_event, parse_printed
 from sparkd.base.lib.dockerd.reader import DockerError, frames
 from sparkd.base.lib.errors import SparkdError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.text import Redactor, sanitize
+from sparkd.base.lib.redactor import Redactor
+from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.agreement import parse_values
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node
@@ -439,7 +441,7 @@ def recipes(machine: Machine) -> Iterator[tuple[str, Parser]]:
     )
     yield (
         "file of weights",
-        Parser(machine.at("/m/w", lambda: weights.find_flaw(files, "/m/w")), (tensors,), (OSError,)),
+        Parser(machine.at("/m/w", lambda: safetensors.find_fault(files, "/m/w")), (tensors,), (OSError,)),
     )
     yield "config.json", Parser(machine.at("/m/config.json", limits), (config,))
     yield "JSON flags", Parser(text(parse_json), (b'{"a": 1k, "b": [1.5, null, "x"]}',), (ValueError,))

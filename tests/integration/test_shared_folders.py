@@ -31,9 +31,9 @@ from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Notifier
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.history import Launch
-from sparkd.base.state.known_good import Facts
 from sparkd.tools.models.ssh import ProgramResult, SshHost
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.setup_manifest import Setup

@@ -16,8 +16,8 @@ from sparkd.agent.actions import history as store
 from sparkd.agent.actions.files import hold_write_lock
 from sparkd.agent.daemon.history import LaunchRow
 from sparkd.base.state.decline import describe_slower_load
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import PATH, Launch, Row, Smoke
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 from sparkd.base.status.figures import ActivityReport
 

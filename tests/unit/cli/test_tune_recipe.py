@@ -17,8 +17,8 @@ from sparkd.base.cluster import chosen_plan
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, UsageError
 from sparkd.base.state import switch
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Launch
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.cli import tune_recipe
 from sparkd.tools.measure import climb, ladder_ends, trial

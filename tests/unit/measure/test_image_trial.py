@@ -11,8 +11,8 @@ from tests.unit.plans import configured
 from sparkd.agent.actions import history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, NotReadyError
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Bench, Launch, Row
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.measure.bench import Result

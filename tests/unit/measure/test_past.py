@@ -3,8 +3,8 @@
 import msgspec
 from msgspec.structs import replace
 
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Bench, Launch, Row, Smoke
-from sparkd.base.state.known_good import Facts
 from sparkd.tools.measure.bench import Result
 from sparkd.tools.measure.figures import LevelFigures, Spread
 from sparkd.tools.measure.past import Run, describe_decline, describe_slower_benches, find_runs, usual_figures

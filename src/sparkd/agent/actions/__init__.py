@@ -39,7 +39,7 @@ from sparkd.agent.preflight.fixes import (
     RemoveContainer,
     UnlinkSegment,
 )
-from sparkd.base.host import disks, docker, docker_config
+from sparkd.base.host import disks, docker, gpu_access
 from sparkd.base.host.owner import HANDED, Handed, NodeOwner
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.base.lib.errors import LaunchError
@@ -147,10 +147,10 @@ class Actions:
         def start() -> Rank:
             if plan.hosts:
                 launch_files.write_hosts(self._host.files, script, plan.hosts)
-            gpu: docker_config.GpuAccess | None = None
+            gpu: gpu_access.GpuAccess | None = None
             try:
                 if plan.container.gpus == "all":
-                    gpu = docker_config.read_gpu_access(self._host)
+                    gpu = gpu_access.read_access(self._host)
             except DockerError as error:
                 raise LaunchError(f"docker does not report its GPU support: {error}") from None
             return containers.start(plan, script, labels, gpu)

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 from sparkd.agent.actions.files import hold_write_lock
 from sparkd.agent.actions.shared_folders import find_shared
 from sparkd.base.host.files import Files
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import FOLDER
 from sparkd.base.state.history import ENDS, LAUNCHES, MODE, PATH, Launch, Past, Row, decode
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 
 SCHEMA = 1

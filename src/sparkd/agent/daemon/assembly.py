@@ -33,7 +33,7 @@ from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, ExitCode, find_action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redactor import Redactor
 from sparkd.base.plan.model import Node
 from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.state.rank_record import read_boot_id

@@ -166,8 +166,8 @@ def _format_service_stop(host: Host, details: Details) -> str:
 
 def _read_member(host: Host, process: Process) -> Member:
     details = host.details(process)
-    private_bytes = details.private_bytes if details else 0
-    return Member(process.pid, process.start_time, process.comm, process.state, private_bytes)
+    frees_bytes = details.frees_bytes if details else 0
+    return Member(process.pid, process.start_time, process.comm, process.state, frees_bytes)
 
 
 def _is_adopted(host: Host, table: ProcessTable, process: Process) -> bool:

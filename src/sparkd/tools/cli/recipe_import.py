@@ -20,7 +20,8 @@ from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
-from sparkd.base.lib.text import LIMIT_BYTES, printable, read_owned_file, sanitize
+from sparkd.base.lib.text import printable, sanitize
+from sparkd.base.lib.text_file import LIMIT_BYTES, read_owned_file
 from sparkd.base.recipes.lookup import SUFFIX
 from sparkd.tools.cli import console
 from sparkd.tools.importers import convert

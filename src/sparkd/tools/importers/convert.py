@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.base.lib.text import format_key, printable, read_owned_file, validator_message
+from sparkd.base.lib.text import format_key, printable, validator_message
+from sparkd.base.lib.text_file import read_owned_file
 from sparkd.base.recipes.schema import REPO, Recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import JsonValue, parse_count, rank_flags

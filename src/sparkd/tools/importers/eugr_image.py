@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import read_file
+from sparkd.base.lib.text_file import read_file
 from sparkd.tools.importers.bundle import Bundle, is_published
 from sparkd.tools.importers.mods import trees
 from sparkd.tools.importers.source import Source

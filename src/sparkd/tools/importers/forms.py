@@ -14,7 +14,8 @@ from sparkd.base.host.docker import query
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import LIMIT_BYTES, printable, sanitize
+from sparkd.base.lib.text import printable, sanitize
+from sparkd.base.lib.text_file import LIMIT_BYTES
 from sparkd.tools.importers.compose import parse_env_file, read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import read_script

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkd.base.host.docker_image import split_name
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import read_file
+from sparkd.base.lib.text_file import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml

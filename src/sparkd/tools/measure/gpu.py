@@ -17,7 +17,7 @@ from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.preflight.check import Finding, Verdict, block, ok, skipped, unknown, warn
 from sparkd.agent.preflight.checks.gpu import GB10, POWER_CYCLE
 from sparkd.base.cluster.membership import NodeContext
-from sparkd.base.host import Host, docker, docker_config, docker_image
+from sparkd.base.host import Host, docker, docker_image, gpu_access
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.gpu import GpuClocks, read_clocks
 from sparkd.base.host.owner import NodeOwner
@@ -135,7 +135,7 @@ def _build_container(node: NodeContext, invocation: str, host: Host) -> dict[str
         raise BlockedError("docker is not running", f"sudo systemctl start docker, {AGAIN}")
     try:
         image = docker.query(host, lambda reader: docker_image.read_image(reader, ref))
-        access = docker_config.read_gpu_access(host)
+        access = gpu_access.read_access(host)
     except DockerError as error:
         raise BlockedError(f"docker does not answer as it should: {error}", "systemctl status docker") from None
     if image is None:

@@ -10,12 +10,13 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host, docker, versions
 from sparkd.base.host.weights import Manifest
 from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, SparkdError, UsageError
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import format_utc, sanitize
 from sparkd.base.plan.agreement import format_table, make_agreement
 from sparkd.base.plan.fingerprint import hash_user_script, read_image_identity, read_weights
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import known_good
-from sparkd.base.state.known_good import Entry, Facts, find_differences, format_utc, group_files, node_values
+from sparkd.base.state.facts import Facts, find_differences, group_files, node_values
+from sparkd.base.state.known_good import Entry
 from sparkd.base.state.switch import FILE, make_rollback
 from sparkd.tools.node.switching import image_id, write_switch
 

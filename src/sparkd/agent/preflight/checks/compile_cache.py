@@ -112,8 +112,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
         history = launch_history.read_history(host.files)
         same_image = history.good.get("image.identity") == identity
         paths = (caches.path(image.id, cache.name) for cache in self.caches)
-        folders = {path: caches.folder(host.files, path) for path in paths}
-        other_caches = caches.others(host.files, image.id)
+        folders = {path: caches.count_folder(host.files, path) for path in paths}
+        other_caches = caches.count_others(host.files, image.id)
         facts = CacheFacts(
             image="known",
             caches=tuple(folders.values()),
@@ -131,7 +131,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
         return replace(
             facts,
             custom_ops=tuple(
-                folders.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
+                folders.get(path) or (caches.count_folder(host.files, path) if path else NOT_KEPT)
                 for path in self._list_custom_ops_paths(image.id)
             ),
             total_bytes=memory.total_bytes,

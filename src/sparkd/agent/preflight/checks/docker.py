@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, skipped, unknown, warn
-from sparkd.base.host import Host, docker, docker_config, docker_image
+from sparkd.base.host import Host, docker, docker_config, docker_image, gpu_access
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.docker_image import Image
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
@@ -38,7 +38,7 @@ class DockerEngineFacts(Struct, frozen=True):
     runtimes: tuple[str, ...] = ()
     gpu_ways: tuple[str, ...] = ()
     may_keep: bool = False
-    """Whether live-restore would keep containers at a restart, and is off: as in `docker_config.Engine`."""
+    """Whether live-restore would keep containers at a restart, and is off: as in `gpu_access.DockerEngine`."""
     other_pid_file: str = ""
     """Of a dockerd that sparkd can't find, as in `docker_config.find_other_pid_file`."""
 
@@ -51,13 +51,13 @@ class Docker(Check[DockerEngineFacts], frozen=True):
     def probe(self, host: Host) -> DockerEngineFacts:
         installed = host.unit(UNIT) is not None
         try:
-            engine = docker.query(host, docker_config.read_engine)
+            engine = docker.query(host, gpu_access.read_engine)
         except DockerError as error:
             return DockerEngineFacts(True, installed, sanitize(str(error)))
         if engine is None:
             other_pid_file = docker_config.find_other_pid_file(host)
             return DockerEngineFacts(False, installed, other_pid_file=other_pid_file)
-        ways = docker_config.find_gpu_access(host.files, engine) if self.uses_gpu else ()
+        ways = gpu_access.find_ways(host.files, engine) if self.uses_gpu else ()
         return DockerEngineFacts(True, installed, "", engine.version, engine.runtimes, ways, engine.may_keep)
 
     def judge(self, facts: DockerEngineFacts) -> Verdict:

@@ -12,8 +12,8 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state import launch_history
 from sparkd.base.state.decline import describe_change
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import ignore_report
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import LOADING, LaunchHistory
 
 TOO_MANY = 3

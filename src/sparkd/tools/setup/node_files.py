@@ -17,7 +17,7 @@ from sparkd.base.lib.errors import BlockedError, ConfigError
 from sparkd.base.vllm.args import API_KEY
 from sparkd.tools.setup.cluster_key import KeyFile, is_key_text
 from sparkd.tools.setup.setup_manifest import Setup
-from sparkd.tools.setup.system_config import UnitFiles
+from sparkd.tools.setup.unit_files import UnitFiles
 
 HEAD = """\
 # Written by `sparkd init`, and removed by `sparkd deinit`, unless other keys or comments are added to it. Your own

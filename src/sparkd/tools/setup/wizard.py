@@ -29,10 +29,10 @@ from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.models.ssh import SshHost
-from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.node.fit import Fit, find_fits
 from sparkd.tools.node.recipe_lint import try_recipe
-from sparkd.tools.node.render import CONFIGURATION, parts
+from sparkd.tools.node.render import CONFIGURATION, summarise
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
 from sparkd.tools.setup.safe_endpoint import Additions, Offers, describe_endpoint
@@ -287,8 +287,8 @@ class Wizard:
         """Show a dry run, what protects the endpoint, and the next commands. `changed`: whether settings have changed;
         `added`: the values of `_offer`, which with the option `plan` are not on disk.
         """
-        preflight = look_at(settings, self.host)
-        summary = next(str(line) for line in reversed(parts(preflight)) if not str(line).startswith("next:"))
+        preflight = examine_settings(settings, self.host)
+        summary = summarise(preflight)
         findings = blocking(preflight.findings)
         others = tuple(finding for finding in findings if finding.id != CONFIGURATION)
         if settings.cluster.follow_head and others != findings:  # it is not there before the first contact

@@ -43,9 +43,9 @@ from sparkd.base.status.model import read_report
 from sparkd.tools.measure.interrupts import held_back
 from sparkd.tools.measure.past import history_as_json
 from sparkd.tools.node import known_good, render
-from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.node.plan_text import plan_as_json
-from sparkd.tools.node.render import Shown
+from sparkd.tools.node.render import PreflightReport
 from sparkd.tools.support.capture_tree import MOST_BYTES, Archive, read_machine, without_commands
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class Collector:
     def _list_parts(self) -> Iterator[tuple[str, Callable[[], str]]]:
         """Path in the archive, and the function that returns the text."""
         yield "summary.md", lambda: summarize(self.settings, self.host)
-        yield "preflight.json", lambda: render.as_json(look_at(self.settings, self.host))
+        yield "preflight.json", lambda: render.as_json(examine_settings(self.settings, self.host))
         yield "report.json", lambda: read_report(self.host.files)
         yield "plan.json", lambda: plan_as_json(membership.resolve_context(self.settings, None, self.host).plan)
         yield "diff.txt", self._describe_differences
@@ -289,7 +289,7 @@ def _format_json(value: object) -> str:
 
 def summarize(settings: Settings, host: Host) -> str:
     """A summary in Markdown for people who do not know the nodes, without the nodes' names."""
-    preflight, report = look_at(settings, host), model.parse(read_report(host.files))
+    preflight, report = examine_settings(settings, host), model.parse(read_report(host.files))
     programs = (f"{name} {text}" for name, text in versions.read_versions(host).items())
     lines, placeholders = [f"**{', '.join(programs)}**", ""], {host.name(): "this-node"}
     if report is None:
@@ -309,7 +309,7 @@ def summarize(settings: Settings, host: Host) -> str:
     return text
 
 
-def _format_findings(preflight: Shown) -> Iterator[str]:
+def _format_findings(preflight: PreflightReport) -> Iterator[str]:
     for finding in preflight.findings:
         if finding.verdict.level.value not in ("ok", "skipped"):
             cells = (finding.id, finding.verdict.level.value, finding.verdict.reason, finding.verdict.hint)

@@ -23,7 +23,7 @@ from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.text import parse_json
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 
 WORDS, WORD_LENGTH = 6, 100
@@ -55,7 +55,7 @@ def read_machine(settings: Settings, machine: Host, secret_files: Collection[str
     """
     host = RecordingHost(read_driver)
     with suppress(ConfigError):
-        look_at(settings, host)
+        examine_settings(settings, host)
     members = []
     for member in read_tree(host.recording, _find_more_files()):
         if member.path != kernel.LOG:

@@ -26,7 +26,7 @@ from sparkd.tools.measure import measuring
 from sparkd.tools.measure.bench import Result, Wanted
 from sparkd.tools.measure.past import describe_slower_benches, find_runs, usual_figures
 from sparkd.tools.measure.soak import STEADY, judge
-from sparkd.tools.node.served import CONNECTIONS, Served, collect, open_endpoint
+from sparkd.tools.node.served import CONNECTIONS, Served, open_endpoint, run_smoke
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 40, 7 * 86400
 """A shorter soak has too few samples for a verdict."""
@@ -146,7 +146,7 @@ def smoke(args: argparse.Namespace) -> int:
     with open_endpoint(CONNECTIONS) as served:
         if not args.json:
             print(f"{'round':<20}{'answers':>7}{'bad':>5}{'tokens/s':>10}")
-        rounds = asyncio.run(collect(served) if args.json else collect(served, show))
+        rounds = asyncio.run(run_smoke(served) if args.json else run_smoke(served, show))
         cache_text, is_too_small = describe_cache(
             served.report.engine.kv_cache_tokens, served.node.plan.kv_cache_tokens
         )

@@ -53,7 +53,7 @@ def end_named(pid: int, examine: Callable[[], PreflightReport], host: Host) -> P
             if preflight.owner is None or preflight.owner.phase != Phase.BLOCKED.value:
                 raise
         offers = (offer for finding in preflight.findings for offer in finding.verdict.offers)
-        offer = next((offer for offer in offers if offer[0].pid == pid), None)
+        offer = next((offer for offer in offers if offer[0].pid == pid), None)  # the process, then its descendants
         if offer is None:
             hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
             raise UsageError(f"no finding offers to end pid {pid}", hint)

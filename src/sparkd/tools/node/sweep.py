@@ -75,8 +75,8 @@ def find_orphans(
 ) -> tuple[ContainerFacts, ...]:
     """Containers whose agent is gone. With an `invocation` only those of that agent, with a `role` only those of it.
 
-    A rank that is left for the next agent is an orphan only where `invocation` names an agent that has ended, and that
-    agent had it, or `role` is given.
+    `invocation` names an agent that has ended. A rank that is left for the next agent is no orphan without it; with it,
+    the rank is one if that agent had it, or if a `role` is given.
     """
 
     def is_orphan(container: ContainerFacts) -> bool:

@@ -5,7 +5,7 @@ import asyncio
 from sparkd.base.config import Settings
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, NotReadyError
 from sparkd.base.lib.text import sanitize
-from sparkd.tools.measure.bench import Result, Wanted
+from sparkd.tools.measure.bench import Benchmark, Wanted
 from sparkd.tools.measure.figures import Spread
 from sparkd.tools.node.served import CONNECTIONS, open_endpoint, run_smoke
 
@@ -52,7 +52,7 @@ class StillCompilingError(NotReadyError):
     """The engine compiled kernels during each try of a bench, which makes it slow."""
 
 
-def check_bench(benchmark: Result) -> Spread:
+def check_bench(benchmark: Benchmark) -> Spread:
     """The rate of a bench of one level, where it can be compared with another. Pure.
 
     Raises NotReadyError where requests failed, StillCompilingError, KeyboardInterrupt.

@@ -59,9 +59,10 @@ class Offers:
         """
         if (plan := self.plan) is None:
             return NOTHING
-        plan_file = {secret.name: secret.file for secret in plan.secrets}.get(API_KEY, "")
-        path, settings_file = plan_file or KEY_FILE, self.files.load().settings.engine.secrets.get(API_KEY)
-        if path != settings_file and not PurePosixPath(path).match(KEY_PATTERN):
+        plan_file = next((secret.file for secret in plan.secrets if secret.name == API_KEY), "")
+        path = plan_file or KEY_FILE
+        is_in_settings = path == self.files.load().settings.engine.secrets.get(API_KEY)
+        if not (is_in_settings or PurePosixPath(path).match(KEY_PATTERN)):
             return NOTHING
         if not (self._wants_key(plan, plan_file) if wish is None else wish):
             return NOTHING

@@ -64,12 +64,7 @@ def _describe_owner(host: NextStart) -> Owner | None:
     if (agent := host.agent) is None or not agent.pid:
         return None
     report = parse(read_report(host.files))
-    own_report = report if report and report.incarnation == agent.invocation else None
-    names = tuple(rank.name for rank in host.ranks)
-    return Owner(
-        agent.pid,
-        agent.command,
-        own_report.phase.value if own_report else "",
-        own_report.since if own_report else "",
-        names,
-    )
+    phase = since = ""
+    if report is not None and report.incarnation == agent.invocation:
+        phase, since = report.phase.value, report.since
+    return Owner(agent.pid, agent.command, phase, since, tuple(rank.name for rank in host.ranks))

@@ -39,10 +39,9 @@ class NextStart(CachedHost):
 
     def _release(self, containers: Iterable[ContainerFacts], processes: ProcessTable, known_rank: KnownRank) -> None:
         ranks, released = [], dict[int, Process]()
-        for container in containers:
-            is_of_owner = (
-                container.ours and container.running and whose(container, self.agent, known_rank) is Whose.OWNERS
-            )
+        running = (container for container in containers if container.ours and container.running)
+        for container in running:
+            is_of_owner = whose(container, self.agent, known_rank) is Whose.OWNERS
             first = processes.get(container.pid) if is_of_owner else None
             details = self.details(first) if first else None
             if first and details and details.group.container_id == container.id:

@@ -49,11 +49,8 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
     known_rank = read_rank(host)
 
     def list_by_holder(holder: Whose) -> list[ContainerFacts]:
-        return [
-            container
-            for container in facts.containers
-            if container.ours and whose(container, owner, known_rank) is holder
-        ]
+        ours = (container for container in facts.containers if container.ours)
+        return [container for container in ours if whose(container, owner, known_rank) is holder]
 
     orphans = find_orphans(facts.containers, owner, known_rank, invocation, role)
     code = _end_orphans(host, orphans, show) if orphans else ExitCode.GOOD

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
+from itertools import chain
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sparkd.base.host import Host
 from sparkd.base.host.sock_diag import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
@@ -57,17 +57,15 @@ def find_neighbours(host: Host, interfaces: Iterable[str], port: int) -> tuple[N
         return tuple(host.files.recorded("neighbours", list[Neighbour]) or ())
     machines = ping_all(tuple(interfaces))
     table = read_table() if machines else {}
-    addresses: dict[tuple[str, bytes | None], list[str]] = {}
+    by_hardware: dict[tuple[str, bytes | None], list[str]] = {}
     for (interface, address), hardware in table.items():
         if not ip_address(address).is_link_local:
-            addresses.setdefault((interface, hardware), []).append(address)
-    neighbours = [
-        Neighbour(machine[0], machine[1], tuple(addresses.get((machine[0], table.get(machine)), ())))
-        for machine in machines
-    ]
-    open_addresses = _find_open([address for neighbour in neighbours for address in neighbour.addresses], port)
+            by_hardware.setdefault((interface, hardware), []).append(address)
+    others = {machine: tuple(by_hardware.get((machine[0], table.get(machine)), ())) for machine in machines}
+    accepting = _find_open(list(chain.from_iterable(others.values())), port)
     return tuple(
-        replace(neighbour, sparkd=not open_addresses.isdisjoint(neighbour.addresses)) for neighbour in neighbours
+        Neighbour(interface, link_local, addresses, sparkd=not accepting.isdisjoint(addresses))
+        for (interface, link_local), addresses in others.items()
     )
 
 

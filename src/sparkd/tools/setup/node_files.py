@@ -126,11 +126,8 @@ class NodeFiles:
 
         A # in a line counts as a comment, since `init` writes no value with one.
         """
-        lines = (self.setup.read(self.init_file) or "").splitlines()
-        values, has_comments = (
-            self._read_values(),
-            any("#" in line for line in lines if line not in HEADER.splitlines()),
-        )
+        lines, values = (self.setup.read(self.init_file) or "").splitlines(), self._read_values()
+        has_comments = any("#" in line for line in lines if line not in HEADER.splitlines())
         secrets = values.get(("engine", "secrets"), {API_KEY: ""})
         has_known_keys = all(name in KEYS.get(section, ()) for section, name in values)
         return has_known_keys and isinstance(secrets, dict) and set(secrets) == {API_KEY} and not has_comments

@@ -111,11 +111,8 @@ class Offers:
 
     def _prompt_url(self, settings: Settings) -> str:
         """The URL that a person types; empty where messages have a receiver already, or a file for a URL exists."""
-        if (
-            self.prompt is None
-            or settings.notify.configured_ways
-            or "webhook" in self.files.host.files.names_if_any(FOLDER)
-        ):
+        has_file = PurePosixPath(WEBHOOK_FILE).name in self.files.host.files.names_if_any(FOLDER)
+        if self.prompt is None or settings.notify.configured_ways or has_file:
             return ""
         return self.prompt("URL for messages to you, of ntfy, Slack or Discord [none]: ").strip()
 

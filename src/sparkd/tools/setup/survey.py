@@ -55,9 +55,8 @@ def take_survey(settings: Settings, host: Host) -> Survey:
     """Examine the node, in about two seconds. Raises OSError, ValueError where tables of the kernel are unreadable."""
     host = CachedHost(host)
     gpu = host.gpu() if host.gpu_present() else NO_GPU
-    gpu_names = ", ".join(dict.fromkeys(gpu.names)) or (
-        f"a GPU whose driver fails: {gpu.error}" if gpu.error else "no GPU"
-    )
+    no_gpu = f"a GPU whose driver fails: {gpu.error}" if gpu.error else "no GPU"
+    gpu_names = ", ".join(dict.fromkeys(gpu.names)) or no_gpu
     driver = f", driver {gpu.driver}" if gpu.driver else ""
     ports = read_ports(host.files)
     connected = tuple(port.link.name for port in ports if port.connected)
@@ -94,10 +93,8 @@ def describe(survey: Survey) -> Iterator[tuple[str, ...]]:
             yield "fabric", describe_port(port)
         shown_links |= {port.link.name, *port.twins}
     for name in dict.fromkeys(neighbour.interface for neighbour in survey.neighbours):
-        machines_here = [
-            _describe_neighbour(neighbour) for neighbour in survey.neighbours if neighbour.interface == name
-        ]
-        yield "answers", f"on {name}: {_join_first(machines_here)}"
+        here = [_describe_neighbour(neighbour) for neighbour in survey.neighbours if neighbour.interface == name]
+        yield "answers", f"on {name}: {_join_first(here)}"
     for name, machines in survey.names.items():
         yield "LLDP", f"on {sanitize(name, 32)}: {_join_first(machines)}"
     inventory = survey.inventory

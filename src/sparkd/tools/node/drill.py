@@ -42,8 +42,9 @@ def find_target(fault: str, host: Host, report: NodeReport) -> Target:
     if fault == "agent":
         return Target(report.pid, report.start_time, "", "sparkd's agent")
     container = find_container(host, report)
-    first = read_process(host.files, container.pid)
-    if fault == "rank" and first is not None:
+    if fault == "rank":
+        if (first := read_process(host.files, container.pid)) is None:
+            raise BlockedError(f"{container.name} has just ended by itself", "sparkd status")
         return Target(first.pid, first.start_time, container.id, f"the first process of {container.name}")
     for process in host.container_processes(container.pid, container.id):
         if " ".join(host.argv(process)).startswith(CORE):

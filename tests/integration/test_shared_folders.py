@@ -37,7 +37,8 @@ from sparkd.base.state.history import Launch
 from sparkd.tools.models.ssh import ProgramResult, SshHost
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.setup_manifest import Setup
-from sparkd.tools.setup.system_config import SysctlManager, UnitFiles
+from sparkd.tools.setup.sysctl import SysctlManager
+from sparkd.tools.setup.unit_files import UnitFiles
 
 FOREIGN = Path(__file__).parents[1] / "unit/recipes/foreign-recipes/eugr-v1-deepseek-v4-flash.yaml"
 IMAGE = "ab" * 32

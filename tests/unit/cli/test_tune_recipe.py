@@ -249,11 +249,11 @@ def test_an_engine_that_ends_in_the_first_smoke_test_is_one_that_ended(monkeypat
             raise outcome
         return outcome
 
-    async def collect(_served: object) -> list[SimpleNamespace]:
+    async def run_smoke(_served: object) -> list[SimpleNamespace]:
         return [SimpleNamespace(faults=["the answer ended early"])]
 
     monkeypatch.setattr(trial, "open_endpoint", open_next)
-    monkeypatch.setattr(trial, "collect", collect)
+    monkeypatch.setattr(trial, "run_smoke", run_smoke)
     with pytest.raises(EngineEndedError, match="the answer ended early; the engine has just ended"):
         trial.smoke_twice()
 

@@ -19,9 +19,10 @@ from sparkd.base.vllm.warm_up_steps import MOST_AT_ONCE as MOST_TO_WARM
 from sparkd.tools.cli import bench_table, console
 from sparkd.tools.cli.progress import Ticker
 from sparkd.tools.measure import measuring
-from sparkd.tools.measure.bench import Result, Wanted
+from sparkd.tools.measure.bench import Benchmark, Wanted
 from sparkd.tools.measure.past import describe_slower_benches, find_runs, usual_figures
 from sparkd.tools.measure.soak_verdict import STEADY, judge
+from sparkd.tools.measure.warming import warm_caches
 from sparkd.tools.node.served import Served, open_endpoint
 
 SHORTEST_SOAK_SECONDS = 40
@@ -82,7 +83,7 @@ def run_soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> 
     return ExitCode.GOOD if verdict.outcome == STEADY else ExitCode.ENGINE_ENDED
 
 
-def report_figures(args: argparse.Namespace, benchmark: Result, served: Served) -> None:
+def report_figures(args: argparse.Namespace, benchmark: Benchmark, served: Served) -> None:
     """Print the figures beside the expected and the usual ones. Those of a benchmark without a fault are kept."""
     past_rows, row = measuring.read_rows(Host()), measuring.make_row(benchmark, served)
     is_whole = bool(benchmark.levels) and not benchmark.interrupted and not benchmark.fault
@@ -137,7 +138,7 @@ def warm_endpoint(args: argparse.Namespace) -> int:
     with open_endpoint(MOST_TO_WARM) as served, measuring.only_one():
         try:
             with Ticker("warms the endpoint"):
-                progress = asyncio.run(measuring.warm(served, seconds))
+                progress = asyncio.run(warm_caches(served, seconds))
         except ValueError as error:
             raise EngineEndedError(f"the engine can't be warmed: {error}", "sparkd status") from None
         if progress.lost:

@@ -15,7 +15,7 @@ from sparkd.base.status.model import utc_now
 from sparkd.base.vllm.smoke import Round
 from sparkd.tools.cli import console
 from sparkd.tools.measure import measuring
-from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
+from sparkd.tools.node.served import CONNECTIONS, open_endpoint, run_smoke
 
 COLUMNS = 80
 """Width of a line: a terminal's usual one."""
@@ -31,15 +31,15 @@ def add_smoke(parser: argparse.ArgumentParser) -> None:
         "exit codes: 0 every answer makes sense, 12 some do not or the KV cache is too small, 10 nothing serves here, "
         "13 it does not answer"
     )
-    parser.set_defaults(run=run_smoke)
+    parser.set_defaults(run=smoke)
 
 
-def run_smoke(args: argparse.Namespace) -> int:
+def smoke(args: argparse.Namespace) -> int:
     began = time.monotonic()
     with open_endpoint(CONNECTIONS) as served:
         if not args.json:
             print(f"{'round':<20}{'answers':>7}{'bad':>5}{'tokens/s':>10}")
-        rounds = asyncio.run(collect(served) if args.json else collect(served, show_round))
+        rounds = asyncio.run(run_smoke(served) if args.json else run_smoke(served, show_round))
         cache_text, is_too_small = describe_cache(
             served.report.engine.kv_cache_tokens, served.node.plan.kv_cache_tokens
         )

@@ -28,6 +28,7 @@ from sparkd.tools.cli.parser import name_or_path
 from sparkd.tools.measure.image_trial import ImageTrial
 from sparkd.tools.measure.measuring import only_one
 from sparkd.tools.node import known_good, switching
+from sparkd.tools.node.rollback import configured_plan, end_rollback, roll_back
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
 
@@ -88,14 +89,13 @@ def rollback(args: argparse.Namespace) -> None:
         if membership.follows_head(config, place := membership.find_place(config, host)):
             reason = f"this node runs what its head, {place.head_address}, decides (cluster.follow_head)"
             raise UsageError(reason, "sudo sparkd rollback there")
-    steps = known_good.end_rollback(config, host) if args.end else known_good.roll_back(args.plan, config, host)
-    for line in steps:
+    for line in end_rollback(config, host) if args.end else roll_back(args.plan, config, host):
         print(line, flush=True)  # at once: a later step may hang at a dead disk of a model
 
 
 def list_plans(plans: Sequence[Entry], config: Settings, host: Host) -> Table:
     """A table with a row for each plan that is known good."""
-    configured, chosen = known_good.configured_plan(config, host), None
+    configured, chosen = configured_plan(config, host), None
     with suppress(ConfigError):
         switch = membership.resolve_context(config, None, host).switch
         chosen = switch.chosen if switch is not None else None

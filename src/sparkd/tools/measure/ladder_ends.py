@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -17,7 +17,7 @@ from sparkd.base.lib.errors import ConfigError, NotReadyError, UsageError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.recipes.lookup import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Recipe
-from sparkd.base.state.history import last_load
+from sparkd.base.state.history import Row, last_load
 from sparkd.base.state.switch import Chosen
 from sparkd.base.status.model import format_duration, utc_now
 from sparkd.base.vllm.args import JsonValue
@@ -78,18 +78,22 @@ def announce(tuning: Tuning, base: Chosen, host: Host) -> Iterator[str]:
         up, down = (" ".join(map(str, values)) or "none" for values in both_ways)
         yield f"  {knob.name} {knob.start}: up {up}; down {down}"
     rows = read_rows(host)
-    runs = find_runs(rows)
     load_seconds = last_load(rows, lambda launch: launch.recipe == base.recipe.name) or last_load(rows)
-    levels = runs[-1].result.levels if runs else ()
-    request = next((level.request_seconds for level in levels if level.concurrency == tuning.at_once), None)
-    bench_seconds = request.median * (RUNS + 1) if request else BENCH_SECONDS
-    step_seconds = SMOKE_SECONDS + bench_seconds + (load_seconds or 0)
-    load_note = "and a load each time, whose time is not known yet"
-    if load_seconds is not None:
-        load_note = "the last load's time included"
+    load_note = "the last load's time included"
+    if load_seconds is None:
+        load_note = "and a load each time, whose time is not known yet"
+    step_seconds = SMOKE_SECONDS + _estimate_bench(rows, tuning.at_once) + (load_seconds or 0)
     all_seconds = step_seconds * (step_count - done_count)
     yield f"each about {format_duration(step_seconds)}, all {format_duration(all_seconds)}, {load_note}"
     yield "while the plan changes, no request is answered; in the end the plan before is in force again"
+
+
+def _estimate_bench(rows: Sequence[Row], at_once: int) -> float:
+    """Seconds of a step's bench, by the last bench with so many requests at once, whatever its recipe."""
+    runs = find_runs(rows)
+    levels = runs[-1].result.levels if runs else ()
+    request = next((level.request_seconds for level in levels if level.concurrency == at_once), None)
+    return request.median * (RUNS + 1) if request else BENCH_SECONDS  # one more: calibration, and a short first batch
 
 
 def write_best(base: Chosen, climb: Climb, position: Position, host: Host, show: Callable[[str], None]) -> None:

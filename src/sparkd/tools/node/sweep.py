@@ -49,11 +49,8 @@ def end_orphans(host: Host, invocation: str, role: str | None, show: Callable[[s
     known_rank = read_rank(host)
 
     def list_by_holder(holder: Whose) -> list[ContainerFacts]:
-        return [
-            container
-            for container in facts.containers
-            if container.ours and whose(container, owner, known_rank) is holder
-        ]
+        ours = (container for container in facts.containers if container.ours)
+        return [container for container in ours if whose(container, owner, known_rank) is holder]
 
     orphans = find_orphans(facts.containers, owner, known_rank, invocation, role)
     code = _stop_containers(host, orphans, show) if orphans else ExitCode.GOOD
@@ -75,8 +72,8 @@ def find_orphans(
 ) -> tuple[ContainerFacts, ...]:
     """Containers whose agent is gone. With an `invocation` only those of that agent, with a `role` only those of it.
 
-    A rank that is left for the next agent is an orphan only where `invocation` names an agent that has ended, and that
-    agent had it, or `role` is given.
+    `invocation` names an agent that has ended. A rank that is left for the next agent is no orphan without it; with it,
+    the rank is one if that agent had it, or if a `role` is given.
     """
 
     def is_orphan(container: ContainerFacts) -> bool:

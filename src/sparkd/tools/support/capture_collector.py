@@ -34,7 +34,7 @@ from sparkd.base.status.model import read_report
 from sparkd.tools.measure.interrupts import held_back
 from sparkd.tools.measure.past import history_as_json
 from sparkd.tools.node import known_good, render
-from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.node.plan_text import plan_as_json
 from sparkd.tools.support.archive import MOST_BYTES, Archive
 from sparkd.tools.support.capture_tree import read_machine, redact_docker
@@ -161,7 +161,7 @@ class Collector:
     def _list_parts(self) -> Iterator[tuple[str, Callable[[], str]]]:
         """Path in the archive, and the function that returns the text."""
         yield "summary.md", lambda: summarize(self.settings, self.host)
-        yield "preflight.json", lambda: render.as_json(look_at(self.settings, self.host))
+        yield "preflight.json", lambda: render.as_json(examine_settings(self.settings, self.host))
         yield "report.json", lambda: read_report(self.host.files)
         yield "plan.json", lambda: plan_as_json(membership.resolve_context(self.settings, None, self.host).plan)
         yield "diff.txt", self._describe_differences

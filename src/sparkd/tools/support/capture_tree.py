@@ -19,7 +19,7 @@ from sparkd.base.host.gpu import read_driver
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.redaction import HIDDEN
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 
 MOST_WORDS, WORD_LENGTH = 6, 100
@@ -53,7 +53,7 @@ def read_machine(settings: Settings, machine: Host, secret_files: Collection[str
     """
     host = RecordingHost(read_driver)
     with suppress(ConfigError):
-        look_at(settings, host)
+        examine_settings(settings, host)
     members = []
     for member in read_tree(host.recording, _find_more_files()):
         if member.path != kernel.LOG:

@@ -7,8 +7,8 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host, versions
 from sparkd.base.status import model
 from sparkd.base.status.model import read_report
-from sparkd.tools.node.dry_run import look_at
-from sparkd.tools.node.render import Shown
+from sparkd.tools.node.dry_run import examine_settings
+from sparkd.tools.node.render import PreflightReport
 
 LEAST_NAME_LENGTH = 3
 """A node's shorter name stays in the text: it may be a part of any sentence."""
@@ -16,7 +16,7 @@ LEAST_NAME_LENGTH = 3
 
 def summarize(settings: Settings, host: Host) -> str:
     """A summary in Markdown for people who do not know the nodes, without the nodes' names."""
-    preflight, report = look_at(settings, host), model.parse(read_report(host.files))
+    preflight, report = examine_settings(settings, host), model.parse(read_report(host.files))
     programs = (f"{name} {text}" for name, text in versions.read_versions(host).items())
     lines = [f"**{', '.join(programs)}**", ""]
     placeholders = {host.name(): "this-node"}  # by the name that they replace
@@ -38,7 +38,7 @@ def summarize(settings: Settings, host: Host) -> str:
     return text
 
 
-def _format_findings(preflight: Shown) -> Iterator[str]:
+def _format_findings(preflight: PreflightReport) -> Iterator[str]:
     for finding in preflight.findings:
         if finding.verdict.level.value not in ("ok", "skipped"):
             cells = (finding.id, finding.verdict.level.value, finding.verdict.reason, finding.verdict.hint)

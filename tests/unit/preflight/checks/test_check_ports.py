@@ -7,7 +7,7 @@ from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.ports import HeldPort, Ports, PortsFacts, WantedPort
-from sparkd.agent.preflight.engine_processes import PortUse
+from sparkd.agent.preflight.port_uses import PortUse
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
 

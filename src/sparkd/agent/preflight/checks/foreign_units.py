@@ -7,8 +7,8 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.agent.preflight import engine_processes as engines
 from sparkd.agent.preflight.check import Check, Level, Verdict, combine_verdicts, warn
+from sparkd.agent.preflight.engine_processes import is_serve
 from sparkd.base.host import Host, units
 from sparkd.base.host.cgroups import Group, read_group
 from sparkd.base.host.docker import ContainerFacts
@@ -144,7 +144,7 @@ def _find_start(files: Files, unit: Unit | None) -> tuple[str, str] | None:
 
 def _launches(words: Sequence[str]) -> bool:
     text = " ".join(words)[:COMMAND_LENGTH]
-    if engines.is_serve(tuple(words)) or LAUNCHES.search(text):
+    if is_serve(tuple(words)) or LAUNCHES.search(text):
         return True
     return bool(DOCKER_STARTS.search(f"{text} ") and VLLM.search(text))
 

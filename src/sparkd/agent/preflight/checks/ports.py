@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
-from sparkd.agent.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
+from sparkd.agent.preflight.engine_processes import find_engines, pids_of
 from sparkd.agent.preflight.fixes import EndProcess, RemoveContainer, stop_by_hand
+from sparkd.agent.preflight.port_uses import PortUse, port_holders
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker import DockerFacts

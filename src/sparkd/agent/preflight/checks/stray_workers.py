@@ -14,14 +14,13 @@ from sparkd.agent.preflight.engine_processes import (
     ENGINE_PREFIX,
     Engine,
     Leader,
-    PortUse,
     find_engines,
     gpu_memory_by_pid,
     is_worker,
-    lasting_ports,
     pids_of,
 )
 from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
+from sparkd.agent.preflight.port_uses import PortUse, lasting_ports
 from sparkd.base.host import Host
 from sparkd.base.host.owner import FIND_HOLDER, UNNAMED, NodeOwner
 from sparkd.base.host.processes import ProcessTable

@@ -9,8 +9,8 @@ from shlex import quote
 
 from msgspec.json import decode
 
-from sparkd.agent.status.kept import POINTS, Disk, PageHistory, Point, find_spans
 from sparkd.agent.status.page import Element, element
+from sparkd.agent.status.page_history import POINTS, Disk, PageHistory, Point, find_spans
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import Bench, Launch, Smoke
 from sparkd.base.status.figure_texts import (

@@ -123,7 +123,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         return ok(f"{size(facts.available_bytes)} available, {demand}")
 
     def _judge_shortage(self, facts: MemoryFacts, needed_bytes: int, reason: str) -> Verdict:
-        """The verdict by what can free the memory that is missing: a person, time, or a reboot where the driver holds it."""
+        """The verdict by what can free the missing memory: a person, time, or a reboot where the driver holds it."""
         shortage_bytes = needed_bytes - facts.available_bytes
         block_shortage = partial(block, shortage_bytes=shortage_bytes)
         if needed_bytes > facts.total_bytes:

@@ -12,11 +12,11 @@ from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.cluster import log_pages
-from sparkd.agent.cluster.client import parse_peer_report
 from sparkd.agent.cluster.inventory import Image, Inventory, Model
 from sparkd.agent.cluster.inventory import dump as dump_inventory
 from sparkd.agent.cluster.inventory import parse as parse_inventory
 from sparkd.agent.cluster.inventory_comparison import find_missing
+from sparkd.agent.cluster.peer_reader import parse_peer_report
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.cluster.following import followed_context

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError
+from sparkd.agent.cluster.client import Source, UnsignedError, fetch
 from sparkd.agent.cluster.inventory import PATH, Inventory, parse, read_inventory
 from sparkd.agent.cluster.inventory_comparison import Inventories
 from sparkd.base.cluster.auth import KeyRing
@@ -24,11 +24,11 @@ def request_inventories(settings: Settings, host: Host) -> Inventories:
     own_address = settings.cluster.nodes[0]
 
     async def request(peer: Peer) -> Inventory | str:
-        reader = PeerReader(Source(*peer, port, own_address, 0, ANSWER_SECONDS + 2), keys, wake=lambda: None)
+        source = Source(*peer, port, own_address, 0, ANSWER_SECONDS + 2)
         reason = ""
         for _ in range(TRIES):
             try:
-                return parse(await reader.fetch(PATH))
+                return parse((await fetch(source, keys, PATH)).body)
             except (HttpError, UnsignedError, ValueError) as error:
                 reason = str(error)
         return reason

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from sparkd.agent.cluster.client import PeerReader
+from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.lib.errors import Cause, PeerLostError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.status import phases

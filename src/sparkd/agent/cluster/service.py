@@ -9,8 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.cluster import inventory, log_pages
-from sparkd.agent.cluster.client import PeerReader, Source
+from sparkd.agent.cluster.client import Source
 from sparkd.agent.cluster.peer_api import PeerApi
+from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.cluster import auth, head_key
 from sparkd.base.cluster.membership import Peer, peers_of
 from sparkd.base.config import Settings

@@ -21,8 +21,9 @@ from sparkd import __version__
 from sparkd.agent.actions import history as store
 from sparkd.agent.actions.shared_folders import as_owner
 from sparkd.agent.cluster import inventory
-from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
+from sparkd.agent.cluster.client import Source, UnsignedError
 from sparkd.agent.cluster.node_logs import Entry, merge, open_logs
+from sparkd.agent.cluster.peer_reader import PeerReader, parse_peer_report
 from sparkd.base.cluster import head_key, membership
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.config import Settings, load_settings

@@ -127,6 +127,7 @@ def _make_notice(event: str, report: NodeReport, text: str, now: float, cause: s
 
 
 def _note_service(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+    """A message that the service begins, or that it is lost and nobody requested that."""
     if report.phase in IN_SERVICE:
         return (state, None) if state.serving else _begin_service(state, report, now)
     has_failed = report.phase is Phase.FAILED
@@ -137,7 +138,7 @@ def _note_service(state: NotifyState, report: NodeReport, now: float, _: float) 
     if report.phase in (Phase.STOPPING, Phase.STOPPED) or not reason:
         return state, None  # on request
     state = replace(state, lost_at=now)
-    if state.guarded == _find_ended(state, report):
+    if state.guarded == _find_ended(state, report):  # the memory guard's message says it
         return state, None
     return state, _make_notice(LOST, report, f"{state.recipe} no longer serves: {reason}", now, cause)
 

@@ -1,4 +1,4 @@
-"""Compile caches: whether they are usable and still there, and whether a start has the memory to compile anew."""
+"""Compile caches: whether they are usable and still there, and whether a start that must compile has the memory."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from sparkd.base.host import Host, units
 from sparkd.base.host.cgroups import Group, read_group
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.files import Files
+from sparkd.base.host.processes import Process
 from sparkd.base.host.units import Unit
 from sparkd.base.lib.text import sanitize
 
@@ -97,20 +98,23 @@ def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
     A program of this name that is not in its unit is a user's, who can't end the engine.
     """
     for process in host.processes():
-        name, whom = f"{process.comm}.service", ""
         if process.comm not in ("earlyoom", "systemd-oomd"):
             continue
+        unit_name, victims = f"{process.comm}.service", ""
         with suppress(OSError):
-            if read_group(host.files, process.pid) != Group(unit=name):
-                continue
-            if process.comm == "earlyoom":
-                preferred = re.search(r" --prefer[ =](.*?)(?: -|$)", " ".join(host.argv(process)))
-                prefers_engine = preferred is not None and VICTIM.search(preferred[1]) is not None
-                whom = "the engine before others (--prefer)" if prefers_engine else "the largest process"
-            elif "kill" in _read_oomd_actions(host.files):
-                whom = "containers (ManagedOOM of the slice that has docker's)"
-        if whom:
-            yield name, whom
+            if read_group(host.files, process.pid) == Group(unit=unit_name):
+                victims = _describe_victims(host, process)
+        if victims:
+            yield unit_name, victims
+
+
+def _describe_victims(host: Host, killer: Process) -> str:
+    """Whom it ends, in words; empty for a systemd-oomd that ends nobody. Raises OSError."""
+    if killer.comm == "earlyoom":
+        preferred = re.search(r" --prefer[ =](.*?)(?: -|$)", " ".join(host.argv(killer)))
+        prefers_engine = preferred is not None and VICTIM.search(preferred[1]) is not None
+        return "the engine before others (--prefer)" if prefers_engine else "the largest process"
+    return "containers (ManagedOOM of the slice that has docker's)" if "kill" in _read_oomd_actions(host.files) else ""
 
 
 def _read_oomd_actions(files: Files) -> set[str]:
@@ -178,8 +182,8 @@ def _find_problems(facts: ForeignFacts) -> Iterator[Verdict]:
             f"docker starts container {container.name} ({container.image}) again by itself: {container.restart_policy}"
         )
         yield warn(reason, f"if sparkd is to serve: sudo docker update --restart=no {quote(container.name)}")
-    for name, whom in facts.killers:
-        reason = f"{name} ends {whom} for want of memory, beside sparkd's guard"
+    for name, victims in facts.killers:
+        reason = f"{name} ends {victims} for want of memory, beside sparkd's guard"
         yield warn(reason, f"sudo systemctl disable --now {quote(name)}; the guard is for the engine alone")
     for name in facts.unread:
         yield warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {quote(name)}")

@@ -141,15 +141,9 @@ class Rdma(Check[RdmaFacts], frozen=True):
             return ok(self.not_needed)
         selection = Selection.parse(self.env.get(NAMES, ""))
         ports = select_ports(selection, facts.hcas)
-        hcas_up = tuple(dict.fromkeys(hca for hca, port in ports if port.state == ACTIVE))
-        # Half of the ports of a DGX Spark have no cable: of those that are not selected by name, only devices that are
-        # up are meant.
-        selected_names = {name for name, _ in selection.names if not selection.others}
-        meant_ports = [
-            (hca, port) for hca, port in ports if not hcas_up or hca in hcas_up or hca.name in selected_names
-        ]
+        meant_ports = _list_meant_ports(selection, ports)
         used_hcas = tuple(dict.fromkeys(hca for hca, _ in meant_ports))
-        usable = bool(hcas_up) and facts.on_fabric
+        usable = facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
         problems = [*(self._judge_missing(facts, selection) if usable else [self._judge_none_usable(facts, used_hcas)])]
         problems += _judge_shared_lanes(facts, used_hcas)
         problems += [_describe_down(hca, port, facts) for hca, port in meant_ports if port.state != ACTIVE]
@@ -180,6 +174,16 @@ class Rdma(Check[RdmaFacts], frozen=True):
         if self.insists:
             return block(f"{reason}, and NCCL_NET=IB insists on one", hint)
         return warn(f"{reason}, {TCP_COST}", f"{hint}; {TCP_HINT}" if facts.has_card else hint)
+
+
+def _list_meant_ports(selection: Selection, ports: tuple[tuple[Hca, Port], ...]) -> list[tuple[Hca, Port]]:
+    """The selected ports that are meant to be up: half of those of a DGX Spark have no cable.
+
+    Devices that are not selected by name are meant only where they are up, unless none is.
+    """
+    hcas_up = {hca for hca, port in ports if port.state == ACTIVE}
+    selected_names = {name for name, _ in selection.names if not selection.others}
+    return [(hca, port) for hca, port in ports if not hcas_up or hca in hcas_up or hca.name in selected_names]
 
 
 def _describe_down(hca: Hca, port: Port, facts: RdmaFacts) -> Verdict:

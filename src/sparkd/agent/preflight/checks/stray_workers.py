@@ -65,7 +65,7 @@ class StrayFacts(Struct, frozen=True):
 
 class StrayWorkers(Check[StrayFacts], frozen=True):
     tried: frozenset[Identity] = frozenset()
-    """Identities of the fixes that were applied."""
+    """The fixes that were applied: what has survived one is judged otherwise."""
     rendezvous: int = 0
     """The port cluster.master_port."""
     id = "stray-workers"
@@ -148,13 +148,14 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         description = _describe_engine(facts, engine)
         if engine.container_id and not facts.docker_known:
             return _judge_unidentified(f"{description}: docker can't identify its container", facts.docker_error)
-        # A `vllm serve` leads its group even when adopted: one started over ssh with nohup always is.
-        may_be_wanted = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
-        name = _find_container_name(facts, engine)
-        if not name and _is_left_by_agent(facts, engine):
+        container_name = _find_container_name(facts, engine)
+        if not container_name and _is_left_by_agent(facts, engine):
             return self._judge_stray(facts, engine)  # also where it serves: docker has removed the container
-        command = f"sudo docker stop {quote(name)}" if name else stop_by_hand(engine.top.pid, engine.service_stop)
-        offers = () if name else (_build_fixes(engine),)
+        command, offers = stop_by_hand(engine.top.pid, engine.service_stop), (_build_fixes(engine),)
+        if container_name:
+            command, offers = f"sudo docker stop {quote(container_name)}", ()
+        # Adoption proves nothing of the leader of its own group, such as one that nohup has started over ssh.
+        may_be_wanted = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
         if engine.serves or not engine.adopted or may_be_wanted:
             return block(f"a living engine: {description}", f"stop it first: {command}", offers=offers)
         if engine.leader is Leader.OTHER:
@@ -165,10 +166,10 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         return self._judge_stray(facts, engine)
 
     def _is_abandoned(self, facts: StrayFacts, engine: Engine) -> bool:
-        """Whether a group's own leader is a child of PID 1, and nobody can send it a request.
+        """Whether an engine that leads its own group is a child of PID 1, and nobody can send it a request.
 
-        The process of a service or a container may have been started like that. Ranks listen at the rendezvous, and
-        for each other on ports that the kernel assigns; any other port may be for requests.
+        In a service or a container that may be intended. Ranks listen at the rendezvous, and for each other on ports
+        that the kernel assigns; any other port may be for requests.
         """
         pids = pids_of((engine,))
         other_ports = {use.port for use in facts.ports if use.pid in pids} - {self.rendezvous}

@@ -73,10 +73,8 @@ class Engine(Struct, frozen=True):
 
     def with_memory(self, extra_bytes: dict[int, int]) -> Engine:
         """The engine with the GPU's memory, by pid, added to what its members free."""
-        members = (
-            replace(member, frees_bytes=member.frees_bytes + extra_bytes.get(member.pid, 0)) for member in self.members
-        )
-        return replace(self, members=tuple(members))
+        sizes = ((member, member.frees_bytes + extra_bytes.get(member.pid, 0)) for member in self.members)
+        return replace(self, members=tuple(replace(member, frees_bytes=size) for member, size in sizes))
 
 
 def is_worker(process: Process) -> bool:

@@ -68,10 +68,8 @@ class Admission(Struct, frozen=True):
         blocked = blocking(self.findings)
         if not blocked:
             return None
-        first = blocked[0]
-        others = (
-            f"; and {len(blocked) - 1} more: {', '.join(finding.id for finding in blocked[1:])}" if blocked[1:] else ""
-        )
+        first, *rest = blocked
+        others = f"; and {len(rest)} more: {', '.join(finding.id for finding in rest)}" if rest else ""
         reason = f"{first.id}: {first.verdict.reason}{others}"
         action = Action(first.verdict.required)
         if first.verdict.needs_person:

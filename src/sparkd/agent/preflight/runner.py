@@ -123,12 +123,11 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
 
 def evidence(facts: object) -> dict[str, object]:
     """The public fields of a Struct of facts, as JSON has them."""
-    names = (
-        zip(facts.__struct_fields__, facts.__struct_encode_fields__, strict=True) if isinstance(facts, Struct) else ()
-    )
-    return {
-        key: to_builtins(getattr(facts, name), str_keys=True, enc_hook=str) for name, key in names if name[0] != "_"
-    }
+    if not isinstance(facts, Struct):
+        return {}
+    names = zip(facts.__struct_fields__, facts.__struct_encode_fields__, strict=True)
+    values = ((key, getattr(facts, name)) for name, key in names if name[0] != "_")
+    return {key: to_builtins(value, str_keys=True, enc_hook=str) for key, value in values}
 
 
 def check_ids(policy: Preflight) -> None:

@@ -80,9 +80,8 @@ def make_handler(
     def answer(path: str, report: NodeReport, text: str) -> Response:
         age_seconds = keepalive_age()
         if path in PROBES and age_seconds > STANDSTILL_SECONDS:  # the phase in the report is as old
-            return _answer(
-                503, f"the agent's main loop has not turned for {age_seconds:.0f} s\n", retry_seconds=RETRY_SECONDS
-            )
+            reason = f"the agent's main loop has not turned for {age_seconds:.0f} s\n"
+            return _answer(503, reason, retry_seconds=RETRY_SECONDS)
         match path:
             case "/livez":
                 return _answer(200, "ok\n")

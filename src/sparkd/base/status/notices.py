@@ -234,9 +234,8 @@ def unit_down(
 
     `status`: the unit's last one.
     """
-    text = sanitize(
-        f"{unit} ended with exit code {code} and stays down: {status or f'journalctl -u {unit}'}", TEXT_LIMIT
-    )
+    reason = status or f"journalctl -u {unit}"
+    text = sanitize(f"{unit} ended with exit code {code} and stays down: {reason}", TEXT_LIMIT)
     if text == state.down:
         return state, ()
     state = replace(state, down=text, serving=False, lost_at=state.lost_at or (now if state.serving else None))
@@ -256,10 +255,8 @@ def enqueue(state: NotifyState, notices: tuple[Notice, ...], ways: tuple[str, ..
     if len(state.held) == QUEUE_LIMIT or (state.held and not 0 <= now - state.held[0].at < SUMMARY_SECONDS):
         # The next change is held back, too, unless FLAP_SECONDS have been quiet.
         state = replace(_add_to_queue(state, _summarize(state.held, now), ways), held=(), changes=(now,) * FLAP_CHANGES)
-    unsent = tuple(
-        queued for queued in state.queue if now - queued.notice.at < QUEUE_SECONDS and {*queued.ways} & {*ways}
-    )
-    unsent = unsent[-QUEUE_LIMIT:]
+    fresh = (queued for queued in state.queue if now - queued.notice.at < QUEUE_SECONDS)
+    unsent = tuple(queued for queued in fresh if {*queued.ways} & {*ways})[-QUEUE_LIMIT:]
     return replace(state, queue=unsent, dropped=state.dropped + len(state.queue) - len(unsent))
 
 
@@ -279,6 +276,5 @@ def sent(state: NotifyState, queued: Queued, way: str) -> NotifyState:
     """The state after this message was sent by this way."""
     position = state.queue.index(queued)
     remaining = replace(queued, ways=tuple(other for other in queued.ways if other != way))
-    return replace(
-        state, queue=(*state.queue[:position], *([remaining] if remaining.ways else []), *state.queue[position + 1 :])
-    )
+    rest = (remaining,) if remaining.ways else ()
+    return replace(state, queue=(*state.queue[:position], *rest, *state.queue[position + 1 :]))

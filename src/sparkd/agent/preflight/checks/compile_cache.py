@@ -164,9 +164,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
     def _find_problems(self, facts: CacheFacts) -> Iterator[Verdict]:
         for folder in facts.caches:
             if folder.kind not in ("folder", "missing"):
-                yield block(
-                    f"{folder.path} is no folder, but a {folder.kind}", f"remove it: sudo rm {quote(folder.path)}"
-                )
+                reason = f"{folder.path} is no folder, but a {folder.kind}"
+                yield block(reason, f"remove it: sudo rm {quote(folder.path)}")
         if closed := [folder for folder in facts.caches if _is_closed(folder, facts.user)]:
             names = [folder.path.rpartition("/")[2] for folder in closed]
             where = closed[0].path.rpartition("/")[0]
@@ -176,9 +175,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
         # A cache of the last good start may be empty now, but its folder must be there.
         used_folders = [folder for folder in facts.caches if folder.name in facts.used_before]
         gone_names = ", ".join(folder.name for folder in used_folders if folder.kind == "missing")
-        if self.compiles and (
-            gone_names or (used_folders and all(folder.empty or folder.kind == "missing" for folder in facts.caches))
-        ):
+        all_empty = all(folder.empty or folder.kind == "missing" for folder in facts.caches)
+        if self.compiles and (gone_names or (used_folders and all_empty)):
             loss = f"the cache {gone_names} is gone" if gone_names else "its caches are empty"
             reason = f"{loss}, although the last good start was of this image: {SLOW}"
             yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")

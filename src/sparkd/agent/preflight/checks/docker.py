@@ -222,10 +222,8 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
     def _find_problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
         for container in facts.containers:
             if container.name == self.name and not container.ours:
-                state = "running" if container.running else "stopped"
-                reason = (
-                    f"a container that sparkd did not make has the name {container.name} ({container.id[:12]}, {state})"
-                )
+                details = f"{container.id[:12]}, {'running' if container.running else 'stopped'}"
+                reason = f"a container that sparkd did not make has the name {container.name} ({details})"
                 yield block(reason, f"rename it: sudo docker rename {container.name} old-{container.id[:12]}")
             if container.restart_policy not in ("", "no"):
                 reason = f"docker restarts container {container.name} ({container.id[:12]}) by itself, beside systemd: "

@@ -139,9 +139,8 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
             return FabricLinkFacts((), ())
         links = network.read_links(host.files, self.interface)
         takes_frames = bool(links) and links[0].carrier is not False and links[0].mtu >= self.mtu
-        return FabricLinkFacts(
-            links, datagrams.probe_paths(host, self.peers, self.port, self.mtu) if takes_frames else ()
-        )
+        paths = datagrams.probe_paths(host, self.peers, self.port, self.mtu) if takes_frames else ()
+        return FabricLinkFacts(links, paths)
 
     def judge(self, facts: FabricLinkFacts) -> Verdict:
         if self.interface is None and not facts.links:
@@ -177,10 +176,8 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
         own_link = facts.links[0]
         if self.interface is not None and own_link.mtu < self.mtu:
             reason = f"{own_link.name} has an MTU of {own_link.mtu}, fabric.mtu is {self.mtu}"
-            hint = (
-                f"in netplan on every node (now: sudo ip link set {own_link.name} mtu {self.mtu}), or lower fabric.mtu"
-            )
-            yield warn(reason, hint)
+            command = f"sudo ip link set {own_link.name} mtu {self.mtu}"
+            yield warn(reason, f"in netplan on every node (now: {command}), or lower fabric.mtu")
         addresses = [path.address for path in facts.paths if path.fits is False]
         if addresses:
             reason = f"the path to {', '.join(addresses)} takes no frames of {self.mtu}, though this interface does"

@@ -138,10 +138,10 @@ def _read_with_template(files: Files, name: str) -> Unit | None:
 def _find_start(files: Files, unit: Unit | None) -> tuple[str, str] | None:
     """Key and file of the unit's first command that starts vLLM; None where none does."""
     for command in unit.commands if unit else ():
+        if not command.key.startswith("ExecStart"):
+            continue
         words = command.command.words
-        if command.key.startswith("ExecStart") and (
-            _launches(words) or any(_script_launches(files, word) for word in words)
-        ):
+        if _launches(words) or any(_script_launches(files, word) for word in words):
             return command.key, command.source
     return None
 
@@ -178,9 +178,8 @@ def _find_problems(facts: ForeignFacts) -> Iterator[Verdict]:
         verb = "mask" if unit.shipped else "disable"
         yield warn(reason, f"if sparkd is to serve: sudo systemctl {verb} {quote(unit.name)}")
     for container in facts.containers:
-        reason = (
-            f"docker starts container {container.name} ({container.image}) again by itself: {container.restart_policy}"
-        )
+        reason = f"docker starts container {container.name} ({container.image}) again by itself"
+        reason += f": {container.restart_policy}"
         yield warn(reason, f"if sparkd is to serve: sudo docker update --restart=no {quote(container.name)}")
     for name, victims in facts.killers:
         reason = f"{name} ends {victims} for want of memory, beside sparkd's guard"

@@ -70,9 +70,8 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
             return KernelLogFacts(uptime_seconds, 0.0, (), absent=True)
         except OSError as error:
             return KernelLogFacts(uptime_seconds, 0.0, (), error=error.strerror or type(error).__name__)
-        return KernelLogFacts(
-            uptime_seconds, round(first_record.seconds, 3) if first_record and first_record.sequence else 0.0, events
-        )
+        begins_seconds = round(first_record.seconds, 3) if first_record and first_record.sequence else 0.0
+        return KernelLogFacts(uptime_seconds, begins_seconds, events)
 
     def judge(self, facts: KernelLogFacts) -> Verdict:
         if facts.absent:

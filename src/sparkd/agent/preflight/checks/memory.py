@@ -143,10 +143,9 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             # No proof, so neither a reboot by sparkd nor an end of its tries (17): the driver's figure leaves out
             # managed memory that a CPU has touched, which /proc/meminfo leaves out as well. Measured on an H200,
             # driver 580.159.04: nothing of 8 GiB. A process that only has the devices open may hold some, too.
-            listed = (
-                f"the GPU's driver lists {size(_shared_gpu_bytes(facts))} for {users}, and nothing explains the rest"
-            )
-            return block_shortage(f"{reason}; {listed}", f"end {users}; where that frees too little: {REBOOT_COMMAND}")
+            listed = f"the GPU's driver lists {size(_shared_gpu_bytes(facts))} for {users}"
+            reason = f"{reason}; {listed}, and nothing explains the rest"
+            return block_shortage(reason, f"end {users}; where that frees too little: {REBOOT_COMMAND}")
         if facts._ended_users:  # no proof: a namespace of pids may hide them
             listed = f"the GPU's driver lists {', '.join(facts._ended_users)}"
             return block_shortage(f"{reason}; {listed}", f"reboot this node: {REBOOT_COMMAND}")

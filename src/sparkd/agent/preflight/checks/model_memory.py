@@ -34,11 +34,15 @@ class ModelMemory(Check[ModelMemoryFacts], frozen=True):
         if self.plan.container.gpus != "all" or self.plan.user_script:
             return ModelMemoryFacts()
         memory = read_sum(self.plan, self.settings, host)
-        weights_bytes = memory.weights.expected if memory.weights else None
         room = read_room(self.plan, self.settings, host, memory)
-        excess = room.describe_excess(self.plan)
         return ModelMemoryFacts(
-            memory.share_bytes, weights_bytes, memory.request_bytes, memory.tokens, room.jobs, memory, excess
+            share_bytes=memory.share_bytes,
+            weights_bytes=memory.weights.expected if memory.weights else None,
+            request_bytes=memory.request_bytes,
+            tokens=memory.tokens,
+            compile_jobs=room.jobs,
+            _sum=memory,
+            _excess=room.describe_excess(self.plan),
         )
 
     def judge(self, facts: ModelMemoryFacts) -> Verdict:

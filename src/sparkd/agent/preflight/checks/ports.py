@@ -58,19 +58,16 @@ class HeldPort(Struct, frozen=True, rename={"left_to_strays": "told_by_strays"})
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[WantedPort, ...]:
     """Ports on which this node is to listen. A worker serves no API; for the rendezvous it connects to the head."""
-    is_cluster, is_head = plan.node.cluster_size > 1, plan.node.is_head
+    node, is_cluster = plan.node, plan.node.cluster_size > 1
     ports = []
-    if is_head:
-        ports.append(
-            WantedPort(plan.api_port, first_values(plan.argv).get("host") or EVERY_IPV4, "the API", "args.port")
-        )
-    if is_head and is_cluster:
+    if node.is_head:
+        address = first_values(plan.argv).get("host") or EVERY_IPV4
+        ports.append(WantedPort(plan.api_port, address, "the API", "args.port"))
+    if node.is_head and is_cluster:
         ports.append(WantedPort(plan.master_port, "", "the rendezvous", "cluster.master_port"))
     if is_cluster:
-        port = settings.cluster.report_port
-        ports.append(
-            WantedPort(port, plan.node.address, "the node's report", "cluster.report_port", is_agent_port=True)
-        )
+        port, setting = settings.cluster.report_port, "cluster.report_port"
+        ports.append(WantedPort(port, node.address, "the node's report", setting, is_agent_port=True))
     if settings.observe.address is not None:
         address, port = settings.observe.address
         ports.append(WantedPort(port, address, "the observers", "observe.listen", is_agent_port=True, vital=False))
@@ -103,17 +100,16 @@ class Ports(Check[PortsFacts], frozen=True):
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
-        taken_by = {
-            listener: wanted for wanted in self.wanted for listener in listeners if _conflicts(listener, wanted)
-        }
+        pairs = ((listener, wanted) for wanted in self.wanted for listener in listeners)
+        taken_by = {listener: wanted for listener, wanted in pairs if _conflicts(listener, wanted)}
         owner = host.owner()
         owner_pid = (owner.pid or None) if owner else None
         if not taken_by:
             return PortsFacts((), owner_pid)
         table, docker = host.processes(), host.docker()
         strays = self._find_strays(host, table, docker)
-        pairs = zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True)
-        held = tuple(_describe_holder(wanted, use, table, docker, strays) for wanted, use in pairs)
+        uses = zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True)
+        held = tuple(_describe_holder(wanted, use, table, docker, strays) for wanted, use in uses)
         return PortsFacts(held, owner_pid)
 
     def _find_strays(self, host: Host, table: ProcessTable, docker: DockerFacts) -> frozenset[int | str]:

@@ -144,17 +144,16 @@ class Rdma(Check[RdmaFacts], frozen=True):
         meant_ports = _list_meant_ports(selection, ports)
         used_hcas = tuple(dict.fromkeys(hca for hca, _ in meant_ports))
         usable = facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
-        problems = [*(self._judge_missing(facts, selection) if usable else [self._judge_none_usable(facts, used_hcas)])]
+        problems = [] if usable else [self._judge_none_usable(facts, used_hcas)]
+        problems += self._judge_missing(facts, selection) if usable else ()
         problems += _judge_shared_lanes(facts, used_hcas)
         problems += [_describe_down(hca, port, facts) for hca, port in meant_ports if port.state != ACTIVE]
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, {TCP_COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
-        summary = combine_verdicts(
-            problems,
-            f"{', '.join(_format_name(hca) for hca in used_hcas)}: ACTIVE{_describe_idle_twins(facts, used_hcas)}",
-        )
-        return summary if usable or not facts.has_card else replace(summary, awaits=AWAITED)
+        names = ", ".join(_format_name(hca) for hca in used_hcas)
+        verdict = combine_verdicts(problems, f"{names}: ACTIVE{_describe_idle_twins(facts, used_hcas)}")
+        return verdict if usable or not facts.has_card else replace(verdict, awaits=AWAITED)
 
     def _judge_missing(self, facts: RdmaFacts, selection: Selection) -> Iterator[Verdict]:
         present = facts.names
@@ -189,9 +188,8 @@ def _list_meant_ports(selection: Selection, ports: tuple[tuple[Hca, Port], ...])
 def _describe_down(hca: Hca, port: Port, facts: RdmaFacts) -> Verdict:
     interfaces = ", ".join(name for name in hca.interfaces if name in facts.no_carrier)
     cause = f"; {interfaces} has no carrier" if interfaces else ""
-    return warn(
-        f"{_format_name(hca)}: port {port.number} is {port.state}{cause}", f"{CABLE} Else leave it out of fabric.hcas"
-    )
+    reason = f"{_format_name(hca)}: port {port.number} is {port.state}{cause}"
+    return warn(reason, f"{CABLE} Else leave it out of fabric.hcas")
 
 
 def _judge_shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:
@@ -216,9 +214,8 @@ def _find_twins(hca: Hca, hcas: tuple[Hca, ...]) -> tuple[Hca, ...]:
 
 
 def _describe_idle_twins(facts: RdmaFacts, used: tuple[Hca, ...]) -> str:
-    idle_names = sorted(
-        {twin.name for hca in used for twin in _find_twins(hca, facts.hcas)} - {hca.name for hca in used}
-    )
+    twin_names = {twin.name for hca in used for twin in _find_twins(hca, facts.hcas)}
+    idle_names = sorted(twin_names - {hca.name for hca in used})
     return f"; not used on the same cable: {', '.join(idle_names)} (fabric.hcas)" if idle_names else ""
 
 

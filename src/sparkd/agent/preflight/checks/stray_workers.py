@@ -126,10 +126,8 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         if container.whose is Whose.UNKNOWN and facts.rank_error:
             return unknown(f"{description}: whose it is, is unknown: {facts.rank_error}", RECORD_HINT)
         if container.whose is Whose.UNKNOWN:
-            hint = f"if nobody needs it: sudo docker rm --force {quote(container.name)}"
-            return unknown(
-                f"{description} has the label of this node's rank, and is not what was started as that", hint
-            )
+            reason = f"{description} has the label of this node's rank, and is not what was started as that"
+            return unknown(reason, f"if nobody needs it: sudo docker rm --force {quote(container.name)}")
         if container.whose is Whose.LEFT:
             hint = "nothing is to be done: the next agent takes it over; without one it ends in a minute"
             return block(f"{description} serves, and its agent has just crashed", hint)
@@ -137,12 +135,11 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
             reason = f"{description} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
             return block(reason, owner.hint)
         condition = f"still runs and holds {size(held_bytes)}" if container.running else "is left over"
+        reason = f"{description} of an agent that is gone {condition}"
         fix = RemoveContainer(container.id, container.name, frees_bytes=held_bytes)
         if identity(fix) in self.tried:
-            return _judge_stuck_container(
-                engines, f"{description} of an agent that is gone {condition} and can't be removed"
-            )
-        return block(f"{description} of an agent that is gone {condition}", FIX_HINT, fixes=(fix,))
+            return _judge_stuck_container(engines, f"{reason} and can't be removed")
+        return block(reason, FIX_HINT, fixes=(fix,))
 
     def _judge_engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         description = _describe_engine(facts, engine)

@@ -13,12 +13,15 @@ from sparkd.base.cluster.auth import (
     sign_request,
     signatures_match,
 )
+from sparkd.base.lib import slow_document
 from sparkd.base.lib.http_client import BODY_LIMIT_BYTES, HttpClient, HttpError, Response
 
 CONNECT_SECONDS = 2.0
 """The kernel repeats a SYN after one second: with 20 % packet loss, 4 % of connections need a third one."""
 ANSWER_SECONDS = 3.0
 """Time on top of the hold time: four TCP retransmissions. After that a new connection is faster."""
+SLOW_ANSWER_SECONDS = slow_document.ANSWER_SECONDS + 2
+"""The same for a document that the peer reads first: its own limit, and the travel time."""
 
 
 class UnsignedError(Exception):

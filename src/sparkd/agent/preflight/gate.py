@@ -56,7 +56,7 @@ class GateIO(Struct, frozen=True):
     """Publishes findings."""
 
 
-class Admission(Struct, frozen=True):
+class GateResult(Struct, frozen=True):
     """The outcome. `before`: the findings before the first fix; empty where nothing was changed."""
 
     before: tuple[Finding, ...]
@@ -108,15 +108,15 @@ class Gate(Struct):
     """Rounds of fixes."""
     _fixes: list[FixState] = field(default_factory=list)
 
-    def admit(self) -> Admission:
+    def admit(self) -> GateResult:
         """Decide, after all waits and fixes. Raises BlockedError (10) or NeedsPersonError (17) for a refusal."""
-        admission = self.fix_and_recheck()
-        if (refusal := admission.refusal()) is not None:
+        result = self.fix_and_recheck()
+        if (refusal := result.refusal()) is not None:
             raise refusal
-        self.io.events.info("preflight.gate.passed", fixes=len(admission.fixes))
-        return admission
+        self.io.events.info("preflight.gate.passed", fixes=len(result.fixes))
+        return result
 
-    def fix_and_recheck(self) -> Admission:
+    def fix_and_recheck(self) -> GateResult:
         """Check until nothing more can be waited for or fixed. Waits and rounds are both bounded.
 
         Raises ConfigError for an id that no check has.
@@ -133,7 +133,7 @@ class Gate(Struct):
             findings = (*findings, *self._hook_findings)
             self.io.show(findings)
             if not (fixes := self._find_untried_fixes(findings)):
-                return Admission(self._first_findings, findings, tuple(self._fixes))
+                return GateResult(self._first_findings, findings, tuple(self._fixes))
             self._first_findings = self._first_findings or findings
             self._rounds += 1
             self._fixes += [self._apply(fix) for fix in fixes]

@@ -21,7 +21,7 @@ TOO_MANY = 3
 PHASE_LENGTH = 60
 
 
-class Launch(Struct, frozen=True):
+class LastLaunch(Struct, frozen=True):
     """The last launch of a boot."""
 
     phase: str
@@ -32,7 +32,7 @@ class Launch(Struct, frozen=True):
 
 
 class LastBootFacts(Struct, frozen=True):
-    before: tuple[Launch, ...]
+    before: tuple[LastLaunch, ...]
     """The last launch of each boot before this one, since the last good start, oldest first."""
     changes: str
     """Differences of the last launch from the last good start."""
@@ -60,7 +60,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
             good, tried = (Facts(values, {}, {}) for values in (history.good, history.tried))
             changes = f"since the last good start {describe_change(good, tried)}"
         launches = tuple(
-            Launch(sanitize(boot.phase, PHASE_LENGTH), boot.digest == self.digest, not boot.open)
+            LastLaunch(sanitize(boot.phase, PHASE_LENGTH), boot.digest == self.digest, not boot.open)
             for boot in history.boots_before(boot_id)
         )
         machine_end = str(history.machine_end) if history.machine_end and history.machine_end.boot_id == boot_id else ""
@@ -84,6 +84,6 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         return block(reason + facts.changes, hint, needs_person=True)
 
 
-def _ended_this_load(launch: Launch) -> bool:
+def _ended_this_load(launch: LastLaunch) -> bool:
     """Whether the machine ended while this plan loaded."""
     return launch.this_plan and launch.phase == LOADING and not launch.end_seen

@@ -311,7 +311,7 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
     line = Line(1, "2b", 6, "engine| INFO: ready")
     yield (
         "lines of another node",
-        Parser(log_pages.parse, (log_pages.dump(log_pages.Page("n", 1, Lines((line,)))),), (ValueError,)),
+        Parser(log_pages.parse, (log_pages.dump(log_pages.LogPage("n", 1, Lines((line,)))),), (ValueError,)),
     )
     yield (
         "query for lines",

@@ -83,8 +83,9 @@ RETIRED_IDS = ("resolver",)
 
 
 def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
-    """Build all checks. `earlier`: the first sample of the memory, where there was one."""
-    return tuple(check.from_inputs(replace(inputs, earlier=earlier)) for check in CHECKS)
+    """Build all checks. `earlier`: what an earlier run of them sampled of the memory, where there was one."""
+    inputs = replace(inputs, earlier=earlier)
+    return tuple(check.from_inputs(inputs) for check in CHECKS)
 
 
 def build_unplanned(settings: Settings) -> dict[str, AnyCheck | None]:

@@ -133,7 +133,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     def _find_problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
         for path_facts in facts.paths:
             if path_facts.fault:
-                needed = path_facts.path
+                needed = path_facts.needed
                 level = Level.WARN if needed.may_fail else Level.BLOCK
                 yield Verdict(level, f"{needed.path} {path_facts.fault} ({needed.what})", needed.hint)
         for program in facts.refused:

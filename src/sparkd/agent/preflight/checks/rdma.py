@@ -88,7 +88,7 @@ class RdmaFacts(Struct, frozen=True):
         return tuple(hca.name for hca in self.hcas)
 
     @property
-    def here(self) -> str:
+    def device_hint(self) -> str:
         """The beginning of a hint: the devices to choose from."""
         return f"this machine has {', '.join(self.names)}" if self.hcas else "look at: rdma link; lspci; sudo dmesg"
 
@@ -144,8 +144,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
         meant_ports = _list_meant_ports(selection, ports)
         used_hcas = tuple(dict.fromkeys(hca for hca, _ in meant_ports))
         usable = facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
-        problems = [] if usable else [self._judge_none_usable(facts, used_hcas)]
-        problems += self._judge_missing(facts, selection) if usable else ()
+        problems = list(self._judge_missing(facts, selection)) if usable else [self._judge_none(facts, used_hcas)]
         problems += _judge_shared_lanes(facts, used_hcas)
         problems += [_describe_down(hca, port, facts) for hca, port in meant_ports if port.state != ACTIVE]
         if not self.reaches_verbs:
@@ -160,10 +159,10 @@ class Rdma(Check[RdmaFacts], frozen=True):
         names = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
         if names:
             reason = f"no RDMA device is called {', '.join(names)}, which the plan names"
-            yield warn(reason, f"{facts.here}: correct fabric.hcas or {NAMES}")
+            yield warn(reason, f"{facts.device_hint}: correct fabric.hcas or {NAMES}")
 
-    def _judge_none_usable(self, facts: RdmaFacts, used: tuple[Hca, ...]) -> Verdict:
-        reason, hint = "this machine has no RDMA device", facts.here
+    def _judge_none(self, facts: RdmaFacts, used: tuple[Hca, ...]) -> Verdict:
+        reason, hint = "this machine has no RDMA device", facts.device_hint
         if facts.hcas and not facts.on_fabric:
             reason, hint = f"{self.interface} has no RDMA device", f"{hint}: set fabric.hcas, or {NAMES}: null"
         elif used:

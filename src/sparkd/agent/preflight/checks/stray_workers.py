@@ -148,9 +148,9 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         container_name = _find_container_name(facts, engine)
         if not container_name and _is_left_by_agent(facts, engine):
             return self._judge_stray(facts, engine)  # also where it serves: docker has removed the container
-        command, offers = stop_by_hand(engine.top.pid, engine.service_stop), (_build_fixes(engine),)
-        if container_name:
-            command, offers = f"sudo docker stop {quote(container_name)}", ()
+        by_hand = stop_by_hand(engine.top.pid, engine.service_stop)
+        command = f"sudo docker stop {quote(container_name)}" if container_name else by_hand
+        offers = () if container_name else (_build_fixes(engine),)
         # Adoption proves nothing of the leader of its own group, such as one that nohup has started over ssh.
         may_be_wanted = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
         if engine.serves or not engine.adopted or may_be_wanted:

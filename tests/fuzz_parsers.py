@@ -12,11 +12,11 @@ from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.cluster import log_pages
-from sparkd.agent.cluster.client import parse_peer_report
 from sparkd.agent.cluster.inventory import Image, Inventory, Model
 from sparkd.agent.cluster.inventory import dump as dump_inventory
 from sparkd.agent.cluster.inventory import parse as parse_inventory
 from sparkd.agent.cluster.inventory_comparison import find_missing
+from sparkd.agent.cluster.peer_reader import parse_peer_report
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.cluster.following import followed_context
@@ -313,7 +313,7 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
     line = Line(1, "2b", 6, "engine| INFO: ready")
     yield (
         "lines of another node",
-        Parser(log_pages.parse, (log_pages.dump(log_pages.Page("n", 1, Lines((line,)))),), (ValueError,)),
+        Parser(log_pages.parse, (log_pages.dump(log_pages.LogPage("n", 1, Lines((line,)))),), (ValueError,)),
     )
     yield (
         "query for lines",

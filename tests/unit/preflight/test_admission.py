@@ -16,7 +16,7 @@ from sparkd.agent.preflight.checks.rdma import Rdma
 from sparkd.agent.preflight.checks.shared_memory import SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, UnlinkSegment
-from sparkd.agent.preflight.gate import MAX_ROUNDS, Admission, BuildChecks, Gate, GateIO
+from sparkd.agent.preflight.gate import MAX_ROUNDS, BuildChecks, Gate, GateIO, GateResult
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
@@ -352,7 +352,7 @@ def test_what_needs_a_person_is_named_first(machine: Machine) -> None:
         Finding("a", Verdict(Level.BLOCK, "first"), {}, 0),
         Finding("b", Verdict(Level.BLOCK, "second", "reboot", needs_person=True), {}, 0),
     )
-    refusal = Admission((), findings, ()).refusal()
+    refusal = GateResult((), findings, ()).refusal()
     assert isinstance(refusal, NeedsPersonError)
     assert str(refusal) == "b: second; and 1 more: a (reboot)"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.cluster.log_pages import Page
+from sparkd.agent.cluster.log_pages import LogPage
 from sparkd.agent.cluster.node_logs import NodeLog
 from sparkd.agent.preflight.engine_processes import is_serve
 from sparkd.base.config import Settings
@@ -177,10 +177,10 @@ def test_own_lines_are_there_where_another_node_is_silent(tree: Tree) -> None:
     """Which is not requested again for the next window."""
     requests = list[str]()
 
-    async def own(query: Query) -> Page:
-        return Page("spark1", time.time_ns() // 1000, Lines((Line(query.since_us, "1", 6, "an own line"),)))
+    async def own(query: Query) -> LogPage:
+        return LogPage("spark1", time.time_ns() // 1000, Lines((Line(query.since_us, "1", 6, "an own line"),)))
 
-    async def silent(_query: Query) -> Page:
+    async def silent(_query: Query) -> LogPage:
         requests.append("spark2")
         raise HttpError("no answer")
 
@@ -202,9 +202,9 @@ def test_windows_are_by_this_nodes_clock(tree: Tree) -> None:
     """The other node's clock is two hours behind."""
     behind_us, queries = 7_200_000_000, list[Query]()
 
-    async def read(query: Query) -> Page:
+    async def read(query: Query) -> LogPage:
         queries.append(query)
-        return Page("spark2", time.time_ns() // 1000 - behind_us, Lines(()))
+        return LogPage("spark2", time.time_ns() // 1000 - behind_us, Lines(()))
 
     @asynccontextmanager
     async def open_other(*_: object) -> AsyncIterator[tuple[list[NodeLog], str]]:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.agreed import Agreed
 from sparkd.agent.daemon.context import Agent, Context
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.status.kept import Disk
+from sparkd.agent.status.page_history import Disk
 from sparkd.base.host.files import Files
 from sparkd.base.host.journal import Line, read_warnings
 from sparkd.base.lib.errors import Cause

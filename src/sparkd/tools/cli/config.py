@@ -7,7 +7,7 @@ from functools import partial
 
 from sparkd.agent.daemon.notify import read_url
 from sparkd.agent.preflight.hooks import check_program
-from sparkd.agent.status.http_api import read_token
+from sparkd.agent.status.token_file import read_token
 from sparkd.base.cluster import auth, following, membership
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Loaded as LoadedSettings

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
 from sparkd.agent.cluster import inventory
-from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
+from sparkd.agent.cluster.client import Source, UnsignedError
 from sparkd.agent.cluster.node_logs import Entry, NodeLog, merge, open_logs
+from sparkd.agent.cluster.peer_reader import PeerReader, parse_peer_report
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.config import Settings

@@ -16,7 +16,7 @@ from tests.unit import page_reports
 
 from sparkd.agent.actions import history
 from sparkd.agent.daemon.history import MOST_WARNINGS, read_disk
-from sparkd.agent.status.kept import POINTS, SAMPLES, Disk, PageHistory, Point, find_spans
+from sparkd.agent.status.page_history import POINTS, SAMPLES, Disk, PageHistory, Point, find_spans
 from sparkd.base.host.files import Files
 from sparkd.base.host.journal import read_warnings
 from sparkd.base.state.facts import Facts

@@ -12,7 +12,8 @@ from sparkd.agent.engine.health import Continue, Observation, decide, healthy
 from sparkd.agent.engine.health_monitor import PROBE_SECONDS, TROUBLED_PROBE_SECONDS
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import PendingRequest
-from sparkd.base.vllm.api import Completion, Counters
+from sparkd.base.vllm.api import Completion
+from sparkd.base.vllm.counters import Counters
 
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
 LATEST_SECONDS = 20.0

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from sparkd.agent.engine.health import Continue, Failure, Observation, decide, healthy
 from sparkd.base.config.settings import Supervise
 from sparkd.base.lib.errors import EngineDeadError, StalledError
-from sparkd.base.vllm.api import Completion, Counters
+from sparkd.base.vllm.api import Completion
+from sparkd.base.vllm.counters import Counters
 
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
 START = healthy(0)

@@ -14,7 +14,8 @@ from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import NotReadyError, RankEndedError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.vllm.api import Endpoint, parse_counters
+from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.counters import parse_counters
 
 METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
 

@@ -13,9 +13,10 @@ from tests.unit.vllm_answers import ONE_FLAG, packed
 from sparkd.base.host.files import Files
 from sparkd.base.state.file import LIMIT_BYTES
 from sparkd.base.state.vllm_tables import FILE, IMAGES_KEPT, VllmTables, read_tables
-from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
+from sparkd.base.vllm.command import first_values, parse_command
+from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.own_table import EMPTY, MOST_BYTES, MOST_NAMES, parse_answer, render_query
 
 IMAGE = "fork:1"
@@ -57,7 +58,7 @@ def query(site: Path) -> FlagTable:
 
 def issues(table: FlagTable, *words: str) -> list[tuple[str, bool]]:
     argv = ("vllm", "serve", "/m", *words)
-    launch = Launch(flags=first_values(words), gpu=False, given=parse_flags(argv), vllm=table)
+    launch = Launch(flags=first_values(words), gpu=False, given=parse_command(argv), vllm=table)
     return [(one.reason, one.blocks) for one in rules.find_issues(launch)]
 
 

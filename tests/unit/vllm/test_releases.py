@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from sparkd.base.lib import read_data
-from sparkd.base.vllm.flag import SHIPPED, Flag, FlagTable, first_values, parse_flags
+from sparkd.base.vllm.command import first_values, parse_command
+from sparkd.base.vllm.flag import SHIPPED, Flag, FlagTable
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.releases import FILE, find_release, known_release, load_releases, minor
 
 VERSIONS = [f"0.{number}" for number in range(33, 11, -1)]
@@ -17,7 +18,7 @@ OWN = replace(find_release("0.27"), image="fork:1")
 
 def judged(table: FlagTable, *words: str, **env: str) -> list[tuple[str, bool]]:
     launch = Launch(
-        flags=first_values(words), gpu=False, env=env, given=parse_flags(("vllm", "serve", "/m", *words)), vllm=table
+        flags=first_values(words), gpu=False, env=env, given=parse_command(("vllm", "serve", "/m", *words)), vllm=table
     )
     return [(issue.reason, issue.blocks) for issue in rules.find_issues(launch)]
 
@@ -56,7 +57,7 @@ def example_words(flag: Flag) -> list[str]:
 @pytest.mark.parametrize("table", load_releases(), ids=VERSIONS)
 def test_nothing_that_a_release_itself_has_is_a_fault_by_its_table(table: FlagTable) -> None:
     words = [word for flag in table.flags for word in example_words(flag)]
-    given = parse_flags(("vllm", "serve", "/m", *words))
+    given = parse_command(("vllm", "serve", "/m", *words))
     env = dict.fromkeys(table.variables, "1")
     launch = Launch(flags=first_values(words), gpu=False, env=env, given=given, vllm=table)
     assert [issue for issue in rules.find_issues(launch) if issue.rule.startswith(NAMES)] == []

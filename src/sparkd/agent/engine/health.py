@@ -17,7 +17,8 @@ from sparkd.agent.engine.readiness import MAX_EXTENSION
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.errors import EngineDeadError, StalledError
-from sparkd.base.vllm.api import Completion, Counters
+from sparkd.base.vllm.api import Completion
+from sparkd.base.vllm.counters import Counters
 
 DEAD_STATUS = 503
 """vLLM's /health once it knows that its engine is dead."""

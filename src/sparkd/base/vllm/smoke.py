@@ -14,7 +14,7 @@ from sparkd.base.lib import read_data
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.vllm.answers import differ, find_end_fault, find_fault
 from sparkd.base.vllm.api import Answer, Endpoint
-from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.command import first_values
 from sparkd.base.vllm.logprobs import TEXT_LOGPROB, UnscoredError, find_gap, find_nonsense
 
 TOKENS, FEWEST_TOKENS = 48, 16

@@ -10,8 +10,9 @@ from random import Random
 
 from msgspec import Struct
 
-from sparkd.base.vllm.args import DATA_SIZE
-from sparkd.base.vllm.flag import first_values, parse_amount
+from sparkd.base.vllm.command import first_values
+from sparkd.base.vllm.flag import parse_amount
+from sparkd.base.vllm.flag_values import DATA_SIZE
 
 MOST_AT_ONCE = 256
 BATCH_TOKENS = 8192

@@ -13,7 +13,8 @@ from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import format_key, printable, read_owned_file, validator_message
 from sparkd.base.recipes.schema import REPO, Recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
-from sparkd.base.vllm.args import JsonValue, parse_count, rank_flags
+from sparkd.base.vllm.args import JsonValue, parse_count
+from sparkd.base.vllm.flag_values import rank_flags
 from sparkd.tools.importers.bundle import Place, render
 from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.endpoint import complete

@@ -20,9 +20,10 @@ from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
 from sparkd.base.plan.model import Cache
 from sparkd.base.recipes.schema import Volume
 from sparkd.base.state import launch_history
+from sparkd.base.vllm.command import first_values
 from sparkd.base.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
-from sparkd.base.vllm.flag import first_values
-from sparkd.base.vllm.lint.predicates import Launch, compiles_custom_ops
+from sparkd.base.vllm.lint.launch import Launch
+from sparkd.base.vllm.lint.predicates import compiles_custom_ops
 
 COMPILE_BYTES = 3 * GIB
 """Memory beside the engine's share that a start needs, to compile custom_ops ["all"]: with no more it is blocked.

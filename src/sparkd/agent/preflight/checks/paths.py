@@ -21,8 +21,8 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import SCRIPT_FILE
 from sparkd.base.recipes.additions import VERBS
+from sparkd.base.vllm.command import first_values
 from sparkd.base.vllm.container_paths import FILE_FLAGS, is_below
-from sparkd.base.vllm.flag import first_values
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 """Folders whose content sparkd itself makes at the launch."""

@@ -9,7 +9,7 @@ from msgspec import Struct, toml
 
 from sparkd.base.lib import read_data
 from sparkd.base.vllm.flag import SHIPPED, misprint_of
-from sparkd.base.vllm.lint.predicates import Launch, Matches
+from sparkd.base.vllm.lint.launch import Launch, Matches
 from sparkd.base.vllm.releases import add_history, load_releases
 
 MOST_NAMES = 200

@@ -80,7 +80,7 @@ def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, firs
         canary, answer_at = None, situation.canary(sent) if sent is not None else NEVER
         if sent is not None and at >= min(answer_at, sent + CANARY_TIMEOUT_SECONDS):
             late = answer_at > sent + CANARY_TIMEOUT_SECONDS
-            canary, sent = Completion(token=not late, said="no answer within 120 s" if late else ""), None
+            canary, sent = Completion(token=not late, error="no answer within 120 s" if late else ""), None
         seen = Observation(
             at,
             health=200 if answers else None,

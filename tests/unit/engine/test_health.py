@@ -11,7 +11,7 @@ from sparkd.base.vllm.counters import Counters
 
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
 START = healthy(0)
-TOKEN, FAILED = Completion(token=True), Completion(token=False, said="HTTP 500")
+TOKEN, FAILED = Completion(token=True), Completion(token=False, error="HTTP 500")
 
 
 def look(*seen: Observation, limits: Supervise = LIMITS) -> Continue | Failure:

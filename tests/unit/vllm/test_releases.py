@@ -10,7 +10,7 @@ from sparkd.base.vllm.command import first_values, parse_command
 from sparkd.base.vllm.flag import SHIPPED, Flag, FlagTable
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.launch import Launch
-from sparkd.base.vllm.releases import FILE, find_release, known_release, load_releases, minor
+from sparkd.base.vllm.releases import FILE, find_release, known_release, load_releases, minor_version
 
 VERSIONS = [f"0.{number}" for number in range(33, 11, -1)]
 OWN = replace(find_release("0.27"), image="fork:1")
@@ -24,7 +24,7 @@ def judged(table: FlagTable, *words: str, **env: str) -> list[tuple[str, bool]]:
 
 
 def test_every_minor_release_of_a_year_is_known() -> None:
-    assert [minor(table) for table in load_releases()] == VERSIONS
+    assert [minor_version(table) for table in load_releases()] == VERSIONS
     assert load_releases()[0] is SHIPPED
     counts = [len(table.flags) for table in load_releases()]
     assert counts == sorted(counts, reverse=True), "each release of this year had as many flags as the one before"
@@ -75,7 +75,7 @@ def test_nothing_that_a_release_itself_has_is_a_fault_by_its_table(table: FlagTa
     ],
 )  # fmt: skip
 def test_the_release_is_read_from_a_version_or_the_tag_of_an_image_of_vllm(text: str, version: str) -> None:
-    assert minor(find_release(text)) == version
+    assert minor_version(find_release(text)) == version
 
 
 @pytest.mark.parametrize("text", ["vllm:v0.33.0", "0.33", "0.32.1"])

@@ -216,7 +216,7 @@ def _end_canary(state: HealthState, probe: Observation) -> HealthState:
         return replace(state, proven_at=probe.at, proven_after=proven_after, is_busy=is_busy, canary_failed="")
     if state.proven_at > state.canary_sent_at:
         return state  # other requests were served since it was sent
-    return replace(state, canary_failed=probe.canary.said)
+    return replace(state, canary_failed=probe.canary.error)
 
 
 def _restart_clock(last: HealthState, state: HealthState, at: float) -> HealthState:

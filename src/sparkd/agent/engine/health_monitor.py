@@ -132,5 +132,5 @@ class HealthMonitor(Struct):
         try:
             answer = await self.endpoint.complete(self.completion_seconds)
         except HttpError as error:
-            answer = Completion(token=False, said=str(error))
+            answer = Completion(token=False, error=str(error))
         return answer, time.monotonic() - began

@@ -206,11 +206,8 @@ def _count_own_drafts(launch: Launch) -> int:
 def _loads_as_stored(launch: Launch, config: Mapping[str, object]) -> bool:
     """Whether a rank holds what the files have, divided as the flags say."""
     quantizes = "quantization" in launch.flags and not config.get("quantization_config")
-    if (
-        quantizes
-        or (launch.flags.get("load-format") or "") not in SAFETENSORS_FORMATS
-        or "VLLM_PP_LAYER_PARTITION" in launch.env
-    ):
+    converts = (launch.flags.get("load-format") or "") not in SAFETENSORS_FORMATS
+    if quantizes or converts or "VLLM_PP_LAYER_PARTITION" in launch.env:
         return False
     return launch.flags.keys().isdisjoint(CHANGES_WEIGHTS)
 

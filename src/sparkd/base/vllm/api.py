@@ -9,7 +9,7 @@ from sparkd.base.lib.http_client import CONNECTIONS, Admit, HttpClient
 from sparkd.base.lib.text import parse_json
 from sparkd.base.vllm.counters import Counters, Drafts, parse_counters, parse_drafts
 from sparkd.base.vllm.logprobs import Scored, UnscoredError, parse_scored
-from sparkd.base.vllm.streaming import Streamed, head, stream_completion
+from sparkd.base.vllm.streaming import Streamed, excerpt, stream_completion
 
 HEALTH_TIMEOUT_SECONDS = 5.0
 ANSWER_LIMIT_BYTES = 256 << 10
@@ -20,7 +20,7 @@ class Completion(Struct, frozen=True):
     """The result of a one-token completion: whether the engine produced a token, or its error text."""
 
     token: bool
-    said: str = ""
+    error: str = ""
 
 
 class Answer(Struct, frozen=True):
@@ -95,12 +95,12 @@ class Endpoint:
         body = {"model": self.served_name, "prompt": "1", "max_tokens": 1, "temperature": 0}
         answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
         if answer.status != 200:
-            return Completion(token=False, said=f"HTTP {answer.status} {head(answer.body)}".strip())
+            return Completion(token=False, error=f"HTTP {answer.status} {excerpt(answer.body)}".strip())
         with suppress(ValueError):
             match parse_json(answer.body):
                 case {"usage": {"completion_tokens": int(made)}}:
-                    return Completion(token=made >= 1, said="" if made else "no token was made")
-        return Completion(token=False, said=f"no completion: {head(answer.body)}")
+                    return Completion(token=made >= 1, error="" if made else "no token was made")
+        return Completion(token=False, error=f"no completion: {excerpt(answer.body)}")
 
     async def generate(
         self, prompt: str | Sequence[int], tokens: int, seconds: float, more: Mapping[str, object]
@@ -121,7 +121,7 @@ class Endpoint:
             return parse_scored(answer.body)
         # NaN in its own answer is vLLM's fault, though it may come with status 400 too.
         refused = answer.status == 400 and b"Out of range float" not in answer.body
-        raise (UnscoredError if refused else ValueError)(f"HTTP {answer.status} {head(answer.body)}")
+        raise (UnscoredError if refused else ValueError)(f"HTTP {answer.status} {excerpt(answer.body)}")
 
     async def chat(self, text: str, tokens: int, seconds: float, more: Mapping[str, object]) -> Answer:
         """The answer to one message of a user. Raises ValueError for another answer."""
@@ -158,7 +158,7 @@ class Endpoint:
         body = {"model": self.served_name, **fields}
         answer = await self._http.request(path, seconds, json=body, limit_bytes=ANSWER_LIMIT_BYTES)
         if answer.status != 200:
-            raise ValueError(f"HTTP {answer.status} {head(answer.body)}")
+            raise ValueError(f"HTTP {answer.status} {excerpt(answer.body)}")
         return parse_json(answer.body)
 
 

@@ -34,26 +34,26 @@ def not_a_choice(launch: Launch) -> Matches:
 
 
 def _match_known(launch: Launch, explain: Callable[[ParsedFlag, Flag], str]) -> Matches:
-    for argument, head in _list_judged(launch):
-        if (flag := launch.vllm.by_name.get(head)) and (reason := explain(argument, flag)):
+    for argument, flag_name in _list_judged(launch):
+        if (flag := launch.vllm.by_name.get(flag_name)) and (reason := explain(argument, flag)):
             yield about(argument.name, reason)
 
 
 def likely_typo(launch: Launch) -> Matches:
-    for argument, head in _list_judged(launch):
-        if correct_name := _find_typo(head, launch.vllm):
+    for argument, flag_name in _list_judged(launch):
+        if correct_name := _find_typo(flag_name, launch.vllm):
             yield about(argument.name, f"is no flag of {launch.vllm.vllm}: --{correct_name} is")
 
 
 def unknown(launch: Launch) -> Matches:
-    for argument, head in _list_judged(launch):
-        if head in launch.vllm.by_name or _find_typo(head, launch.vllm):
+    for argument, flag_name in _list_judged(launch):
+        if flag_name in launch.vllm.by_name or _find_typo(flag_name, launch.vllm):
             continue
-        full_name = _complete_name(head, launch.vllm)
+        full_name = _complete_name(flag_name, launch.vllm)
         flag = launch.vllm.by_name.get(full_name)
         if flag is None:
-            reason = f"is no flag of {launch.vllm.vllm}{did_you_mean(head, launch.vllm.by_name)}"
-            yield about(argument.name, add_history(reason, methodcaller("has", head)))
+            reason = f"is no flag of {launch.vllm.vllm}{did_you_mean(flag_name, launch.vllm.by_name)}"
+            yield about(argument.name, add_history(reason, methodcaller("has", flag_name)))
         elif reason := _explain_unreadable(argument, flag) or _explain_unlisted(argument, flag):
             yield about(argument.name, f"is read as --{full_name}, and {reason}")
 
@@ -61,10 +61,10 @@ def unknown(launch: Launch) -> Matches:
 def _list_judged(launch: Launch) -> Iterator[tuple[ParsedFlag, str]]:
     """Each flag with its name before a dot, except flags covered by the recipe or another rule."""
     for argument in launch.given[:MOST_FLAGS]:
-        head = argument.name.partition(".")[0]
-        is_renamed = head in RENAMED and head not in launch.vllm.by_name
-        if not is_renamed and not {head, head.removeprefix("no-")} & set(launch.extra):
-            yield argument, head
+        flag_name = argument.name.partition(".")[0]
+        is_renamed = flag_name in RENAMED and flag_name not in launch.vllm.by_name
+        if not is_renamed and not {flag_name, flag_name.removeprefix("no-")} & set(launch.extra):
+            yield argument, flag_name
 
 
 def _complete_name(name: str, table: FlagTable) -> str:

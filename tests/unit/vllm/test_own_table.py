@@ -28,6 +28,24 @@ def make_arg_parser(parser):
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fork4"])
     return parser
 """
+CONFIG = """
+from typing import Annotated, Literal
+from pydantic.dataclasses import dataclass
+
+@dataclass(config={"extra": "forbid"})
+class KernelConfig:
+    backend: Annotated[Literal["auto", "own"], "a note"] | None = None
+
+@dataclass
+class VllmConfig:
+    kernel_config: Annotated[KernelConfig, "a note"] | None = None
+
+@dataclass
+class Other:
+    size: int = 1
+
+ModelConfig = ParallelConfig = CacheConfig = ObservabilityConfig = Other
+"""
 
 
 @pytest.fixture
@@ -107,6 +125,15 @@ def test_another_long_name_of_a_flag_is_judged_as_the_flag(site: Path) -> None:
     ((reason, blocks),) = issues(query(site), "--longest-text", "eight")
     assert blocks
     assert "needs a whole number" in reason
+
+
+def test_types_with_a_note_are_taken_apart(site: Path) -> None:
+    (site / "vllm/config.py").write_text(CONFIG)
+    (site / "vllm/entrypoints/openai/cli_args.py").write_text(
+        ARGS.replace("    return", '    parser.add_argument("--kernel-config")\n    return')
+    )
+    fields = {flag: {field.name: field.choices for field in known} for flag, known in query(site).fields.items()}
+    assert fields == {"kernel-config": {"backend": ("auto", "own")}}
 
 
 def test_an_image_that_can_not_answer_gives_no_table(site: Path) -> None:

@@ -96,11 +96,13 @@ def load_registered() -> dict[str, list[str]]:
 
 def split_hint(hint: object) -> Iterator[Any]:
     """The types that a hint allows: unions and annotations are taken apart."""
-    if not get_args(hint) or (isinstance(get_origin(hint), type) and not is_union(hint)) or get_origin(hint) is Literal:
-        yield hint
-    else:
-        for part in get_args(hint)[: 1 if hasattr(hint, "__metadata__") else None]:
+    if hasattr(hint, "__metadata__"):  # Annotated, which is a class before Python 3.13
+        yield from split_hint(get_args(hint)[0])
+    elif is_union(hint):
+        for part in get_args(hint):
             yield from split_hint(part)
+    else:
+        yield hint
 
 
 def is_union(hint: object) -> bool:

@@ -48,7 +48,7 @@ def normalize(recipe: Recipe) -> dict[str, str]:
     mounted = [volume.target for volume in recipe.container.volumes]
     values = {
         **recipe.model_dump(mode="json", by_alias=True),
-        "args": normalize_switches(recipe.args),
+        "args": normalize_flags(recipe.args),
         "env": env,
         "caches": kept_caches(recipe.caches, env, mounted, gpu=recipe.container.gpus == "all"),
     }
@@ -59,8 +59,8 @@ def normalize(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def normalize_switches(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Flags with every switch under its positive name: `no-x: true` and `x: false` become `x: false`."""
+def normalize_flags(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Flags as vLLM reads them, each switch under its positive name: `no-x: true` and `x: false` become `x: false`."""
     flags: dict[str, JsonValue] = {}
     for name, value in args.items():
         if isinstance(value, bool):
@@ -71,7 +71,7 @@ def normalize_switches(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def _normalize_value(name: str, value: JsonValue) -> JsonValue:
-    """The value as vLLM reads it: a revision 007 is not 7, and 9e9999 not 1234e5678, though both are inf as float."""
+    """The value as vLLM reads it. What it reads as text stays that: a revision 007 is not 7."""
     kind = _find_kind(name)
     if kind == "text" and isinstance(value, int | float):
         return str(value)
@@ -103,7 +103,10 @@ def _find_kind(name: str) -> str:
 
 
 def _parse_number(text: str) -> int | float | None:
-    """A number as Python reads it, which vLLM's parser does; None for other text, and for an infinite one."""
+    """A number as Python reads it, as vLLM's parser does; None for other text.
+
+    Also None for an infinite one: 9e9999 and 1234e5678 differ.
+    """
     with suppress(ValueError):
         return int(text)
     with suppress(ValueError, OverflowError):

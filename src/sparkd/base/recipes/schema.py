@@ -13,8 +13,20 @@ from sparkd.base.config import types as t
 from sparkd.base.config.types import Section
 from sparkd.base.recipes.additions import ADDED_LIMITS, ADDED_SHM_BYTES
 from sparkd.base.recipes.image import Assertion, Build, BuildForm, Text
-from sparkd.base.vllm.args import check_path, check_text, normalize_flag
-from sparkd.base.vllm.container_paths import check_target
+from sparkd.base.recipes.types import (
+    Bytes,
+    CacheName,
+    ModelPath,
+    Program,
+    RecipeName,
+    RepoName,
+    Revision,
+    ServedName,
+    SysctlName,
+    SysctlValue,
+    Target,
+)
+from sparkd.base.vllm.args import normalize_flag
 from sparkd.base.vllm.logprobs import TEXT_LOGPROB
 
 KV_CACHE_TOKENS = "kv_cache_tokens"
@@ -24,78 +36,15 @@ WEIGHTS_GB = "weights_gb"
 PLACEHOLDER = re.compile(r"\{((?:node|head|cluster|model)\.[A-Za-z0-9_]*)\}")
 """A placeholder such as `{node.address}`, in a flag or a variable. Other braces stay, because JSON contains many."""
 
-_ULIMITS = Literal[
-    "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
-    "rttime", "sigpending", "stack",
-]  # fmt: skip
-
 
 def has_placeholder(text: str) -> bool:
     return PLACEHOLDER.search(text) is not None
 
 
-def _check_model_path(raw: str) -> str:
-    if raw.startswith("~"):
-        raise ValueError("must be the whole path, such as /home/NAME/models: nothing expands ~")
-    if raw.startswith("/"):
-        path = check_path(raw, "it")
-        if not path.strip("/."):
-            raise ValueError("must be the model's own folder, not the node's whole file system")
-        return path
-    if raw and check_path(f"/{raw}", "it") != f"/{raw.rstrip('/')}":
-        raise ValueError("must be a path below engine.models_dir, or an absolute one")
-    if any(part in ("", ".") for part in raw.split("/")) and raw:
-        raise ValueError("must be a plain path below engine.models_dir, or an absolute one")
-    return raw
-
-
-def _check_served_name(raw: str) -> str:
-    name = check_text(raw)
-    if name.startswith("-"):
-        raise ValueError("must not begin with a dash: the engine would read it as a flag")
-    if name and not name.strip():
-        raise ValueError("must be a name, or left out for the folder's")
-    return name
-
-
-def _check_program(raw: tuple[str, ...]) -> tuple[str, ...]:
-    if not raw or not raw[0]:
-        raise ValueError("must name a program")
-    return tuple(check_text(word) for word in raw)
-
-
-ModelPath = Annotated[str, AfterValidator(_check_model_path)]
-ServedName = Annotated[str, AfterValidator(_check_served_name)]
-Target = Annotated[str, AfterValidator(check_target)]
-REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-RepoName = Annotated[str, t.matching(f"({REPO.pattern})?", "ORGANISATION/NAME, as on Hugging Face")]
-REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-Revision = Annotated[str, t.matching(f"({REVISION.pattern})?", "a branch, a tag or a commit")]
-Words = Annotated[tuple[Text, ...], Strict(False)]
-CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in small letters, such as vllm")]
-
-
-def _refuse_unit(raw: object) -> object:
-    if isinstance(raw, str) and (match := re.fullmatch(r"(\d{1,9})([kmgt])(?:i?b)?", raw.strip().lower())):
-        raise ValueError(f"must be a number of bytes: {int(match[1]) << 10 * ('kmgt'.index(match[2]) + 1)}")
-    return raw
-
-
-Bytes = Annotated[int, Field(ge=1, le=2**50), BeforeValidator(_refuse_unit, json_schema_input_type=int)]
-RecipeName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a name in small letters, digits, dots and dashes")]
-SysctlName = Annotated[
-    str,
-    t.matching(
-        r"(?:vm|net\.core|net\.ipv4|net\.ipv6)(?:\.(?!tcp_fastopen_key|stable_secret)[a-z0-9_-]+)+|kernel\.(?:numa_balancing|pid_max|threads-max)",
-        "a setting of memory or network, such as vm.swappiness, or kernel.numa_balancing, .pid_max or .threads-max",
-    ),
-]
-"""Recipes come from third parties. So no setting matches that runs a program (kernel.core_pattern) or is a secret."""
-SysctlValue = Annotated[
-    str,
-    BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw, json_schema_input_type=int | str),
-    t.matching(r"-?\d{1,19}(?: -?\d{1,19}){0,7}", "a number, or numbers with one blank between them"),
-]
+_ULIMITS = Literal[
+    "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
+    "rttime", "sigpending", "stack",
+]  # fmt: skip
 
 
 class Limit(Section):
@@ -146,7 +95,7 @@ class Image(Section):
     vllm: Annotated[str, t.matching(r"(0\.\d{1,3}(\.\d{1,3})?)?", 'a release in quotes, such as "0.29"')] = Field(
         "", description="Release of vLLM whose flags judge where the image is away. Empty: its tag's, or the newest."
     )
-    entrypoint: Annotated[Words, AfterValidator(_check_program)] = Field(
+    entrypoint: Program = Field(
         ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."
     )
     asserts: Annotated[tuple[Assertion, ...], Strict(False)] = Field(

@@ -15,7 +15,8 @@ from sparkd.base.host.docker_image import digest_of
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import read_file, sanitize, size
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, MOST_STEPS, Build, Step
-from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
+from sparkd.base.recipes.schema import Recipe, Volume
+from sparkd.base.recipes.types import REPO, REVISION
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.flag import parse_json
 from sparkd.base.vllm.lint.values import is_for_x86

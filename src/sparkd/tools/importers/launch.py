@@ -12,7 +12,7 @@ from itertools import dropwhile, pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.base.recipes.schema import REPO
+from sparkd.base.recipes.types import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.base.vllm.flag import SHIPPED, parse_json
 from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, is_ray, parse_serve, program

@@ -17,15 +17,16 @@ def wrong_fields(launch: Launch, *, sure: bool) -> Matches:
     `sure`: those that no build takes; else those that a fork may take, since it may have more fields and choices.
     """
     for flag, name, value in _list_fields(launch):
-        key, shown, fields = f"args.{flag}.{name}", sanitize(name, 60), launch.vllm.fields_by_name[flag]
-        if name not in fields:
+        key, known = f"args.{flag}.{name}", launch.vllm.fields_by_name[flag]
+        if name not in known:
             has = methodcaller("has", f"{flag}.{name}")
             is_elsewhere = any(map(has, load_releases()))
-            correction = "" if is_elsewhere else misprint_of(name, fields)
+            correction = "" if is_elsewhere else misprint_of(name, known)
             if sure is bool(correction):
-                suggestion = f": {correction} is" if correction else "" if is_elsewhere else did_you_mean(shown, fields)
+                shown = sanitize(name, 60)
+                suggestion = "" if is_elsewhere else f": {correction} is" if correction else did_you_mean(shown, known)
                 yield key, add_history(f"--{flag}: {shown} is no key of {launch.vllm.vllm}{suggestion}", has)
-        elif sure is _needs_number(fields[name], value) and (reason := fields[name].wrong_value(value)):
+        elif sure is _needs_number(known[name], value) and (reason := known[name].wrong_value(value)):
             yield key, f"--{flag}: {name} {reason}"
 
 

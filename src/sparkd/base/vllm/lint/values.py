@@ -43,10 +43,12 @@ def unused(launch: Launch) -> Matches:
 def unregistered(launch: Launch) -> Matches:
     for flag, names in ((known.name, known.registered) for known in launch.vllm.flags if known.registered):
         value = launch.flags.get(flag) or ""
-        is_unjudged = value in NOTHING or flag in launch.extra or _is_given(launch, PLUGINS.get(flag, flag + "-plugin"))
-        if not is_unjudged and flag in OF_ANY_RELEASE:
+        has_plugin = flag in PLUGINS and _is_given(launch, PLUGINS[flag])
+        if value in NOTHING or flag in launch.extra or has_plugin:
+            continue
+        if flag in OF_ANY_RELEASE:
             value, names = value.lower(), (*sorted({*names, *list_registered(flag), *OF_ANY_RELEASE[flag]}),)
-        if not is_unjudged and value not in names:
+        if value not in names:
             suggestion = did_you_mean(value, names) or f": {', '.join(names[:8])}, ..."
             yield about(flag, f"{value[:60]!r} is not registered in {launch.vllm.vllm}{suggestion}")
 

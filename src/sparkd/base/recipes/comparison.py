@@ -72,7 +72,8 @@ def normalize_flags(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 def _normalize_value(name: str, value: JsonValue) -> JsonValue:
     """The value as vLLM reads it. What it reads as text stays that: a revision 007 is not 7."""
-    kind = _find_kind(name)
+    flag = SHIPPED.by_name.get(name)
+    kind = flag.kind if flag else ""  # a field of a flag's JSON, or an unknown flag, such as a fork's
     if kind == "text" and isinstance(value, int | float):
         return str(value)
     if kind == "text" or not isinstance(value, str):
@@ -87,19 +88,12 @@ def _normalize_value(name: str, value: JsonValue) -> JsonValue:
 
 def _normalize_text(name: str, kind: str, text: str) -> JsonValue:
     number = _parse_number(text)
-    return number if number is not None and (kind in NUMBERS or _is_usual_notation(name, text, number)) else text
-
-
-def _is_usual_notation(name: str, text: str, number: float) -> bool:
+    if number is None or kind in NUMBERS:
+        return text if number is None else number
     # vLLM reads a field of a flag's JSON as JSON. Of an unknown flag, which may take text, only the usual notation is a
     # number: 1.10 may be a version.
-    return parse_json(text) == number if "." in name else str(number) == text
-
-
-def _find_kind(name: str) -> str:
-    """The kind of a flag's value; empty for a field of its JSON, and for an unknown flag, such as a fork's."""
-    flag = SHIPPED.by_name.get(name)
-    return flag.kind if flag else ""
+    is_number = parse_json(text) == number if "." in name else str(number) == text
+    return number if is_number else text
 
 
 def _parse_number(text: str) -> int | float | None:

@@ -11,21 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Strict, 
 
 from sparkd.base.config import types as t
 from sparkd.base.config.types import Section
+from sparkd.base.recipes import types as r
 from sparkd.base.recipes.additions import ADDED_LIMITS, ADDED_SHM_BYTES
 from sparkd.base.recipes.image import Assertion, Build, BuildForm, Text
-from sparkd.base.recipes.types import (
-    Bytes,
-    CacheName,
-    ModelPath,
-    Program,
-    RecipeName,
-    RepoName,
-    Revision,
-    ServedName,
-    SysctlName,
-    SysctlValue,
-    Target,
-)
 from sparkd.base.vllm.args import normalize_flag
 from sparkd.base.vllm.logprobs import TEXT_LOGPROB
 
@@ -58,7 +46,7 @@ class Volume(Section):
     """A file or folder of the node, seen in the container."""
 
     source: t.AbsolutePath = Field(description="Path on the node. It must exist: sparkd makes none.")
-    target: Target = Field(description="Path in the container.")
+    target: r.Target = Field(description="Path in the container.")
     read_only: bool = Field(description="Whether the container may only read it.")
 
 
@@ -81,10 +69,10 @@ def _parse_volume(raw: object) -> object:
 class Model(Section):
     """The weights."""
 
-    path: ModelPath = Field("", description="Folder of the model: below engine.models_dir, or an absolute path.")
-    repo: RepoName = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
-    revision: Revision = Field("", description="Branch, tag or commit to download. Empty: the newest files.")
-    served_name: ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
+    path: r.ModelPath = Field("", description="Folder of the model: below engine.models_dir, or an absolute path.")
+    repo: r.RepoName = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
+    revision: r.Revision = Field("", description="Branch, tag or commit to download. Empty: the newest files.")
+    served_name: r.ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
     random_weights: bool = Field(False, description="A model for tests, in whose smoke test known texts are skipped.")
 
 
@@ -95,7 +83,7 @@ class Image(Section):
     vllm: Annotated[str, t.matching(r"(0\.\d{1,3}(\.\d{1,3})?)?", 'a release in quotes, such as "0.29"')] = Field(
         "", description="Release of vLLM whose flags judge where the image is away. Empty: its tag's, or the newest."
     )
-    entrypoint: Program = Field(
+    entrypoint: r.Program = Field(
         ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."
     )
     asserts: Annotated[tuple[Assertion, ...], Strict(False)] = Field(
@@ -144,8 +132,8 @@ class Container(Section):
         "that becomes root by sudo needs false.",
     )
     init: bool = Field(True, description="An init as process 1, which passes signals on and reaps children.")
-    shm_bytes: Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: 32 GiB.")
-    memory_limit_bytes: Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")
+    shm_bytes: r.Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: 32 GiB.")
+    memory_limit_bytes: r.Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")
     ulimits: Mapping[
         _ULIMITS, Annotated[Limit | None, BeforeValidator(_parse_limit, json_schema_input_type=int | Limit | None)]
     ] = Field(
@@ -190,7 +178,7 @@ class ForkFlags(Section):
 class Host(Section):
     """What the source ran with on the node itself. It is compared, and set by `sparkd tune apply` alone."""
 
-    sysctls: Mapping[SysctlName, SysctlValue] = Field(
+    sysctls: Mapping[r.SysctlName, r.SysctlValue] = Field(
         default_factory=dict, description="Settings of the kernel (vm., net., few others), such as vm.swappiness: 10."
     )
 
@@ -199,10 +187,12 @@ class Recipe(Section):
     """A way to serve one model that is known to work, with where it is known from."""
 
     schema_: Literal[1] = Field(alias="schema", description="Version of this format.")
-    name: RecipeName = Field(description="Name of the recipe, the same as its file's.")
+    name: r.RecipeName = Field(description="Name of the recipe, the same as its file's.")
     description: Text = Field("", description="What it is good for, in a sentence.")
     source: Text = Field("", description="Where its values come from: title, author, section.")
-    extends: RecipeName | None = Field(None, description="Recipe that it changes. Its own name means the one it hides.")
+    extends: r.RecipeName | None = Field(
+        None, description="Recipe that it changes. Its own name means the one it hides."
+    )
     model: Model = Field(Model(), description="The weights.")
     image: Image = Field(Image(), description="The container image.")
     nodes: Nodes = Field(Nodes(), description="How many nodes serve it together.")
@@ -219,13 +209,13 @@ class Recipe(Section):
     )
     container: Container = Field(Container(), description="Options of the container.")
     host: Host = Field(Host(), description="What the source ran with on the node itself.")
-    caches: Mapping[CacheName, Target | None] = Field(
+    caches: Mapping[r.CacheName, r.Target | None] = Field(
         default_factory=dict,
         description="Compile caches, one folder for each image, by name: path in the container. Those of vLLM and its "
         "compilers are kept where they are not named: vllm, inductor, flashinfer, triton, tilelang, deep_gemm, cuda. "
         "null leaves one out.",
     )
-    memory_bytes: Bytes | None = Field(
+    memory_bytes: r.Bytes | None = Field(
         None, description="What a rank takes. null: gpu_memory_utilization of the GPU's memory."
     )
     expect: Mapping[str, JsonValue] = Field(

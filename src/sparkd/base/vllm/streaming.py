@@ -10,7 +10,6 @@ from sparkd.base.lib import prepared
 from sparkd.base.lib.http_client import HttpClient
 from sparkd.base.lib.text import sanitize
 
-PATH = "/v1/completions"
 EVENT_BYTES = 64 << 10
 EVENTS_PER_TOKEN = 2
 """Limit of their number. The engine sends one for each step, which makes one token or, with a drafter, several."""
@@ -99,7 +98,7 @@ async def stream_completion(http: HttpClient, model: str, prompt: str, tokens: i
     events = _Events(EVENTS_PER_TOKEN * (tokens + 1))
     begun = time.monotonic()
     limit_bytes = EVENT_BYTES + TOKEN_BYTES * EVENTS_PER_TOKEN * tokens
-    answer = await http.request(PATH, seconds, received=events.feed, json=body, limit_bytes=limit_bytes)
+    answer = await http.request("/v1/completions", seconds, received=events.feed, json=body, limit_bytes=limit_bytes)
     ended = time.monotonic()
     if answer.status != 200:
         raise StreamError(f"HTTP {answer.status} {excerpt(events.begin)}".strip())

@@ -5,7 +5,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from sparkd.base.vllm.lint import environment, fields, flags, predicates, values
+from sparkd.base.vllm.lint import environment, flags, predicates, values
 from sparkd.base.vllm.lint.launch import Launch, Matches
 
 
@@ -56,9 +56,9 @@ RULES = (
          hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe"),
     Rule("flag-misprint", BLOCKS, flags.likely_typo,
          hint="correct it; where a fork has this flag, name it under flags.extra of the recipe"),
-    Rule("json-field", BLOCKS, partial(fields.wrong_fields, sure=True),
+    Rule("json-field", BLOCKS, partial(flags.wrong_fields, sure=True),
          hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe"),
-    Rule("json-unknown", WARNS, partial(fields.wrong_fields, sure=False),
+    Rule("json-unknown", WARNS, partial(flags.wrong_fields, sure=False),
          hint="correct it, or name the flag under flags.extra where a fork has it: vLLM ends with status 2 or 1"),
     Rule("tool-choice", BLOCKS, values.incomplete,
          hint="give the other flag too, or take this one out"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from shlex import quote
@@ -253,7 +254,5 @@ class Recipe(Section):
 
 def json_schema() -> str:
     """JSON Schema of a recipe file, for editors. Keys that a base may provide are not required."""
-    import json
-
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps({**dialect, **Recipe.model_json_schema(by_alias=True), "title": "sparkd recipe"}, indent=2)

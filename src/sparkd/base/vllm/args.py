@@ -1,4 +1,4 @@
-"""Validates the engine's arguments, variables and secrets from recipes and settings.
+"""Validates the engine's arguments, variables and secrets from recipes and settings, and makes words of the arguments.
 
 Raises ValueError with a message for the user, to which the caller adds file and key.
 """
@@ -42,6 +42,7 @@ LONGEST_TEXT_BYTES = 100_000
 _FLAG = re.compile(r"[a-z][a-z0-9]*(?:-[a-zA-Z0-9]+)*(?:\.[A-Za-z0-9_-]+)*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 SECRET_NAME = re.compile(r"(?:\A|_)(?:API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY)\Z", re.IGNORECASE)
+"""Variables whose values are secrets: their files are named instead."""
 _SHELL_OWNED = frozenset(
     ("_", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD",
      "IFS", "LINENO", "OLDPWD", "OPTIND", "PIPESTATUS", "POSIXLY_CORRECT", "PPID", "PWD", "RANDOM", "SECONDS",

@@ -202,9 +202,9 @@ def describe(parser: argparse.ArgumentParser) -> dict[str, object]:
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     with_long = [action for action in actions if action.option_strings[0].startswith("--")]
     # vLLM 0.33 hides the --no- forms from the actions; its parser takes them still.
-    every = parser._option_string_actions.items()
+    by_option = parser._option_string_actions.items()
     names = {
-        action: [*dict.fromkeys((*action.option_strings, *(n for n, a in every if a is action)))]
+        action: [*dict.fromkeys((*action.option_strings, *(option for option, owner in by_option if owner is action)))]
         for action in with_long
     }
     flags = sorted((describe_flag(action, names[action]) for action in with_long), key=lambda row: str(row["name"]))

@@ -11,6 +11,7 @@ from sparkd.base.lib.http_client import HttpClient
 from sparkd.base.lib.text import sanitize
 
 EVENT_BYTES = 64 << 10
+"""Limit of any event, and of the text that is kept for an error."""
 EVENTS_PER_TOKEN = 2
 """Limit of their number. The engine sends one for each step, which makes one token or, with a drafter, several."""
 TOKEN_BYTES = 1 << 10

@@ -74,6 +74,7 @@ def add_up(nodes: Iterable[tuple[int, int, bool]], files: int) -> Compiled:
 
 
 Look = Callable[[], Awaitable[Compiled]]
+"""Counts what has been compiled so far."""
 
 
 async def warm_up(

@@ -246,10 +246,14 @@ class Recipe(Section):
             mounted.add(target)
         return self
 
-    def image_build(self, chosen: str = "") -> str:
-        """A command, or what a person is to do; empty where a registry has the image. `chosen`: its name or path."""
-        build, name_or_path = self.image.build, chosen if chosen.endswith(f"/{self.name}.yaml") else self.name
-        return build if isinstance(build, str) else f"sudo sparkd image build {quote(name_or_path)}"
+    def image_build(self, chosen: str) -> str:
+        """The command that builds the image, or what a person is to do; empty where a registry has the image.
+
+        `chosen`: the name or the path by which the recipe was chosen.
+        """
+        if isinstance(self.image.build, str):
+            return self.image.build
+        return f"sudo sparkd image build {quote(chosen if chosen.endswith(f'/{self.name}.yaml') else self.name)}"
 
 
 def json_schema() -> str:

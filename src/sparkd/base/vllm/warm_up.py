@@ -103,20 +103,20 @@ async def warm_up(
     previous = first_look
     for number in range(1, MOST_PASSES + 1):
         steps = make_steps(limits, number)
-        sender.unanswered = 0
+        unanswered = 0
         for done, step in enumerate(steps):
             show(number, done, len(steps))
-            await sender.send(step)
+            unanswered += await sender.send(step)
             if sender.is_lost or time.monotonic() >= deadline:
                 return sum_up(number, await look())
-        await sender.send_structured()
+        await sender.send_structured()  # what it refuses counts as answered
         compiled = await _await_compilers(look, deadline, settle_seconds)
         if sender.is_lost or compiled.compilers:
             return sum_up(number, compiled)
         if (compiled.kernels, compiled.files) == (previous.kernels, previous.files):
-            return sum_up(number, compiled, over=not sender.unanswered, whole=not sender.unanswered)
+            return sum_up(number, compiled, over=not unanswered, whole=not unanswered)
         previous = compiled
-    return sum_up(MOST_PASSES, previous, over=not sender.unanswered)
+    return sum_up(MOST_PASSES, previous, over=not unanswered)
 
 
 async def _await_compilers(look: Look, deadline: float, seconds: float) -> Compiled:
@@ -133,8 +133,6 @@ class Sender:
 
     def __init__(self, endpoint: Endpoint, tools: bool, look: Look, deadline: float, still_seconds: float) -> None:
         self.sent = 0
-        self.unanswered = 0
-        """Prompts of the pass without an answer; refusals of JSON and tools do not count."""
         self.fault = ""
         """The last fault."""
         self.is_lost = False
@@ -151,14 +149,16 @@ class Sender:
         with suppress(HttpError, ValueError):
             self._tokens = await self._endpoint.tokenize(TEXT)
 
-    async def send(self, step: Step) -> None:
+    async def send(self, step: Step) -> int:
+        """Send the prompts of a step. Returns how many were not answered."""
+
         def request(place: int) -> Awaitable[Answer]:
             prompt, wish = self._make_prompt(step.prompts[place]), SAMPLED if step.sampled[place] else GREEDY
             return self._endpoint.generate(
                 prompt, step.answer_tokens + place % ANSWER_SPREAD, self._remaining_seconds, wish
             )
 
-        self.unanswered += await self._send_all([partial(request, place) for place in range(len(step.prompts))])
+        return await self._send_all([partial(request, place) for place in range(len(step.prompts))])
 
     async def send_structured(self) -> None:
         """Send JSON, tools and log-probabilities, each alone, then all at once: Triton has another kernel for 1."""

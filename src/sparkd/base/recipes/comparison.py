@@ -19,9 +19,9 @@ ORDER = (
     "expect",
 )  # fmt: skip
 """The sections to compare, the most important first. The others describe the recipe."""
-COUNTS = ("max-model-len", "max-num-batched-tokens", "max-num-seqs", "block-size")
-"""Flags for which vLLM reads 128K as 131072."""
-NUMBERS = ("int", "float", "amount", "amount or auto")
+AMOUNTS = ("amount", "amount or auto")
+"""Kinds of flags for which vLLM reads 128K as 131072."""
+NUMBERS = ("int", "float", *AMOUNTS)
 """Kinds of flags that take nothing else."""
 
 
@@ -78,7 +78,7 @@ def _normalize_value(name: str, value: JsonValue) -> JsonValue:
         return str(value)
     if kind == "text" or not isinstance(value, str):
         return value
-    if name in COUNTS and (count := parse_amount(value)) is not None:
+    if kind in AMOUNTS and (count := parse_amount(value)) is not None:
         return count
     if value.lstrip().startswith(("{", "[")):
         parsed = parse_json(value)

@@ -17,7 +17,8 @@ from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import EngineDeadError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.vllm.api import Counters, Endpoint, parse_counters
+from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.counters import Counters, parse_counters
 
 METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
 

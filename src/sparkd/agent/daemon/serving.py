@@ -20,7 +20,8 @@ from sparkd.agent.daemon.page_cache import PageCacheWatch
 from sparkd.agent.daemon.smoke_test import start_smoke_test
 from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower
-from sparkd.agent.engine.activity import ActivityMeter, GpuThrottleMonitor
+from sparkd.agent.engine.activity import ActivityMeter
+from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor
 from sparkd.agent.engine.health_monitor import Check, HealthMonitor
 from sparkd.agent.engine.load_monitor import pace_seconds
 from sparkd.agent.engine.rank import Running

@@ -107,7 +107,8 @@ class Switching:
     def _look_for_choice(self) -> None:
         if self._look is None:
             stamp, now = stamp_switch(self._agent.host), self._clock()
-            if now < (self._unannounced_look_at if stamp == self._followed_stamp else self._next_look_at):
+            is_announced = stamp != self._followed_stamp
+            if now < (self._next_look_at if is_announced else self._unannounced_look_at):
                 return
             self._next_look_at, self._unannounced_look_at = now + LOOK_SECONDS, now + UNANNOUNCED_SECONDS
             self._look = stamp, self._agent.loop.start(self._read_choice)  # the disk may hang

@@ -37,11 +37,11 @@ def start_threads(agent: Agent, running: Running) -> None:
 
 
 def _watch_compilers(agent: Agent, running: Running) -> None:
-    node_floor_bytes = agent.settings.memory.floor_mib << 20
+    guard_floor_bytes = agent.settings.memory.floor_mib << 20
+    holds_back = guard_floor_bytes and agent.plan.container.gpus == "all"
     running.compilers = CompilerWatch(
-        floor_bytes=RESERVE_BYTES + 2 * node_floor_bytes
-        if node_floor_bytes and agent.plan.container.gpus == "all"
-        else 0,
+        # The largest compile, and room above the guard's floor: docs/adr/0064.
+        floor_bytes=RESERVE_BYTES + 2 * guard_floor_bytes if holds_back else 0,
         ended=running.rank.ended,
         processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
         available_bytes=lambda: agent.host.meminfo().available_bytes,
@@ -54,8 +54,8 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
 
 
 def _count_objects(agent: Agent, running: Running) -> None:
-    """Count object files until the rank has ended, in a thread of its own: the disk may hang, and the other one watches
-    memory.
+    """Count object files until the rank has ended. A thread of its own: the disk may hang, and the compilers' thread
+    watches memory.
     """
     while not running.rank.ended.wait(5.0):
         if running.compiler_count:
@@ -64,8 +64,8 @@ def _count_objects(agent: Agent, running: Running) -> None:
                 running.objects = caches.count_objects(agent.host.files, running.rank.image_id, names)
 
 
-def is_alarmed(running: Running) -> bool:
-    """Whether dockerd may be gone, where its end would end the rank."""
+def may_have_lost_dockerd(running: Running) -> bool:
+    """Whether the dockerd whose end ends the rank may have ended: the rank's log has broken off once."""
     return bool(running.record.dockerd_pid) and running.log.broken_off_at is not None
 
 

@@ -100,6 +100,7 @@ class Switching:
         if self.switch is not None and now >= self._next_expiry_at and self.switch.expired(datetime.now(UTC)):
             expired_switch, self._next_expiry_at = self.switch, now + EXPIRE_SECONDS
             if self._take_step(Event.EXPIRED):
+                # Without a switch left, what is configured holds: it is left for that, as on the way back.
                 raise SwitchRequested(self.switch or replace(expired_switch, stage=Stage.RETURNING))
         if self.tried:
             self._raise_if_stuck()

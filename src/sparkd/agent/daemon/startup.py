@@ -29,7 +29,9 @@ from sparkd.base.state.rank_record import RankRecord, left_segments
 from sparkd.base.status.model import Phase
 
 DOCKER_SECONDS = 10.0
+"""Limit for a look at dockerd's process and its files: milliseconds, on a disk that does not hang."""
 COUNT_SECONDS = 2.0
+"""Limit for the kernel's count of kills, and for a look at the segments that ranks have left."""
 CHOICE_SECONDS = 10.0
 """Limit for a look at the chosen plan that is under way: milliseconds, on a disk that does not hang."""
 ROOM_SECONDS = 5.0

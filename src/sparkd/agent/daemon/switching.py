@@ -136,6 +136,10 @@ class Switching:
         return FILE.load(self._agent.host.files, faults.append), faults
 
     def _follow_choice(self, choice: Switch | None) -> None:
+        """Act on the choice in the file: leave for another plan, or take over a changed end of this one.
+
+        Raises SwitchRequested; OutdatedPlanError where this node is blocked, and any other choice was made.
+        """
         # The choice may still be that from the start of this process: a full disk may have kept its step unwritten.
         is_new = choice != self._agent.context.switch
         if choice is not None and is_new and choice.stage in (Stage.DRAINING, Stage.RETURNING):

@@ -1,5 +1,5 @@
-"""The rank of this agent, launched or taken over from an agent before: the threads that watch it, and whether dockerd
-has ended it.
+"""The rank of this agent, launched or taken over from an agent before: whether there is one, the threads that watch it,
+and whether dockerd has ended it.
 """
 
 from contextlib import suppress
@@ -13,8 +13,37 @@ from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import caches, docker, docker_config
+from sparkd.base.lib.errors import RankEndedError
 from sparkd.base.state.rank_record import LOG_POSITION, RankRecord
 from sparkd.base.vllm.log_lines import LogForwarder
+
+
+class OwnRank(Struct):
+    """The rank of this agent, if any. Used by the main thread."""
+
+    running: Running | None = None
+
+    def take(self, running: Running) -> None:
+        self.running = running
+
+    def drop(self) -> None:
+        """Forget a rank that was ended on purpose: the next launch replaces it."""
+        self.running = None
+
+    def raise_if_killed(self) -> None:
+        """Raises MemoryGuardError where the guard has killed it."""
+        if self.running is not None and self.running.guard is not None:
+            self.running.guard.raise_if_killed()
+
+    def raise_if_ended(self) -> None:
+        """Raises RankEndedError where the rank has ended."""
+        if self.running is not None and self.running.rank.ended.is_set():
+            raise RankEndedError("the engine ended")
+
+    def raise_if_halted(self) -> None:
+        """Raises StalledError where the rank serves, and is stopped or frozen."""
+        if self.running is not None and self.running.hang is not None:
+            self.running.hang.check()
 
 
 def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float = 0.0) -> Running:

@@ -42,8 +42,8 @@ from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.systemd import Journal, Notifier
-from sparkd.base.lib.text import Redactor
 from sparkd.base.plan.agreement import Agreement, dump_values
 from sparkd.base.state.rank_record import RankRecord
 from sparkd.base.status.model import NodeReport

@@ -19,7 +19,8 @@ from sparkd.base.config.settings import Cluster
 from sparkd.base.host import Host
 from sparkd.base.host.docker_image import identity_of
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
-from sparkd.tools.cli import main, model
+from sparkd.tools.cli import main
+from sparkd.tools.cli.parser import add_targets
 from sparkd.tools.models import image_copy, peers
 from sparkd.tools.models.image_copy import SCRATCH
 from sparkd.tools.models.image_store import ImageSizes
@@ -39,7 +40,7 @@ def second(tmp_path: Path) -> Host:
 
 def parse_arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    model.add_targets(parser)
+    add_targets(parser)
     parser.add_argument("model", nargs="*")
     return parser.parse_args(words)
 

@@ -134,5 +134,5 @@ def test_a_folder_that_can_not_be_written_to_is_said(tree: Tree) -> None:
 
 
 def test_two_at_once_exclude_each_other(tree: Tree) -> None:
-    with node(tree).alone(), pytest.raises(UsageError, match="under way"), Setup(Path(tree.root)).alone():
+    with node(tree).hold_lock(), pytest.raises(UsageError, match="under way"), Setup(Path(tree.root)).hold_lock():
         pass

@@ -12,7 +12,7 @@ from sparkd.agent.daemon.machine_end import BootFacts, classify, read_facts
 from sparkd.base.host.files import Files
 from sparkd.base.host.journal import BootLine, parse_boot_line, read_last_boot
 from sparkd.base.lib.errors import Cause
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redactor import Redactor
 from sparkd.base.state.launch_history import KILLED, End, LaunchHistory, MachineEnd, read_history
 
 END = 1_790_000_000.0

@@ -11,7 +11,7 @@ from tests.unit.agent_runs import World, open_world, phases, run_agent, serving
 from tests.unit.engine_server import Reply
 from tests.unit.nodes import until
 
-from sparkd.agent.actions.files import exchange
+from sparkd.agent.actions.files import compare_and_swap
 from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
@@ -63,7 +63,7 @@ def choose_new(world: World, min_nodes: int = 1, secrets: Mapping[str, str] = {}
     switch = Switch(
         chosen_plan.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
     )
-    exchange(host.files, FILE, None, switch)
+    compare_and_swap(host.files, FILE, None, switch)
 
 
 def stage(world: World) -> str:

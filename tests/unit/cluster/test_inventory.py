@@ -181,7 +181,7 @@ def test_it_is_served_to_nodes_with_the_key_and_read_once_in_a_while() -> None:
 
 
 async def fetch_status(_served: object, reader: object) -> int:
-    from sparkd.agent.cluster.client import PeerReader
+    from sparkd.agent.cluster.peer_reader import PeerReader
     from sparkd.base.lib.http_client import HttpError
 
     assert isinstance(reader, PeerReader)

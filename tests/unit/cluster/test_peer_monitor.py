@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.nodes import report, status
 
-from sparkd.agent.cluster.client import PeerReader
 from sparkd.agent.cluster.monitor import ExpectedPeer, PeerMonitor, expect_peer, peer_lost_error
+from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.lib.errors import Cause, ExitCode, PeerLostError
 from sparkd.base.status.model import Contact, PeerStatus, Phase
 from sparkd.base.status.phases import PHASES

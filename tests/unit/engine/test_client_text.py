@@ -12,7 +12,7 @@ from tests.unit.event_log import EventLog
 from sparkd.agent.engine.end_cause import MachineFacts, find_cause
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.agent.engine.log_reader import LogReader
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redactor import Redactor
 from sparkd.base.vllm.known_errors import explain
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 

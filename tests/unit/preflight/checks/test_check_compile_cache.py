@@ -9,7 +9,8 @@ from tests.unit.plans import HEAD, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.compile_cache import NOT_KEPT, CacheFacts, CompileCache
+from sparkd.agent.preflight.checks.compile_cache import CacheFacts, CompileCache
+from sparkd.agent.preflight.checks.custom_ops import NOT_KEPT
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, caches, docker_image
 from sparkd.base.host.caches import Folder
@@ -236,8 +237,8 @@ def test_a_large_cache_is_counted_to_a_bound(machine: Tree) -> None:
     for number in range(20):
         machine.file(f"{caches.path(ID, 'vllm')}/{number % 3}/{number}", "x")
     files = Host(machine.root).files
-    assert caches.folder(files, caches.path(ID, "vllm"), most=100).whole
-    some = caches.folder(files, caches.path(ID, "vllm"), most=10)
+    assert caches.count_folder(files, caches.path(ID, "vllm"), most=100).whole
+    some = caches.count_folder(files, caches.path(ID, "vllm"), most=10)
     assert not some.whole
     assert some.files <= 10
     assert not some.empty
@@ -253,5 +254,5 @@ def test_a_folder_that_can_not_be_looked_into_is_left_out(machine: Tree) -> None
         os.close(at)
         at = below
     os.close(at)
-    found = caches.folder(Host(machine.root).files, caches.path(ID, "vllm"))
+    found = caches.count_folder(Host(machine.root).files, caches.path(ID, "vllm"))
     assert (found.files, found.bytes, found.whole) == (1, 1, False)

@@ -16,11 +16,11 @@ from tests.unit import page_reports
 
 from sparkd.agent.actions import history
 from sparkd.agent.daemon.history import MOST_WARNINGS, read_disk
-from sparkd.agent.status.kept import POINTS, SAMPLES, Disk, PageHistory, Point, find_spans
+from sparkd.agent.status.page_history import POINTS, SAMPLES, Disk, PageHistory, Point, find_spans
 from sparkd.base.host.files import Files
 from sparkd.base.host.journal import read_warnings
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Bench, Launch, Smoke
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 from sparkd.base.status.model import Contact
 

@@ -1,7 +1,7 @@
 """What is reported after a round of preflight."""
 
 from sparkd.agent.daemon import kernel_log
-from sparkd.agent.daemon.admission import follow_round
+from sparkd.agent.daemon.admission import merge_round
 from sparkd.base.status.model import FindingReport
 
 
@@ -11,4 +11,4 @@ def finding(name: str) -> FindingReport:
 
 def test_what_the_kernels_log_had_stays_and_what_the_round_before_found_goes() -> None:
     kernel, use, ports, swap = map(finding, (kernel_log.ID, "use", "ports", "swap"))
-    assert follow_round((use, ports, kernel), (use, swap)) == (kernel, use, swap)
+    assert merge_round((use, ports, kernel), (use, swap)) == (kernel, use, swap)

@@ -18,7 +18,7 @@ from tests.unit.http_receivers import receiver
 from tests.unit.node_reports import WORKER
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.power import APART_SECONDS, LOOK_SECONDS, PAUSE_SECONDS, PowerWatch, Seen, advance
+from sparkd.agent.daemon.power import APART_SECONDS, LOOK_SECONDS, PAUSE_SECONDS, PowerWatch, WatchedNode, advance
 from sparkd.base.config import Notify
 from sparkd.base.lib.main_loop import SIGNALS
 from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
@@ -429,9 +429,11 @@ PEER = PeerStatus("10.0.0.2", 1, Contact.ANSWERS, LONG_AGO, replace(SERVING, lan
 
 def test_a_report_that_is_still_fresh_as_the_kernels_table_forgets_the_node_takes_nothing_back() -> None:
     before = advance(None, PEER, {"10.0.0.2": True, "192.168.1.12": True}, 1.0, "")
-    assert before == Seen(1.0, "192.168.1.12", 1.0)
-    assert advance(before, PEER, {}, 2.0, "") == Seen(2.0, "192.168.1.12", 1.0)
-    assert advance(before, PEER, {}, 62.0, "") == Seen(62.0, "", 62.0)  # it has another address there now, or no cable
+    assert before == WatchedNode(1.0, "192.168.1.12", 1.0)
+    assert advance(before, PEER, {}, 2.0, "") == WatchedNode(2.0, "192.168.1.12", 1.0)
+    assert advance(before, PEER, {}, 62.0, "") == WatchedNode(
+        62.0, "", 62.0
+    )  # it has another address there now, or no cable
     assert advance(None, PEER, {"192.168.1.12": True}, 2.0, "") is None
 
 

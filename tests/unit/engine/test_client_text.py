@@ -1,26 +1,18 @@
 """What clients write into the log of a serving engine proves nothing: no step, no cause, no end of the rank."""
 
-import os
-import subprocess
 import time
 from collections.abc import Iterator
 from functools import partial, reduce
 from pathlib import Path
 
 import pytest
-from tests.tree import Tree
 from tests.unit.docker_server import STAMP
 from tests.unit.event_log import EventLog
-from tests.unit.rank_records import rank_record
 
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.engine.end_cause import MachineFacts, find_cause
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.agent.engine.log_reader import LogReader
-from sparkd.agent.engine.rank import MachineFacts, Running
-from sparkd.base.host import Host
-from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redactor import Redactor
-from sparkd.base.lib.systemd import Notifier
 from sparkd.base.vllm.known_errors import explain
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 
@@ -188,30 +180,17 @@ def test_of_a_serving_engine_a_carriage_return_begins_no_line() -> None:
     assert (reader.progress.serving, reader.progress.worker_died) == (True, False)
 
 
-def ready(rank: Rank, reader: LogReader, tree: Tree) -> Running:
-    with MainLoop(Notifier(), {}) as loop:
-        made = Running(rank, reader, rank_record(), repr, Host(tree.root), loop)
-        made.mark_ready()
-        return made
-
-
-def test_what_may_be_a_clients_text_is_quoted_and_not_explained(tree: Tree) -> None:
+def test_what_may_be_a_clients_text_is_quoted_and_not_explained() -> None:
     reader = read([(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")], EventLog(), "end-of-log")
-    with subprocess.Popen(["sleep", "60"]) as process:
-        rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
-        found = ready(rank, reader, tree).find_cause("0", MachineFacts())
-        process.kill()
+    found = find_cause(reader.progress, "0", MachineFacts(), time.monotonic(), ready=True)
     assert found == ("engine-ended", "its log says last: RuntimeError: CUDA out of memory, NCCL")
 
 
 @pytest.mark.parametrize(("end", "code"), [("", "137"), (CORE_KILLED, "0"), (WORKER_KILLED, "0")])
-def test_the_cause_of_a_serving_rank_that_was_killed_is_the_kill(tree: Tree, end: str, code: str) -> None:
+def test_the_cause_of_a_serving_rank_that_was_killed_is_the_kill(end: str, code: str) -> None:
     forged = [(stream, f"{line}\n".encode()) for stream, line in FORGED]
     reader = read([(1, LOADED), *forged, (1, f"{end}\nend-of-log\n".encode())], EventLog(), "end-of-log")
-    with subprocess.Popen(["sleep", "60"]) as process:
-        rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
-        cause, text = ready(rank, reader, tree).find_cause(code, MachineFacts())
-        process.kill()
+    cause, text = find_cause(reader.progress, code, MachineFacts(), time.monotonic(), ready=True)
     assert cause == "killed-from-outside"
     assert not any(words[:20] in text for words in WORDS if words not in end)
     assert explain(text) is None

@@ -10,7 +10,7 @@ from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.gpu_watch import report_gpu
-from sparkd.agent.engine.activity import (
+from sparkd.agent.engine.gpu_throttle import (
     CLOCKS_SECONDS,
     HURRIED_SECONDS,
     THROTTLE_HINT,

@@ -1,27 +1,18 @@
 """What people see of an engine's end, for ends that others have reported: its cause, and what to do."""
 
-import os
 import time
 from collections.abc import Iterable
 from functools import reduce
 from pathlib import Path
-from typing import NamedTuple, cast
 
 import pytest
 from msgspec import Struct, toml
-from tests.tree import Tree
-from tests.unit.rank_records import rank_record
 
-from sparkd.agent.actions.processes import Rank
 from sparkd.agent.daemon.inquest import OTHER_RANK
 from sparkd.agent.daemon.judgement import Evidence, judge_end
+from sparkd.agent.engine.end_cause import MachineFacts, find_cause
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
-from sparkd.agent.engine.log_reader import LogReader
-from sparkd.agent.engine.rank import MachineFacts, Running
-from sparkd.base.host import Host
 from sparkd.base.lib.errors import Cause, EngineEndedError, LaunchError
-from sparkd.base.lib.main_loop import MainLoop
-from sparkd.base.lib.systemd import Notifier
 from sparkd.base.state.launch_history import End
 from sparkd.base.status.model import Phase
 from sparkd.base.vllm.known_errors import explain
@@ -63,10 +54,6 @@ LOADED = (
 )
 
 
-class Log(NamedTuple):
-    progress: LoadProgress
-
-
 def expand(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
     """Each line as its writer prints it, with the stream that it comes by: vLLM's logger writes to stdout."""
     for line in lines:
@@ -78,7 +65,7 @@ def expand(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
         yield 1 if " ERROR " in whole[:60] else 2, whole
 
 
-def end_of(reported: ReportedEnd, tree: Tree) -> tuple[End, str]:
+def end_of(reported: ReportedEnd) -> tuple[End, str]:
     """The judged end, and the cause as the engine's rank gives it."""
     now, progress = time.monotonic(), LoadProgress()
     if reported.serving:
@@ -87,18 +74,14 @@ def end_of(reported: ReportedEnd, tree: Tree) -> tuple[End, str]:
     progress = reduce(
         lambda before, line: advance_progress(before, line[1], now, line[0]), expand(reported.log), progress
     )
-    with MainLoop(Notifier(), {}) as loop:
-        rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", os.getpid(), -1)
-        running = Running(rank, cast(LogReader, Log(progress)), rank_record(), repr, Host(tree.root), loop)
-        running.ready = reported.serving
-        cause, text = running.find_cause(str(reported.code), MachineFacts())
+    cause, text = find_cause(progress, str(reported.code), MachineFacts(), now, ready=reported.serving)
     error = EngineEndedError(f"rank 0 ended while x: {text}", cause=cause)
     return judge_end(error, Evidence(), Phase.LOADING, "now"), text
 
 
 @pytest.mark.parametrize("reported", REPORTED.ends, ids=lambda reported: reported.source)
-def test_a_reported_end_has_its_cause_and_what_to_do(reported: ReportedEnd, tree: Tree) -> None:
-    end, text = end_of(reported, tree)
+def test_a_reported_end_has_its_cause_and_what_to_do(reported: ReportedEnd) -> None:
+    end, text = end_of(reported)
     assert reported.text in text
     assert end.cause == reported.cause
     assert reported.hint in end.hint
@@ -142,8 +125,8 @@ def test_nothing_explains_a_kill(code: str) -> None:
     assert (progress.root_cause(0.0), progress.killed(0.0)) == (killed, True)
 
 
-def test_a_warning_of_nccls_does_not_hide_that_a_loading_rank_was_killed(tree: Tree) -> None:
-    end, text = end_of(ReportedEnd("", ["E n:1:2 [0] NCCL WARN NET/IB : Unable to open device"], "", code=137), tree)
+def test_a_warning_of_nccls_does_not_hide_that_a_loading_rank_was_killed() -> None:
+    end, text = end_of(ReportedEnd("", ["E n:1:2 [0] NCCL WARN NET/IB : Unable to open device"], "", code=137))
     assert (end.cause, "killed by signal 9" in text) == (Cause.KILLED_FROM_OUTSIDE, True)
 
 

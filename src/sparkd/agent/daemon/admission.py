@@ -88,11 +88,11 @@ class Admission(Struct):
             for name, verdict in verdicts
         )
         reporter = self.agent.reporter
-        reporter.update(findings=follow_round(reporter.report.findings, (*switch_findings, *reports)))
+        reporter.update(findings=merge_round(reporter.report.findings, (*switch_findings, *reports)))
         show_unproven(self.agent)
 
 
-def follow_round(before: tuple[FindingReport, ...], of_round: tuple[FindingReport, ...]) -> tuple[FindingReport, ...]:
+def merge_round(before: tuple[FindingReport, ...], of_round: tuple[FindingReport, ...]) -> tuple[FindingReport, ...]:
     """The findings to report after a round of preflight: its own, and the kernel's, whose log is watched beside it and
     may say nothing for an hour. Pure.
     """

@@ -1,27 +1,23 @@
-"""What all ranks must share, as this start has read it; and how it differs from other nodes' plans, and from the last
-good start.
-"""
+"""What all ranks must share, as this start has read it, and how that differs from the last good start."""
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from sparkd.agent.cluster.client import UnsignedError
-from sparkd.agent.daemon.context import Agent, Context
+from sparkd.agent.daemon.context import Agent
 from sparkd.base.host import Host, versions
 from sparkd.base.lib.errors import BlockedError
-from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.text import sanitize
-from sparkd.base.plan import agreement
-from sparkd.base.plan.agreement import PLAN_PATH, Agreement
+from sparkd.base.plan.agreement import Agreement
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.facts import READ_FROM_NODE, Facts, excerpt_values, find_differences, group_files, node_values
 from sparkd.base.state.known_good import read_known_good
-from sparkd.base.status.model import PeerStatus
-from sparkd.base.status.phases import PHASES
 from sparkd.base.status.publisher import Reporter
 
 BOOT_SECONDS = 2.0
 """Limit for reading the kernel's command line, swap and settings, which takes milliseconds."""
+MOST_LINES = 12
+"""Most differences from the last good start that are logged."""
+DIFF_HINT = "sparkd diff; to go back to it: sudo sparkd rollback"
 
 
 class Agreed(Struct):
@@ -67,77 +63,6 @@ class Agreed(Struct):
         return Facts({**dict(values), **node_values(self.plan)}, software, boot, unread)
 
 
-TABLE_PRIORITY = 3
-"""Errors, as syslog(3) numbers them."""
-
-
-class PlanDifferences(Struct):
-    """Compares this node's plan with the others'. Used by the main thread."""
-
-    agent: Context
-    agreed: Agreed
-    _reported: dict[str, object] = field(default_factory=dict)
-    """Differences by node, as last logged."""
-
-    def check(self, peers: tuple[PeerStatus, ...]) -> None:
-        """Raises BlockedError (exit 10) where the plan of a node differs."""
-        if (differing := self._find_differing(peers)) is not None:
-            raise BlockedError(self._log_table(differing), self._make_hint(differing))
-        self._reported.clear()
-
-    def _find_differing(self, peers: tuple[PeerStatus, ...]) -> PeerStatus | None:
-        """The first node with another plan. Nodes that are ending do not count: they may come back with this plan."""
-        accepted = ("", self.agent.reporter.report.plan_digest)
-        for peer in peers:
-            if peer.living and peer.living.plan_digest not in accepted:
-                phase_rule = PHASES[peer.living.phase]
-                if phase_rule.loss is None or phase_rule.ahead:
-                    return peer
-        return None
-
-    def _log_table(self, peer: PeerStatus) -> str:
-        """Log the table of differences; return one line."""
-        agent, plan_differs = self.agent, f"the plan of {peer.name} differs"
-        try:
-            body = agent.loop.beside(agent.monitor.readers[peer.rank].fetch(PLAN_PATH), 15.0, peer.address)
-        except (HttpError, UnsignedError, TimeoutError) as error:
-            return f"{plan_differs}, and its values can't be read: {error}"
-        other_values = agreement.parse_values(body)
-        if other_values is None:
-            return f"{plan_differs}, and its values are not valid: another version of sparkd?"
-        differences = agreement.find_differences(self.agreed.agreement.values, other_values)
-        if not differences:
-            return f"{plan_differs} in nothing that this version of sparkd knows"
-        summary = agreement.format_summary(differences)
-        report = agent.reporter.report
-        if self._reported.get(peer.name) != differences:
-            self._reported[peer.name] = differences
-            agent.events.error("cluster.plan.mismatched", node=peer.name, found=summary)
-            for row in agreement.format_table(differences, report.node, peer.report.node if peer.report else "there"):
-                # These are no events, which would lose the columns.
-                agent.journal.put(TABLE_PRIORITY, agent.redact(f"plan| {row}"), keep=True)
-        return f"{plan_differs}: {summary}"
-
-    def _make_hint(self, peer: PeerStatus) -> str:
-        if (follower := self.agent.follower) is not None and follower.unproven is not None:
-            return follower.unproven.hint
-        own_version = self.agent.reporter.report.version
-        if peer.living and (peer_version := peer.living.version) != own_version:
-            upgrade = "make both the same first, on the older: sudo apt install --only-upgrade sparkd"
-            return f"sparkd is {own_version} here and {peer_version} on {peer.name}: {upgrade}"
-        switch = self.agent.context.switch
-        rolled_back = switch.chosen if switch is not None else None
-        if rolled_back is None or not rolled_back.proven:
-            return "make the configuration, the image and the model the same on all nodes"
-        command = f"sudo sparkd rollback {rolled_back.plan[:12]}"
-        return f"this node is rolled back: {command} on the others, or sudo sparkd rollback --end here"
-
-
-MOST_LINES = 12
-NAME_LIMIT = 80
-DIFF_HINT = "sparkd diff; to go back to it: sudo sparkd rollback"
-
-
 def log_differences(agent: Agent) -> None:
     """Log what differs in a failed start from the last known good one."""
     if not (known_good := agent.store.try_read(read_known_good)):
@@ -145,7 +70,7 @@ def log_differences(agent: Agent) -> None:
     differences = group_files(find_differences(known_good[0].facts, agent.agreed.facts()))
     for difference in differences[:MOST_LINES]:
         old_value, new_value = excerpt_values(difference)
-        name, hint = sanitize(difference.name, NAME_LIMIT), DIFF_HINT if difference is differences[-1] else ""
+        name, hint = sanitize(difference.name, 80), DIFF_HINT if difference is differences[-1] else ""
         agent.events.warning("known_good.value.changed", name=name, then=old_value, now=new_value, hint=hint)
     if len(differences) > MOST_LINES:
         agent.events.warning("known_good.values.omitted", count=len(differences) - MOST_LINES, hint=DIFF_HINT)

@@ -4,7 +4,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -102,12 +102,7 @@ def build_agent(
     with suppress(AwaitedError, ChoiceError):
         place = _resolve_place(configured, role, host, loop)
     actions = Actions.acquire(host, loop, owner, handed)
-    for reason in refusals:  # logged only now: only the unit of this node's role gets here
-        hint = "nothing is to be done: it is ended, and another one is started"
-        events.warning("engine.rank.refused", reason=reason, hint=hint)
-    actions.disown_rank()
-    if reason := actions.set_aside_rank():
-        events.warning("state.read.failed", reason=reason)
+    _leave_rank(actions, events, refusals)
     note_machine_end(host, actions, loop, events)
     switch, switch_seen = begin_switch(configured, host, actions, events)
     if place is not None and place.switch != switch:
@@ -119,6 +114,22 @@ def build_agent(
     except (StopRequested, SparkdError) as error:
         end_start(switch, host, actions, events, error)
         raise
+    _begin(agent, loaded.origins)
+    return agent
+
+
+def _leave_rank(actions: Actions, events: Events, refusals: Sequence[str]) -> None:
+    """Make a rank that is not taken over nobody's, and log why it is not."""
+    for reason in refusals:  # logged only now: only the unit of this node's role gets here
+        hint = "nothing is to be done: it is ended, and another one is started"
+        events.warning("engine.rank.refused", reason=reason, hint=hint)
+    actions.disown_rank()
+    if reason := actions.set_aside_rank():
+        events.warning("state.read.failed", reason=reason)
+
+
+def _begin(agent: Agent, origins: Mapping[str, str]) -> None:
+    """Count this start, and put in order what earlier agents have left. `origins`: as `use_kept` takes them."""
     last_exit = agent.store.require_launches().last_exit
     # Before all else: a crash before this would not be counted.
     agent.store.record_start(agent.boot_id)
@@ -126,8 +137,7 @@ def build_agent(
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
     restore_readahead(agent)
     agent.switching.settle()
-    use_kept(agent, loaded.origins)
-    return agent
+    use_kept(agent, origins)
 
 
 def _resolve_place(config: Settings, role: str, host: Host, loop: MainLoop) -> NodeContext:

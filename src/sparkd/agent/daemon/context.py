@@ -1,4 +1,4 @@
-"""The frozen context that every step of an agent uses: values, and objects that own their state, such as the rank."""
+"""The frozen context that every step of an agent uses: values, and objects that own their state."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib import start_thread
-from sparkd.base.lib.errors import RankEndedError
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.status.model import MemoryReport, Phase
-from sparkd.base.status.phases import may_follow
 from sparkd.base.status.publisher import Reporter, Sink
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.args import API_KEY
 
 if TYPE_CHECKING:
     from sparkd.agent.daemon.admission import Admission, Backoff
-    from sparkd.agent.daemon.agreed import Agreed, PlanDifferences
+    from sparkd.agent.daemon.agreed import Agreed
     from sparkd.agent.daemon.head_config import HeadFollower
     from sparkd.agent.daemon.history import LaunchRow
+    from sparkd.agent.daemon.own_rank import OwnRank
+    from sparkd.agent.daemon.phase_report import PhaseReport
+    from sparkd.agent.daemon.plan_differences import PlanDifferences
     from sparkd.agent.daemon.proving import ProvingPeriod
     from sparkd.agent.daemon.switching import Switching
 
@@ -147,83 +147,3 @@ class Agent(Context, frozen=True, kw_only=True):
     switching: Switching
     launch_row: LaunchRow
     proving: ProvingPeriod
-
-
-class PhaseReport(Struct):
-    """Enters the phases of the report. Used by the main thread."""
-
-    host: Host
-    reporter: Reporter
-    events: Events
-    rank: OwnRank
-    floor_bytes: int
-    failed_in: Phase | None = None
-    """The phase in which the run failed or was blocked, until that is tried again."""
-
-    def enter(self, phase: Phase, message: str = "", *, draining: bool = False, action: str = "") -> None:
-        """Enter a phase, or report a new message in the current one.
-
-        `draining`: requests still run. `action`: what somebody has to do.
-        """
-        previous = self.reporter.report.phase
-        has_ended = phase in (Phase.BLOCKED, Phase.FAILED)
-        if has_ended and self.failed_in is None:
-            self.failed_in = previous
-        self.reporter.update(phase=phase, message=message, draining=draining, action=action, memory=self.memory())
-        if not may_follow(previous, phase):
-            hint = "the engine is not touched; please report this"
-            self.events.error("agent.phase.unexpected", before=previous.value, phase=phase.value, hint=hint)
-        if phase is not previous:
-            # A failure is logged as an event of its own, with its reason.
-            self.events.info("agent.phase.changed", phase=phase.value, message="" if has_ended else message)
-
-    def forget_failure(self) -> None:
-        """Forget the phase that failed, before it is tried again."""
-        self.failed_in = None
-
-    def memory(self) -> MemoryReport | None:
-        try:
-            info = self.host.meminfo()
-        except (OSError, ValueError):
-            return None
-        running = self.rank.running
-        return MemoryReport(
-            info.total_bytes,
-            info.available_bytes,
-            floor_bytes=self.floor_bytes or None,
-            guard=running.guard_state if running else "",
-            released_bytes=running.released_bytes if running else 0,
-        )
-
-    def sample_memory(self) -> None:
-        """Add a sample to the report's last minutes, in whatever phase."""
-        if self.reporter.sample_due:
-            self.reporter.update(memory=self.memory())
-
-
-class OwnRank(Struct):
-    """The rank of this agent, if any. Used by the main thread."""
-
-    running: Running | None = None
-
-    def take(self, running: Running) -> None:
-        self.running = running
-
-    def drop(self) -> None:
-        """Forget a rank that was ended on purpose: the next launch replaces it."""
-        self.running = None
-
-    def raise_if_killed(self) -> None:
-        """Raises MemoryGuardError where the guard has killed it."""
-        if self.running is not None and self.running.guard is not None:
-            self.running.guard.raise_if_killed()
-
-    def raise_if_ended(self) -> None:
-        """Raises RankEndedError where the rank has ended."""
-        if self.running is not None and self.running.rank.ended.is_set():
-            raise RankEndedError("the engine ended")
-
-    def raise_if_halted(self) -> None:
-        """Raises StalledError where the rank serves, and is stopped or frozen."""
-        if self.running is not None and self.running.hang is not None:
-            self.running.hang.check()

@@ -1,7 +1,7 @@
 """Reports the GPU beside what the rank does, and what slows it."""
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.engine.activity import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
+from sparkd.agent.engine.gpu_throttle import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
 from sparkd.base.status.figures import GpuReport
 from sparkd.base.status.model import FindingReport
 

@@ -8,7 +8,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.engine.activity import GpuThrottleMonitor
+from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor
 from sparkd.agent.engine.hang import IDLE_SECONDS, HangWatch, Look, look_at_rank
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.engine.stacks import Stacks, read_stacks

@@ -30,7 +30,7 @@ from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.plan.model import Node
 from sparkd.base.state import launch_history, shared_config
 from sparkd.base.state.file import LIMIT_BYTES
-from sparkd.base.state.shared_config import FILE, overridden_keys
+from sparkd.base.state.shared_config import FILE, Kept, overridden_keys
 from sparkd.base.status.model import FindingReport, Phase
 
 if TYPE_CHECKING:
@@ -73,13 +73,10 @@ class HeadFollower(Struct):
     def check(self) -> None:
         """Raises OutdatedPlanError where another document of the head is kept now, BlockedError where it is refused."""
         report = self.head.status.living
-        if report is None or report.config_digest in ("", self.digest):
-            if report is not None and report.config_digest:
-                # The head has this node's configuration (again). Where its key is missing, that stays reported.
-                self.refusal = None
-                without_key = head_key.missing(self.place.head_address).reason
-                if self.unproven is not None and self.unproven.reason != without_key:
-                    self.unproven = None
+        if report is None or not report.config_digest:
+            return
+        if report.config_digest == self.digest:
+            self._forget_refusals()
             return
         now = time.monotonic()
         if report.config_digest != self._refused or now - self._fetched_at >= AGAIN_SECONDS:
@@ -88,6 +85,12 @@ class HeadFollower(Struct):
         refusal = self.refusal or (None if self.digest else self.unproven)
         if refusal is not None:
             raise BlockedError(refusal.reason, refusal.hint)
+
+    def _forget_refusals(self) -> None:
+        """Note that the head has this node's configuration (again). Where its key is missing, that stays reported."""
+        self.refusal = None
+        if self.unproven is not None and self.unproven.reason != head_key.missing(self.place.head_address).reason:
+            self.unproven = None
 
     def look_for_key(self) -> None:
         """Report a missing key also while the head has no other configuration, until a join has brought the key."""
@@ -110,6 +113,7 @@ class HeadFollower(Struct):
             self.events.error("cluster.config.refused", reason=refusal.reason, hint=refusal.hint)
 
     def _fetch_document(self) -> None:
+        """Fetch the head's document, prove it, and keep it, or note why it is refused. Raises as `_keep_document`."""
         try:
             fetched = self.head.fetch_answer(shared_config.PATH)
             answer = self.loop.beside(fetched, FETCH_SECONDS, self.place.head_address)
@@ -153,6 +157,10 @@ class HeadFollower(Struct):
         return False
 
     def _keep_document(self, body: bytes) -> None:
+        """Keep a proven document for the next process, unless it is the one in use.
+
+        Raises OutdatedPlanError once it is kept, HeadRefusedError where this node can't run it.
+        """
         try:
             document = FILE.decode(body)
         except ValueError as error:
@@ -161,18 +169,11 @@ class HeadFollower(Struct):
         if document.digest == self.digest:  # the head only reported another one
             self.refusal = None
             return
-        try:
-            judge = partial(followed_context, document, self.settings, self.host, self.place)
-            hint = "what holds the files that it names? look at: sudo dmesg"
-            plan = self._run_beside(judge, "judging the configuration of the head", hint).plan
-        except HeadRefusedError:
-            raise
-        except AwaitedError as error:  # something on this node is missing that may come by itself
-            raise HeadRefusedError(error.reason, error.hint) from None
+        backoff_key = self._judge_document(document)
         try:
             read = partial(launch_history.read_history, self.host.files)
             history = self.loop.beside(read, FETCH_SECONDS, "reading the launch history", shielded=True)
-            reset_history = history.reset(plan.backoff_key)  # a person has just chosen it, whatever failed before
+            reset_history = history.reset(backoff_key)  # a person has just chosen it, whatever failed before
             if reset_history != history:
                 file = launch_history.FILE
                 self.actions.write_state(file.name, file.encode(reset_history), file.mode)
@@ -183,6 +184,17 @@ class HeadFollower(Struct):
             raise HeadRefusedError(reason, hint) from None
         self.events.info("cluster.config.changed", head=self.place.head_address, digest=document.digest[:12])
         raise OutdatedPlanError("the configuration of the head has changed", "sparkd restarts with it")
+
+    def _judge_document(self, document: Kept) -> str:
+        """The backoff key of the plan that the document makes on this node. Raises HeadRefusedError."""
+        judge = partial(followed_context, document, self.settings, self.host, self.place)
+        hint = "what holds the files that it names? look at: sudo dmesg"
+        try:
+            return self._run_beside(judge, "judging the configuration of the head", hint).plan.backoff_key
+        except HeadRefusedError:
+            raise
+        except AwaitedError as error:  # something on this node is missing that may come by itself
+            raise HeadRefusedError(error.reason, error.hint) from None
 
 
 def share_config(agent: Agent) -> None:

@@ -8,10 +8,20 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from sparkd.agent.cluster.monitor import HINT, silent_peer_error
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.engine.rank import EXIT_CODE_SECONDS, UNKNOWN_CODE, MachineFacts, Running
+from sparkd.agent.engine.end_cause import (
+    EXIT_CODE_SECONDS,
+    UNKNOWN_CODE,
+    MachineFacts,
+    find_cause,
+    find_oom_kill,
+    has_docker_ended,
+    read_exit_code,
+)
+from sparkd.agent.engine.rank import Running
 from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import Cause, EngineDeadError, EngineEndedError, PeerLostError, RankEndedError
 from sparkd.base.lib.main_loop import never
@@ -82,16 +92,21 @@ def _read_exit(agent: Agent, running: Running) -> str:
     if (guard := running.guard) is not None:
         agent.loop.wait_until(lambda: guard.over, GUARD_REPORT_SECONDS)
         guard.raise_if_killed()
-    code = agent.look(running.read_exit_code, EXIT_CODE_SECONDS, "the exit code", UNKNOWN_CODE)
+    read = partial(read_exit_code, agent.host, running.rank.container_id)
+    code = agent.look(read, EXIT_CODE_SECONDS, "the exit code", UNKNOWN_CODE)
     running.finish_log()
     return code
 
 
 def _find_cause(agent: Agent, running: Running, code: str) -> tuple[Cause, str]:
     """The cause, by the machine and the log, and what names it: empty where nothing does. `code`: empty if unknown."""
-    docker_ended = agent.look(running.docker_ended, DOCKERD_SECONDS, "looking at dockerd", False)
-    oom = agent.look(running.find_oom_kill, KILLS_SECONDS, "the kernel's kills", (False, ""))
-    return running.find_cause(code, MachineFacts(docker_ended, *oom))
+    record = running.record
+    look = partial(has_docker_ended, agent.host, record.dockerd_pid)
+    docker_ended = agent.look(look, DOCKERD_SECONDS, "looking at dockerd", False)
+    find_kill = partial(find_oom_kill, agent.host, running.rank.container_id, record.oom_kills)
+    oom = agent.look(find_kill, KILLS_SECONDS, "the kernel's kills", (False, ""))
+    facts = MachineFacts(docker_ended, *oom)
+    return find_cause(running.log.progress, code, facts, time.monotonic(), ready=running.ready)
 
 
 def _await_peer_reports(agent: Agent, reason: str) -> None:

@@ -33,7 +33,8 @@ ID = "kernel-message"
 MOST_FINDINGS, KEPT_SECONDS = 16, 24 * 3600.0
 """The report keeps so many of the latest findings, each for this long."""
 BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1
-"""A record takes 20 µs, and the kernel's ring has room for some ten thousand."""
+"""Most records in one turn of the loop, and the pause after it. A record takes 20 µs, so a flood takes 4 % of a core;
+the kernel's ring has room for some ten thousand."""
 HINT = "nothing is to be done; all that is left: journalctl -k -b"
 
 
@@ -53,7 +54,7 @@ def follow_kernel_log(host: Host, loop: MainLoop, reporter: Reporter, events: Ev
 
 
 class KernelLogWatch(Struct):
-    """Used by the main thread."""
+    """What was reported of the kernel's log. Used by the main thread."""
 
     reporter: Reporter
     events: Events
@@ -82,7 +83,7 @@ class KernelLogWatch(Struct):
                 readable = asyncio.Event()
                 loop.add_reader(fd, readable.set)
                 try:
-                    with suppress(TimeoutError):  # old findings go
+                    with suppress(TimeoutError):  # without news, only old findings are dropped
                         await asyncio.wait_for(readable.wait(), REPEAT_SECONDS)
                 finally:
                     loop.remove_reader(fd)

@@ -53,6 +53,8 @@ PANIC = "Kernel panic - not syncing"
 
 
 class BootFacts(Struct, frozen=True):
+    """What the last boot has left."""
+
     lines: tuple[BootLine, ...] = ()
     """The last boot's journal, newest first; empty where it is not kept."""
     dumps: tuple[str, ...] = ()
@@ -119,7 +121,7 @@ def classify(facts: BootFacts) -> tuple[str, str]:
 
 
 def _list_candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
-    """Kinds with their evidence: the first that is not empty decides. Without a line of the journal there is one."""
+    """Kinds with their evidence: the first that is not empty decides. The last one always has, without a journal."""
     last_lines = [line for line in facts.lines if line.at_seconds >= facts.lines[0].at_seconds - LAST_SECONDS]
     parsed = (parse_event(Record(0, 0.0, line.text)) for line in last_lines if line.source == "kernel")
     events = [event for event in parsed if event is not None]

@@ -109,8 +109,10 @@ class Outbox:
         self._files, self._settings, self._events, self._owner_uid = host.files, settings, events, owner_uid
         self._lock = -1
         self._folder = Path(host.files.real(FOLDER))
-        self._tries: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
+        """Failures in a row, by way."""
         self._again_at: dict[str, float] = {}
+        """When each way that failed is tried again."""
         self._failed: dict[str, str] = {}
         """Why each way, or file, failed, as last logged."""
 
@@ -164,23 +166,27 @@ class Outbox:
         for way in self._settings.configured_ways:
             while time.monotonic() >= self._again_at.get(way, 0.0):
                 queued = next((message for message in self.state.queue if way in message.ways), None)
-                if queued is None:
+                if queued is None or not self._send_one(way, queued.notice):
                     break
-                try:
-                    deliver(self._files, self._settings, way, self._with_dropped(queued.notice), self._owner_uid)
-                except LaunchError as error:
-                    self._report_once(way, error.reason, error.hint)
-                    if not isinstance(error, RefusedError):
-                        tries = self._tries[way] = self._tries.get(way, -1) + 1
-                        pause = self._retry_seconds[min(tries, len(self._retry_seconds) - 1)]
-                        self._again_at[way] = time.monotonic() + pause
-                        break
-                else:
-                    self._tries.pop(way, None)
-                    self._failed.pop(way, None)
-                    self._events.info("notify.message.sent", by=way, about=queued.notice.event)
-                    self._keep_state(replace(self.state, dropped=0))
                 self._keep_state(notices.sent(self.state, queued, way))
+
+    def _send_one(self, way: str, notice: Notice) -> bool:
+        """Send a message. Returns whether that is done with: it was sent, or the receiver rejects it."""
+        try:
+            deliver(self._files, self._settings, way, self._with_dropped(notice), self._owner_uid)
+        except LaunchError as error:
+            self._report_once(way, error.reason, error.hint)
+            if isinstance(error, RefusedError):
+                return True
+            failures = self._failures[way] = self._failures.get(way, 0) + 1
+            pause_seconds = self._retry_seconds[min(failures, len(self._retry_seconds)) - 1]
+            self._again_at[way] = time.monotonic() + pause_seconds
+            return False
+        self._failures.pop(way, None)
+        self._failed.pop(way, None)
+        self._events.info("notify.message.sent", by=way, about=notice.event)
+        self._keep_state(replace(self.state, dropped=0))
+        return True
 
     def _with_dropped(self, notice: Notice) -> Notice:
         if not self.state.dropped:

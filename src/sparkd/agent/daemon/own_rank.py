@@ -1,5 +1,5 @@
-"""The rank of this agent, launched or taken over from an agent before: the threads that watch it, and whether dockerd
-has ended it.
+"""The rank of this agent, launched or taken over from an agent before: whether there is one, the threads that watch it,
+and whether dockerd has ended it.
 """
 
 from contextlib import suppress
@@ -13,8 +13,37 @@ from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import caches, docker, docker_config
+from sparkd.base.lib.errors import RankEndedError
 from sparkd.base.state.rank_record import LOG_POSITION, RankRecord
 from sparkd.base.vllm.log_lines import LogForwarder
+
+
+class OwnRank(Struct):
+    """The rank of this agent, if any. Used by the main thread."""
+
+    running: Running | None = None
+
+    def take(self, running: Running) -> None:
+        self.running = running
+
+    def drop(self) -> None:
+        """Forget a rank that was ended on purpose: the next launch replaces it."""
+        self.running = None
+
+    def raise_if_killed(self) -> None:
+        """Raises MemoryGuardError where the guard has killed it."""
+        if self.running is not None and self.running.guard is not None:
+            self.running.guard.raise_if_killed()
+
+    def raise_if_ended(self) -> None:
+        """Raises RankEndedError where the rank has ended."""
+        if self.running is not None and self.running.rank.ended.is_set():
+            raise RankEndedError("the engine ended")
+
+    def raise_if_halted(self) -> None:
+        """Raises StalledError where the rank serves, and is stopped or frozen."""
+        if self.running is not None and self.running.hang is not None:
+            self.running.hang.check()
 
 
 def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float = 0.0) -> Running:
@@ -37,11 +66,11 @@ def start_threads(agent: Agent, running: Running) -> None:
 
 
 def _watch_compilers(agent: Agent, running: Running) -> None:
-    node_floor_bytes = agent.settings.memory.floor_mib << 20
+    guard_floor_bytes = agent.settings.memory.floor_mib << 20
+    holds_back = guard_floor_bytes and agent.plan.container.gpus == "all"
     running.compilers = CompilerWatch(
-        floor_bytes=RESERVE_BYTES + 2 * node_floor_bytes
-        if node_floor_bytes and agent.plan.container.gpus == "all"
-        else 0,
+        # The largest compile, and room above the guard's floor: docs/adr/0064.
+        floor_bytes=RESERVE_BYTES + 2 * guard_floor_bytes if holds_back else 0,
         ended=running.rank.ended,
         processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
         available_bytes=lambda: agent.host.meminfo().available_bytes,
@@ -54,8 +83,8 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
 
 
 def _count_objects(agent: Agent, running: Running) -> None:
-    """Count object files until the rank has ended, in a thread of its own: the disk may hang, and the other one watches
-    memory.
+    """Count object files until the rank has ended. A thread of its own: the disk may hang, and the compilers' thread
+    watches memory.
     """
     while not running.rank.ended.wait(5.0):
         if running.compiler_count:
@@ -64,8 +93,8 @@ def _count_objects(agent: Agent, running: Running) -> None:
                 running.objects = caches.count_objects(agent.host.files, running.rank.image_id, names)
 
 
-def is_alarmed(running: Running) -> bool:
-    """Whether dockerd may be gone, where its end would end the rank."""
+def may_have_lost_dockerd(running: Running) -> bool:
+    """Whether the dockerd whose end ends the rank may have ended: the rank's log has broken off once."""
     return bool(running.record.dockerd_pid) and running.log.broken_off_at is not None
 
 

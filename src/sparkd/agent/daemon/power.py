@@ -40,7 +40,7 @@ ENDED = (Phase.STOPPING, Phase.STOPPED, Phase.FAILED)
 """Phases of a node where a person may be at work."""
 
 
-class Seen(Struct, frozen=True):
+class WatchedNode(Struct, frozen=True):
     """A node that has answered, and has neither ended its agent nor refused a connection since."""
 
     alive_at: float
@@ -56,7 +56,7 @@ class Seen(Struct, frozen=True):
 class Watch(Struct, frozen=True):
     at: float
     """Uptime at the last look, which counts a suspended machine's time too."""
-    nodes: Mapping[str, Seen] = {}
+    nodes: Mapping[str, WatchedNode] = {}
     """By address of cluster.nodes."""
 
 
@@ -70,8 +70,8 @@ FILE = StateFile("power.json", LastRuns)
 
 
 def advance(
-    previous: Seen | None, peer: PeerStatus, answers: Mapping[str, bool], now: float, doubt: str
-) -> Seen | None:
+    previous: WatchedNode | None, peer: PeerStatus, answers: Mapping[str, bool], now: float, doubt: str
+) -> WatchedNode | None:
     """What is known of a node after one more look; None where its silence would prove nothing. Pure.
 
     `answers`: whether kernels answer, by address. `doubt`: why this node may be the one that is cut off.
@@ -90,13 +90,15 @@ def advance(
     return previous
 
 
-def _note_answer(previous: Seen | None, lan_address: str, answers: Mapping[str, bool], now: float) -> Seen:
+def _note_answer(
+    previous: WatchedNode | None, lan_address: str, answers: Mapping[str, bool], now: float
+) -> WatchedNode:
     if answers.get(lan_address):
-        return Seen(now, lan_address, now)
+        return WatchedNode(now, lan_address, now)
     if previous is not None and previous.lan_address == lan_address and now - previous.lan_at <= PAUSE_SECONDS:
         # The kernel's table may lose an address before the node hangs.
         return replace(previous, alive_at=now, announced=False)
-    return Seen(now, "", now)
+    return WatchedNode(now, "", now)
 
 
 class PowerWatch:
@@ -122,14 +124,14 @@ class PowerWatch:
         watched_nodes = watch.nodes if 0 <= now - watch.at <= PAUSE_SECONDS else {}
         peers = self._agent.monitor.statuses()
         answers, is_connected = self._find_answering(peers, watched_nodes.values())
-        nodes = dict[str, Seen]()
+        nodes = dict[str, WatchedNode]()
         for peer in peers:
             doubt = ""
             if (node := watched_nodes.get(peer.address)) and peer.contact is Contact.SILENT:
                 doubt = self._find_doubt(peer, node, answers, connected=is_connected)
             node = advance(node, peer, answers, now, doubt)
             if doubt:
-                if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= PAUSE_SECONDS:
+                if _contact_seconds(peer) >= PAUSE_SECONDS:
                     reason = f"whether it or this node is cut off is unknown: {doubt}"
                     self._log_refusal(peer.address, reason, "look at the cable, and at that node")
             elif node is not None and peer.contact is Contact.SILENT:
@@ -140,7 +142,9 @@ class PowerWatch:
                 nodes[peer.address] = node
         self._agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
 
-    def _find_answering(self, peers: tuple[PeerStatus, ...], before: Iterable[Seen]) -> tuple[Mapping[str, bool], bool]:
+    def _find_answering(
+        self, peers: tuple[PeerStatus, ...], before: Iterable[WatchedNode]
+    ) -> tuple[Mapping[str, bool], bool]:
         """Whether each address's kernel answers; and whether another node or the gateway does on the second network."""
         gateways = network.default_routes(self._files).values()
         lan_addresses = {peer.report.lan_address: peer.contact for peer in peers if peer.report}
@@ -154,7 +158,7 @@ class PowerWatch:
         answering_peers = (address for address, contact in lan_addresses.items() if contact is Contact.ANSWERS)
         return answers, any(answers.get(address) for address in (*gateways, *answering_peers))
 
-    def _find_doubt(self, peer: PeerStatus, node: Seen, answers: Mapping[str, bool], *, connected: bool) -> str:
+    def _find_doubt(self, peer: PeerStatus, node: WatchedNode, answers: Mapping[str, bool], *, connected: bool) -> str:
         interface = self._agent.plan.node.interface
         if peer.own_address_gone:
             return peer.said
@@ -170,37 +174,42 @@ class PowerWatch:
             return "neither another node nor the gateway answers"
         return ""
 
-    def _act_on_silence(self, peer: PeerStatus, node: Seen, peers: tuple[PeerStatus, ...], now: float) -> Seen | None:
-        """Send the message in one look, and run the program in the next, if the node is still silent."""
-        agent, address, seconds = self._agent, peer.address, now - node.alive_at
-        supervise = agent.settings.supervise
+    def _act_on_silence(
+        self, peer: PeerStatus, node: WatchedNode, peers: tuple[PeerStatus, ...], now: float
+    ) -> WatchedNode | None:
+        """Send the message in one look, and run the program in the next, if the node is still silent.
+
+        Returns what is known of the node then; None once the program has run.
+        """
+        agent, address, silent_seconds = self._agent, peer.address, now - node.alive_at
+        limit_seconds = agent.settings.supervise.power_after_minutes * 60
         preceding = next(
             (other for other in peers if other.rank < agent.context.rank and other.contact is Contact.ANSWERS), None
         )
         if preceding is not None:  # that node may just have run the program
-            if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= supervise.power_after_minutes * 60:
-                self._log_refusal(
-                    address, f"{preceding.name} answers too, and comes first", "nothing is to be done here"
-                )
+            if _contact_seconds(peer) >= limit_seconds:
+                reason = f"{preceding.name} answers too, and comes first"
+                self._log_refusal(address, reason, "nothing is to be done here")
             return replace(node, alive_at=now, announced=False)
-        if seconds < supervise.power_after_minutes * 60 or agent.loop.endings.stop_requested:
+        if silent_seconds < limit_seconds or agent.loop.endings.stop_requested:
             return node
-        path = supervise.power_command[0]
+        path = agent.settings.supervise.power_command[0]
         runs, objection, hint = self._find_objection(address, path)
         if objection:
             self._log_refusal(address, objection, hint or "turn that node off and on again")
-        elif not node.announced:
-            text = f"{address} has been silent for {format_duration(seconds)}, and sparkd has its power cut by {path}"
+            return node
+        if not node.announced:
+            duration = format_duration(silent_seconds)
+            text = f"{address} has been silent for {duration}, and sparkd has its power cut by {path}"
             announce(agent, f"{text}: nothing is to be done", Cause.PEER_SILENT, self._owner_uid, aside=True)
             return replace(node, announced=True)
-        else:
-            runs = LastRuns({**runs.at, address: time.time()})  # written first, so that it never runs again and again
-            write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
-            self._run_command(address, seconds)
-            return None  # left to a person until it reports again: somebody may work at its console
-        return node
+        runs = LastRuns({**runs.at, address: time.time()})  # written first, so that it never runs again and again
+        write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
+        self._run_command(address, silent_seconds)
+        return None  # left to a person until it reports again: somebody may work at its console
 
     def _find_objection(self, address: str, path: str) -> tuple[LastRuns, str, str]:
+        """The last runs; and why the program may not run now, with a hint, both empty where it may."""
         program, faults = check_program(self._files, path, owner_uid=self._owner_uid), list[str]()
         runs = FILE.load(self._files, faults.append) or LastRuns()
         if (at := runs.at.get(address)) is not None:
@@ -223,6 +232,12 @@ class PowerWatch:
         agent.events.warning("power.command.ended", node=address, ended=end, output=first_line(output), hint=hint)
 
     def _log_refusal(self, address: str, reason: str, hint: str) -> None:
-        if self._refused.get(address) != (reason_words := re.sub("[0-9]+", "", reason)):
+        reason_words = re.sub("[0-9]+", "", reason)  # figures change with each look
+        if self._refused.get(address) != reason_words:
             self._refused[address] = reason_words
             self._agent.events.warning("power.command.refused", node=address, reason=sanitize(reason), hint=hint)
+
+
+def _contact_seconds(peer: PeerStatus) -> float:
+    """How long the contact with it has been what it is."""
+    return seconds_since(peer.since, datetime.now(UTC)) or 0.0

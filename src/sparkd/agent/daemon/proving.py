@@ -30,8 +30,9 @@ class ProvingPeriod(Struct):
     switching: Switching
     clock: Callable[[], float] = time.monotonic
     proven: bool = False
-    _proven_from: float | None = None
-    """Monotonic time from which the plan is proven, or is to be kept again; None before it serves, and once kept."""
+    _keep_at: float | None = None
+    """When the plan is to be kept: at the end of the period, and again after a failure. None before it serves, and once
+    it is kept."""
     _is_reset: bool = False
     """Whether the count of the plan's failures is 0 again on the disk."""
     _again_seconds: float = AGAIN_SECONDS
@@ -44,7 +45,7 @@ class ProvingPeriod(Struct):
             if again and agent.store.read(launch_history.read_history).open is None:
                 self.proven = True
                 return
-        self._proven_from = self.clock() + agent.settings.supervise.proven_seconds
+        self._keep_at = self.clock() + agent.settings.supervise.proven_seconds
         filled_caches: tuple[str, ...] | None = None
         with suppress(OSError):  # a disk that fails or hangs ends no engine that serves
             filled_caches = agent.loop.beside(self._find_filled_caches, CACHES_SECONDS, "looking at the caches")
@@ -58,16 +59,16 @@ class ProvingPeriod(Struct):
         agent = self.agent
         if self.switching.tried:  # that the plan works could not be written to a full disk
             self.switching.put_in_force()
-        if self._proven_from is None or self.clock() < self._proven_from:
+        if self._keep_at is None or self.clock() < self._keep_at:
             return
-        self._proven_from = None
+        self._keep_at = None
         self.proven = True
         self._is_reset = self._is_reset or agent.store.record(lambda launches: launches.reset(agent.plan.backoff_key))
         switch = self.switching.switch
         # A plan that is chosen for a limited time is an experiment.
         is_limited = switch is not None and switch.to is not None and bool(switch.to.until)
         if not (is_limited or self._keep_known_good()) or not self._is_reset:
-            self._proven_from = self.clock() + self._again_seconds
+            self._keep_at = self.clock() + self._again_seconds
             self._again_seconds = min(3600.0, 2 * self._again_seconds)
 
     def _find_filled_caches(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
 from sparkd.agent.daemon.head_config import share_config
+from sparkd.agent.daemon.image_check import check_image
 from sparkd.agent.daemon.inquest import conclude_if_ended
 from sparkd.agent.daemon.loading import make_ready
 from sparkd.agent.daemon.peer_wait import join_epoch, wait_for_peers
@@ -21,7 +22,7 @@ from sparkd.agent.daemon.reloading import ReloadRequested, raise_if_requested, r
 from sparkd.agent.daemon.serving import follow_head, serve
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.smoke_test import try_out
-from sparkd.agent.daemon.startup import await_docker, check_image, fingerprint, launch, require_count, watch
+from sparkd.agent.daemon.startup import await_docker, fingerprint, launch, require_count, watch
 from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.lib.endings import Ending, Stage, StopRequested

@@ -15,12 +15,13 @@ from sparkd.agent.daemon.gpu_watch import make_gpu_monitor, report_gpu
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.loading import begin_load, follow_load, make_load_monitor, mark_ready
-from sparkd.agent.daemon.own_rank import is_alarmed, look_at_dockerd, note_kept_rank
+from sparkd.agent.daemon.own_rank import look_at_dockerd, may_have_lost_dockerd, note_kept_rank
 from sparkd.agent.daemon.page_cache import PageCacheWatch
 from sparkd.agent.daemon.smoke_test import start_smoke_test
 from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower
-from sparkd.agent.engine.activity import ActivityMeter, GpuThrottleMonitor
+from sparkd.agent.engine.activity import ActivityMeter
+from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor
 from sparkd.agent.engine.health_monitor import Check, HealthMonitor
 from sparkd.agent.engine.load_monitor import pace_seconds
 from sparkd.agent.engine.rank import Running
@@ -44,6 +45,7 @@ DOCKER_AWAY_SECONDS = 0.2
 
 
 def serve(agent: Agent, running: Running) -> NoReturn:
+    """Serve on the head: probe the engine until it is given up. Raises EngineDeadError, StalledError (exit 15)."""
     serving_message = f"{agent.plan.served_name} on port {agent.plan.api_port}"
     gpu = make_gpu_monitor(agent)
     agent.reporter.update(engine=with_endpoint(agent.reporter.report.engine, agent.context, agent.host))
@@ -64,7 +66,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         agent.phase.enter(Phase.DEGRADED if trouble else Phase.SERVING, report_gpu(agent, message, gpu))
         agent.proving.tick()
         running.follow_segments()
-        if is_alarmed(running):
+        if may_have_lost_dockerd(running):
             note_kept_rank(running, look_at_dockerd(agent, running))  # the rank's end is noticed without it
         report_smoke_test()
         page_cache.tick(_is_idle(activity))
@@ -114,9 +116,9 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
         elif not running.ready:  # a rank that is ready waits: its head's agent is away, or has just come back
             report_gpu(agent, "", gpu)
             follow_load(agent, running, monitor)
-        is_docker_alarmed = is_alarmed(running)
-        agent.loop.wait(DOCKER_AWAY_SECONDS if is_docker_alarmed else pause_seconds)
-        if is_docker_alarmed:
+        is_dockerd_away = may_have_lost_dockerd(running)
+        agent.loop.wait(DOCKER_AWAY_SECONDS if is_dockerd_away else pause_seconds)
+        if is_dockerd_away:
             dockerd = look_at_dockerd(agent, running)
             note_kept_rank(running, dockerd)
             if dockerd.has_ended_rank:
@@ -150,13 +152,15 @@ def _is_idle(activity: ActivityReport | None) -> bool:
 
 
 def _report_head(agent: Agent, running: Running, name: str, report: NodeReport, gpu: GpuThrottleMonitor | None) -> None:
-    serving_message = f"rank {agent.context.rank} of the engine that {name} serves"
-    is_degraded, monitor_trouble = report.phase is Phase.DEGRADED, agent.monitor.trouble
-    trouble = f"; it is {'degraded: ' * is_degraded}{report.message}" if is_degraded or report.draining else ""
-    trouble = f"; {monitor_trouble}" if monitor_trouble else trouble
-    phase = Phase.DEGRADED if is_degraded or monitor_trouble else Phase.SERVING
-    message = serving_message + trouble + _report_kernels(agent, running)
-    agent.phase.enter(phase, report_gpu(agent, message, gpu))
+    """Enter the head's phase, with its trouble, unless this node has trouble of its own with another node."""
+    is_degraded, trouble = report.phase is Phase.DEGRADED, agent.monitor.trouble
+    phase = Phase.DEGRADED if is_degraded or trouble else Phase.SERVING
+    if not trouble and is_degraded:
+        trouble = f"it is degraded: {report.message}"
+    elif not trouble and report.draining:
+        trouble = f"it is {report.message}"
+    message = f"rank {agent.context.rank} of the engine that {name} serves" + (f"; {trouble}" if trouble else "")
+    agent.phase.enter(phase, report_gpu(agent, message + _report_kernels(agent, running), gpu))
 
 
 async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:

@@ -1,6 +1,5 @@
 """The steps of a start, in the order of `run`: from preflight to a running container."""
 
-import time
 from contextlib import suppress
 from functools import partial
 
@@ -11,33 +10,28 @@ from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import lower_readahead, start_load_memory_thread
 from sparkd.agent.daemon.rdma import check_hcas, read_transport
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.preflight.checks.docker import EngineImage
-from sparkd.agent.preflight.checks.plan_lint import is_doubtful
 from sparkd.agent.preflight.checks.rdma import BY_TCP
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
-from sparkd.base.host import docker, docker_config, docker_image, infiniband, meminfo, versions
+from sparkd.base.host import docker, docker_config, infiniband, meminfo, versions
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.shm import Identity
-from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
 from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError
-from sparkd.base.lib.text import sanitize
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.plan.script import ASSERT_FAILED, find_fault, find_unbuilt, render_asserts
-from sparkd.base.state import launch_history, vllm_tables
+from sparkd.base.state import launch_history
 from sparkd.base.state.history import count_out_of_memory_loads
-from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.state.rank_record import RankRecord, left_segments
-from sparkd.base.status.model import Phase, utc_now
-from sparkd.base.vllm.own_table import KILL_SECONDS, QUERY_SECONDS, parse_answer, render_query
+from sparkd.base.status.model import Phase
 
 DOCKER_SECONDS = 10.0
+"""Limit for a look at dockerd's process and its files: milliseconds, on a disk that does not hang."""
 COUNT_SECONDS = 2.0
+"""Limit for the kernel's count of kills, and for a look at the segments that ranks have left."""
 CHOICE_SECONDS = 10.0
 """Limit for a look at the chosen plan that is under way: milliseconds, on a disk that does not hang."""
 ROOM_SECONDS = 5.0
@@ -120,21 +114,9 @@ def launch(agent: Agent) -> Running:
     agent.launch_row.begin()
     lower_readahead(agent)
     epoch, transport = agent.reporter.report.epoch, agent.reporter.report.transport
-    ray_token = ""
-    if agent.plan.on_ray:
-        read = partial(auth.read_keys, agent.host.files, agent.settings.cluster.key_file)
-        try:
-            ray_token = script.ray_token(agent.loop.beside(read, 10.0, "the key file", shielded=True)[0], epoch)
-        except AwaitedError as error:  # it may be readable later
-            raise BlockedError(error.reason, error.hint) from None
+    ray_token = _make_ray_token(agent, epoch) if agent.plan.on_ray else ""
     plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
-    identity = (agent.rank_id, agent.incarnation, agent.boot_id)
-    record = RankRecord(*identity, agent.plan.digest, epoch, transport, segments=_read_left_segments(agent))
-    record = replace(record, role=agent.context.role)
-    agent.actions.write_rank(record)
-    with suppress(OSError):
-        count = partial(meminfo.read_oom_kill_count, agent.host.files)
-        record = replace(record, oom_kills=agent.loop.beside(count, COUNT_SECONDS, "the kernel's kills", shielded=True))
+    record = _begin_record(agent, epoch, transport)
     labels = container_labels(agent.plan, agent.incarnation, agent.rank_id, epoch)
     try:
         rank = agent.actions.launch(plan, labels, ray_token)
@@ -150,6 +132,27 @@ def launch(agent: Agent) -> Running:
         start_time=rank.start_time,
     )
     return running
+
+
+def _make_ray_token(agent: Agent, epoch: str) -> str:
+    """The token of the epoch's Ray cluster. Raises BlockedError where the key file may be readable later."""
+    read = partial(auth.read_keys, agent.host.files, agent.settings.cluster.key_file)
+    try:
+        return script.ray_token(agent.loop.beside(read, 10.0, "the key file", shielded=True)[0], epoch)
+    except AwaitedError as error:
+        raise BlockedError(error.reason, error.hint) from None
+
+
+def _begin_record(agent: Agent, epoch: str, transport: str) -> RankRecord:
+    """Write the rank's record before it is launched. Returns it with the kernel's count of OOM kills, if readable."""
+    identity = (agent.rank_id, agent.incarnation, agent.boot_id)
+    record = RankRecord(*identity, agent.plan.digest, epoch, transport, segments=_read_left_segments(agent))
+    record = replace(record, role=agent.context.role)
+    agent.actions.write_rank(record)
+    with suppress(OSError):
+        count = partial(meminfo.read_oom_kill_count, agent.host.files)
+        record = replace(record, oom_kills=agent.loop.beside(count, COUNT_SECONDS, "the kernel's kills", shielded=True))
+    return record
 
 
 def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch: str = "") -> dict[str, str]:
@@ -210,78 +213,3 @@ def watch(agent: Agent, running: Running) -> None:
         agent.events.warning("cache.kernels.cleared", count=rank.torn_kernels, reason=reason, hint=hint)
     short_id = rank.container_id[:12]
     agent.events.info("engine.container.started", name=rank.name, container=short_id, image=agent.plan.image)
-
-
-IMAGE_HINT = "look at: systemctl status docker, free -g"
-
-
-def check_image(agent: Agent) -> bool:
-    """Check the image where that was not done yet: what the recipe asserts, and the flags of its vLLM.
-
-    Returns whether there is a new result, which preflight has not judged. Requires a running docker.
-    Raises BlockedError (exit 10) where the image can't be checked.
-    """
-    program, began = render_asserts(agent.plan.asserts), time.monotonic()
-    try:
-        questions = _find_open_questions(agent, program)
-        if questions is None:
-            return False
-        image_id, is_checked, is_queried = questions
-        code, log = _run_programs(agent, image_id, program, "" if is_queried else render_query())
-    except (DockerError, LaunchError, TimeoutError, BlockingIOError, OSError) as error:
-        if not program:  # the launch itself reports what is wrong with docker
-            return False
-        raise _make_blocked_error(agent, "can't be checked", str(error), IMAGE_HINT) from None
-    is_new = not is_queried and (is_checked or code == 0) and _record_table(agent, image_id, log)
-    return is_new if is_checked else _record_asserts(agent, image_id, program, (code, log), began) or is_new
-
-
-def _find_open_questions(agent: Agent, program: str) -> tuple[str, bool, bool] | None:
-    """The image's id, whether it was checked, and whether its vLLM was queried; None where nothing is open."""
-    # The tables of flags are files of the package: they are read beside the loop, since a disk may hang.
-    is_doubtful_plan = agent.loop.beside(partial(is_doubtful, agent.plan), 10.0, "reading vLLM's flags")
-    if not (program or is_doubtful_plan) or EngineImage.id in agent.settings.preflight.skip:
-        return None
-    read = partial(docker_image.read_image, ref=agent.plan.image_to_run)
-    image = agent.loop.beside(partial(docker.query, agent.host, read), 2 * TIMEOUT_SECONDS, "docker")
-    if image is None:
-        return None
-    is_checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
-    is_queried = (is_checked and not is_doubtful_plan) or agent.store.read(vllm_tables.read_tables).is_queried(image.id)
-    return None if is_checked and is_queried else (image.id, is_checked, is_queried)
-
-
-def _run_programs(agent: Agent, image_id: str, program: str, query: str) -> tuple[int, str]:
-    agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
-    labels = container_labels(agent.plan, agent.incarnation)
-    seconds = QUERY_SECONDS + KILL_SECONDS if query else 0
-    return agent.actions.check_asserts(agent.plan, image_id, "\n".join(filter(None, (program, query))), labels, seconds)
-
-
-def _record_asserts(agent: Agent, image_id: str, program: str, outcome: tuple[int, str], began: float) -> bool:
-    code, log = outcome
-    fault = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
-    if code not in (0, ASSERT_FAILED):
-        raise _make_blocked_error(agent, "can't be checked", f"exit code {code}: {fault}", IMAGE_HINT)
-    result = AssertResult(fault, round(time.monotonic() - began, 2), utc_now(), find_unbuilt(log))
-    agent.events.info("engine.image.checked", image=agent.plan.image, fault=fault, seconds=result.seconds)
-    is_written = agent.store.record(lambda launches: launches.record_asserts(image_id, program, result))
-    if fault and not is_written:
-        raise _make_blocked_error(agent, "does not hold", fault, agent.plan.image_build)
-    return is_written
-
-
-def _record_table(agent: Agent, image_id: str, log: str) -> bool:
-    """Keep the table of flags of the image's own vLLM. Returns whether there is one, by which preflight judges now."""
-    table = parse_answer(log, agent.plan.image)
-    hint_field = (
-        {} if table.flags else {"hint": "nothing is to be done: flags are judged by the table that comes with sparkd"}
-    )
-    fields = {"version": table.version, "flags": len(table.flags), **hint_field}
-    agent.events.info("engine.vllm.queried", image=agent.plan.image, **fields)
-    tables = agent.store.read(vllm_tables.read_tables)
-    return agent.store.write(vllm_tables.FILE, tables.record(image_id, table)) and bool(table.flags)
-
-
-def _make_blocked_error(agent: Agent, what: str, reason: str, hint: str) -> BlockedError:
-    return BlockedError(f"what the recipe asserts of {agent.plan.image} {what}: {reason}", hint)

@@ -101,6 +101,6 @@ def stamp_switch(host: Host) -> object:
 
 
 def _stamp_written(host: Host, written: Switch | None) -> object:
-    """The stamp of what was written. Where somebody has chosen again since, a value that equals no stamp."""
+    """The stamp of what was written. Where somebody has chosen again since, an object that equals no stamp."""
     stamp = stamp_switch(host)
-    return stamp if FILE.read(host.files) == written else Switch
+    return stamp if FILE.read(host.files) == written else object()

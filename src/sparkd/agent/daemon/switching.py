@@ -100,6 +100,7 @@ class Switching:
         if self.switch is not None and now >= self._next_expiry_at and self.switch.expired(datetime.now(UTC)):
             expired_switch, self._next_expiry_at = self.switch, now + EXPIRE_SECONDS
             if self._take_step(Event.EXPIRED):
+                # Without a switch left, what is configured holds: it is left for that, as on the way back.
                 raise SwitchRequested(self.switch or replace(expired_switch, stage=Stage.RETURNING))
         if self.tried:
             self._raise_if_stuck()
@@ -107,7 +108,8 @@ class Switching:
     def _look_for_choice(self) -> None:
         if self._look is None:
             stamp, now = stamp_switch(self._agent.host), self._clock()
-            if now < (self._unannounced_look_at if stamp == self._followed_stamp else self._next_look_at):
+            is_announced = stamp != self._followed_stamp
+            if now < (self._next_look_at if is_announced else self._unannounced_look_at):
                 return
             self._next_look_at, self._unannounced_look_at = now + LOOK_SECONDS, now + UNANNOUNCED_SECONDS
             self._look = stamp, self._agent.loop.start(self._read_choice)  # the disk may hang
@@ -134,6 +136,10 @@ class Switching:
         return FILE.load(self._agent.host.files, faults.append), faults
 
     def _follow_choice(self, choice: Switch | None) -> None:
+        """Act on the choice in the file: leave for another plan, or take over a changed end of this one.
+
+        Raises SwitchRequested; OutdatedPlanError where this node is blocked, and any other choice was made.
+        """
         # The choice may still be that from the start of this process: a full disk may have kept its step unwritten.
         is_new = choice != self._agent.context.switch
         if choice is not None and is_new and choice.stage in (Stage.DRAINING, Stage.RETURNING):

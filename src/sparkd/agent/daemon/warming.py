@@ -32,7 +32,8 @@ COUNT_SECONDS = 20.0
 """Limit for counting the files of some ten folders, on a disk that also loads weights."""
 MOST_BEGUN = 2
 """An engine that ended so often while it was warmed serves cold: clients may never send what ends it."""
-KEPT = 32
+MOST_PLANS = 32
+"""Most plans that warm.json lists."""
 AGAIN = "it serves all the same; for another try at the next start: sudo rm /var/lib/sparkd/warm.json"
 
 
@@ -46,14 +47,15 @@ class Entry(Struct, frozen=True):
 
 
 class Warmed(Struct, frozen=True):
-    plans: Annotated[tuple[Entry, ...], Meta(max_length=KEPT)] = ()
+    plans: Annotated[tuple[Entry, ...], Meta(max_length=MOST_PLANS)] = ()
     """The newest first."""
 
     def find(self, agreement: str) -> Entry:
+        """The plan's entry; a new one where it has none."""
         return next((plan for plan in self.plans if plan.agreement == agreement), Entry(agreement))
 
     def add(self, entry: Entry) -> Warmed:
-        return Warmed((entry, *(plan for plan in self.plans if plan.agreement != entry.agreement))[:KEPT])
+        return Warmed((entry, *(plan for plan in self.plans if plan.agreement != entry.agreement))[:MOST_PLANS])
 
 
 FILE = StateFile("warm.json", Warmed, PUBLIC)

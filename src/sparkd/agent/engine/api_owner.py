@@ -16,7 +16,7 @@ from sparkd.agent.preflight.fixes import stop_by_hand
 from sparkd.agent.preflight.port_uses import PortUse, port_holders
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
-from sparkd.base.host.sockets import Listener, find_peer, has_open
+from sparkd.base.host.sockets import Listener, Peer, find_peer, has_open
 from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import HttpError, WrongServerError
 from sparkd.base.lib.log import Events
@@ -39,7 +39,9 @@ class ApiOwner:
         self._address, self._port = address, port
         self._server_pid = rank.pid
         self._named_at = self._queried_at = float("-inf")
+        """When the port's holder was last named, and the kernel queried for those that listen."""
         self._squatted = False
+        """Whether only other processes listened at that query."""
         self.holder = ""
         """Who had the port instead of the rank when this was last seen, in words."""
 
@@ -49,16 +51,8 @@ class ApiOwner:
         Raises HttpError where the server closes it first, WrongServerError where a process that is none of the rank's
         has accepted it, or listens and does not accept.
         """
-        query_at = time.monotonic() + DOUBT_SECONDS
         try:
-            while (closed := connection is None or _closed(connection)) or (peer := find_peer(connection)) is None:
-                if closed or time.monotonic() >= query_at:
-                    if await run_in_thread("api-owner", self._is_squatted):
-                        raise WrongServerError(self.holder)
-                    if closed:
-                        raise HttpError("the server closed the connection before anything was sent")
-                    query_at = float("inf")
-                await asyncio.sleep(ACCEPT_POLL_SECONDS)
+            peer = await self._await_accepted(connection)
             accepted = Listener(self._address, self._port, peer.inode)
             # In a thread: a user may have made many processes.
             is_foreign = partial(self._is_foreign, (accepted,), peer.uid)
@@ -66,6 +60,23 @@ class ApiOwner:
                 raise WrongServerError(self.holder)
         except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
+
+    async def _await_accepted(self, connection: socket.socket | None) -> Peer:
+        """Wait for the server's end of the connection. Raises as `admit`."""
+        query_at = time.monotonic() + DOUBT_SECONDS
+        while connection is not None and not _is_closed(connection):
+            if (peer := find_peer(connection)) is not None:
+                return peer
+            if time.monotonic() >= query_at:
+                query_at = float("inf")
+                await self._raise_if_squatted()
+            await asyncio.sleep(ACCEPT_POLL_SECONDS)
+        await self._raise_if_squatted()
+        raise HttpError("the server closed the connection before anything was sent")
+
+    async def _raise_if_squatted(self) -> None:
+        if await run_in_thread("api-owner", self._is_squatted):
+            raise WrongServerError(self.holder)
 
     def _is_squatted(self) -> bool:
         """Whether other processes listen on the port, and not the rank; known for NAMED_SECONDS."""
@@ -126,7 +137,7 @@ class ApiOwner:
             )
 
 
-def _closed(connection: socket.socket) -> bool:
+def _is_closed(connection: socket.socket) -> bool:
     """Whether the other end has closed or reset it."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLRDHUP)

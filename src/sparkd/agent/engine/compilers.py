@@ -75,13 +75,14 @@ class CompilerWatch(Struct):
     """Lists those of the rank's container: no other is touched."""
     available_bytes: Callable[[], int]
     pause: Callable[[Key], bool]
-    """Stops the process. Returns whether it was there."""
+    """Stops the process (SIGSTOP). Returns whether it was there."""
     resume: Callable[[Key], bool]
-    """Continues the process. Returns whether it was there."""
+    """Continues the process (SIGCONT). Returns whether it was there."""
     events: Events
     count: int = 0
-    """Compilers that run or are held back. Any thread may read this, and `held`."""
+    """Compilers that run or are held back. Any thread may read it."""
     held: Mapping[Key, float] = field(default_factory=dict)
+    """Stopped compilers, and since when. Any thread may read it."""
     pids: frozenset[int] = frozenset()
     """Processes seen in the container, except compilers. Any thread may read it."""
     _exempt: frozenset[Key] = frozenset()
@@ -110,7 +111,7 @@ class CompilerWatch(Struct):
         self._resume(tuple(self.held))
 
     def _check(self, now: float) -> None:
-        compilers = self._find()
+        compilers = self._note_processes()
         self.count = len(compilers)
         self.held = {key: since for key, since in self.held.items() if key in compilers}
         if compilers:
@@ -120,8 +121,11 @@ class CompilerWatch(Struct):
         elif compilers:
             self._hold(compilers, now)
 
-    def _find(self) -> list[Key]:
-        """The compilers, the oldest first. Notes the other processes, and those that an earlier agent has stopped."""
+    def _note_processes(self) -> list[Key]:
+        """Note the processes that are no compilers, and compilers that an earlier agent has stopped.
+
+        Returns the compilers, the oldest first.
+        """
         present = [process for process in self.processes() if not process.dead]
         compilers = [process for process in present if process.comm in COMPILERS]
         if not self._compiler_seen:  # what is stopped was stopped by an earlier agent

@@ -33,12 +33,10 @@ class CompactionPace(Struct, frozen=True):
 
     def after(self, gained_bytes: int, began: float, now: float) -> CompactionPace:
         """The pace after an attempt. The pause doubles where too little was gained, in bytes of large blocks. Pure."""
-        pause = (
-            PAUSE_SECONDS
-            if gained_bytes >= WORTH_COMPACTING_BYTES
-            else min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
-        )
-        return CompactionPace(now + max(pause, (now - began) / SHARE), pause)
+        pause_seconds = PAUSE_SECONDS
+        if gained_bytes < WORTH_COMPACTING_BYTES:
+            pause_seconds = min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
+        return CompactionPace(now + max(pause_seconds, (now - began) / SHARE), pause_seconds)
 
 
 class ContiguousMemory(Struct):

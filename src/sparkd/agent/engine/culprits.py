@@ -29,12 +29,13 @@ class _Killers(Struct, frozen=True, forbid_unknown_fields=True):
 
     matches: tuple[str, ...]
     """Fields of journald that choose the lines."""
-    said: tuple[tuple[str, str], ...]
-    """What to report, with {} for the pattern's groups, and the pattern of the line."""
+    reports: tuple[tuple[str, str], ...]
+    """What to report, with {} for the pattern's groups, and the pattern of the line. The file says what its groups
+    mean."""
 
 
 _KILLERS = toml.decode(read_data("killers.toml"), type=_Killers)
-_REPORTS = tuple((words, re.compile(pattern, re.ASCII)) for words, pattern in _KILLERS.said)
+_REPORTS = tuple((words, re.compile(pattern, re.ASCII)) for words, pattern in _KILLERS.reports)
 
 
 class Culprit(NamedTuple):
@@ -87,18 +88,22 @@ def find_culprit(
 
 def _find_program(lines: Iterable[Line], container_id: str, pids: Collection[int]) -> Culprit | None:
     """The last program of which a line says that it killed a process of the rank. `lines`: oldest first."""
-    culprit, forged_until = None, 0
+    culprit, forgeable_until = None, 0
     for line in lines:
-        for report, pattern in _REPORTS if line.at_us >= forged_until else ():
+        if line.at_us < forgeable_until:
+            continue
+        for report, pattern in _REPORTS:
             if (match := pattern.match(line.text)) is None:
                 continue
             groups = match.groupdict()
             named_pids = {int(pid) for pid in groups.get("pids", "").split()} | {int(groups.get("hex", "0"), 16)}
             if names_container(groups.get("group", ""), container_id) or not named_pids.isdisjoint(pids):
                 text, killer = report.format(at=format_clock(line.at_us / 1e6), **groups), report.partition(" ")[0]
+                # A number in hex may be of another PID namespace: it may name another process.
                 cause = Cause.KILLED_FROM_OUTSIDE if "hex" not in groups else None
                 culprit = Culprit(text, _format_hint(killer) if "oom" in killer else "", cause)
-            forged_until = line.at_us + FORGED_US * report.startswith("earlyoom")
+            if report.startswith("earlyoom"):
+                forgeable_until = line.at_us + FORGED_US
     return culprit
 
 

@@ -104,6 +104,7 @@ class HealthMonitor(Struct):
         if self._canary is not None and self._canary.done():
             (canary, seconds), self._canary = self._canary.result(), None
             self._note_canary(canary, seconds)
+        # Only while it matters: with each call the driver is queried more often, or files in the caches are counted.
         troubled = self._state.troubled
         computes = troubled and self.computes()
         compiles = (troubled or self._state.compiling_since is not None) and self.compiles()

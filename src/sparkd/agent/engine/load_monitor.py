@@ -92,8 +92,10 @@ def is_stalled(load: LoadState, limit_seconds: float, others: tuple[float | None
     rank may wait for one that works. Where all stand still, the one that has done so for longest ends first, and the
     others with it. One with a halted thread waits for no other.
     """
-    if load.still_seconds < limit_seconds or load.halted:
-        return load.still_seconds >= limit_seconds
+    if load.still_seconds < limit_seconds:
+        return False
+    if load.halted:
+        return True
     idle_others = [seconds for seconds in others if seconds is not None and seconds >= limit_seconds / 2]
     late_seconds = 3 * pace_seconds(limit_seconds)  # another rank's report may be so old
     is_first = all(seconds + late_seconds <= load.idle_seconds for seconds in idle_others)

@@ -110,6 +110,7 @@ class LoadProgress(Struct, frozen=True):
     cause: str = ""
     """First line since the last step, or of the last burst of errors, that is a cause, with a line that explains it."""
     cause_source: str = ""
+    """Stream and prefix of the process that logged it; in service with the file and line number, too."""
     symptom: str = ""
     """First line that only reports a failure elsewhere; once it serves, the last error that may be a client's text."""
     failing_since: float | None = None
@@ -127,10 +128,10 @@ class LoadProgress(Struct, frozen=True):
     """The last of them, with what compiled it."""
     fatal: str = ""
     """Source, file and line number of the lines of the traceback that ends a serving engine."""
-    blamed: str = ""
-    """The last cause of the load; it is kept when another process enters a step, or a new burst begins."""
-    blamed_at: float = 0.0
-    """When the last errors before a step began."""
+    earlier_cause: str = ""
+    """The last cause before the last step, which another process may have entered, or before this burst of errors."""
+    earlier_errors_at: float = 0.0
+    """When the last errors before the last step began."""
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate for the rest of the step from its own pace; None without a count."""
@@ -212,9 +213,8 @@ def _note_symptom(progress: LoadProgress, source: str, text: str, now: float) ->
         return progress
     if progress.symptom and progress.is_failing(now) and text.startswith("terminate called "):
         return progress  # what was logged just before says why
-    return replace(
-        progress, cause="", symptom=text, failing_since=progress.failing_since if progress.is_failing(now) else now
-    )
+    failing_since = progress.failing_since if progress.is_failing(now) else now
+    return replace(progress, cause="", symptom=text, failing_since=failing_since)
 
 
 def _follow_trace(progress: LoadProgress, source: str, text: str) -> tuple[LoadProgress, bool]:
@@ -252,7 +252,7 @@ def _reports_gone_process(progress: LoadProgress, text: str, now: float) -> bool
 
 def _find_real_cause(progress: LoadProgress) -> str:
     """The last cause that is more than a shutdown, by a signal or after the end of another process."""
-    return progress.blamed if not progress.cause or _STOPPED.match(progress.cause) else progress.cause
+    return progress.earlier_cause if not progress.cause or _STOPPED.match(progress.cause) else progress.cause
 
 
 def _continues_message(cause: str, text: str) -> bool:
@@ -275,10 +275,12 @@ def _belongs_to_cause(progress: LoadProgress, source: str, text: str, now: float
 
 def _note_error(progress: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
     """Note an error: the first of a burst that is a cause counts, and others are symptoms at most."""
-    noted = progress
-    if not progress.is_failing(now) or (progress.serving and not progress.cause):
-        symptom = progress.symptom if progress.serving and progress.is_failing(now) else ""
-        noted = replace(progress, cause="", symptom=symptom, failing_since=now, blamed=_find_real_cause(progress))
+    noted, is_failing = progress, progress.is_failing(now)
+    # In service the first proven error begins a burst of its own. The symptom stays: it may be what led to the error.
+    if not is_failing or (progress.serving and not progress.cause):
+        symptom = progress.symptom if progress.serving and is_failing else ""
+        earlier_cause = _find_real_cause(progress)
+        noted = replace(progress, cause="", symptom=symptom, failing_since=now, earlier_cause=earlier_cause)
     if _WORKER_DIED.match(text):
         noted = replace(noted, worker_died=True)
         text = _find_own_error(progress, text, now) or text
@@ -294,8 +296,8 @@ def _is_cause(text: str) -> bool:
 
 def _find_own_error(progress: LoadProgress, text: str, now: float) -> str:
     """The error that a process logged just before it died with an unread exit code; the load survived older ones."""
-    is_recent = now - progress.blamed_at <= BURST_SECONDS and not progress.serving
-    return progress.blamed if is_recent and "(exit code: None)" in text else ""
+    is_recent = now - progress.earlier_errors_at <= BURST_SECONDS and not progress.serving
+    return progress.earlier_cause if is_recent and "(exit code: None)" in text else ""
 
 
 def _enter_step(last: LoadProgress, step: str, counts: dict[str, str | None], now: float) -> LoadProgress:
@@ -312,6 +314,6 @@ def _enter_step(last: LoadProgress, step: str, counts: dict[str, str | None], no
         last.took if step == last.step else (*last.took, (last.step, now - last.step_since))[-MOST_STEPS:],
         serving=step == LAST_STEP,
         sources=last.sources,
-        blamed=_find_real_cause(last),
-        blamed_at=last.blamed_at if last.failing_since is None else last.failing_since,
+        earlier_cause=_find_real_cause(last),
+        earlier_errors_at=last.earlier_errors_at if last.failing_since is None else last.failing_since,
     )

@@ -51,8 +51,9 @@ class LogReader:
         self._since, self._keep, self._checkpoint = since, keep, checkpoint
         self._last = b""
         """The piece of log that was read last, with its time stamp."""
-        self._kept_at, self._previous, self._pending = time.monotonic(), b"", b""
-        """Pieces that were the last ones at two checkpoints. The position of `_pending` is kept once all is written."""
+        self._checkpoint_at, self._last_at_checkpoint = time.monotonic(), b""
+        self._piece_to_keep = b""
+        """Its position is kept once all up to the last checkpoint is written; empty where none waits for that."""
         self._is_written: Callable[[], bool] = lambda: True
         self._failures: set[str] = set()
         self._kernels: set[str] = set()
@@ -124,13 +125,13 @@ class LogReader:
         logs without a pause, that may never be.
         """
         now = time.monotonic()
-        if now - self._kept_at >= KEEP_SECONDS and not self._pending:
-            self._kept_at, self._pending, self._previous = now, self._previous, self._last
-            self._is_written = self._checkpoint()
-        if self._pending and self._is_written():
+        if now - self._checkpoint_at >= KEEP_SECONDS and not self._piece_to_keep:
+            self._piece_to_keep, self._last_at_checkpoint = self._last_at_checkpoint, self._last
+            self._checkpoint_at, self._is_written = now, self._checkpoint()
+        if self._piece_to_keep and self._is_written():
             with suppress(OSError, ValueError):
-                self._keep(since_of(self._pending))
-            self._pending = b""
+                self._keep(since_of(self._piece_to_keep))
+            self._piece_to_keep = b""
 
     def _process_line(self, stream: int, line: str) -> None:
         now, before = time.monotonic(), self.progress

@@ -44,10 +44,7 @@ def find_finished(last_use: ShardUse, used: frozenset[int]) -> tuple[ShardUse, t
 
 
 class PageCacheRelease(Struct):
-    """The release for one rank. `run` is for a thread of its own, from the launch until `is_over` or the rank's end.
-
-    `on_weights_loaded` is called then, and once more at the end.
-    """
+    """The release for one rank. `run` is for a thread of its own, from the launch until `is_over` or the rank's end."""
 
     host: Host
     model_path: str
@@ -60,6 +57,7 @@ class PageCacheRelease(Struct):
     drop: Callable[[File, Callable[[], bool]], int] | None
     """drop(shard, whether to continue) returns the bytes that it dropped. None: drop nothing."""
     on_weights_loaded: Callable[[], None]
+    """Called once the weights are loaded, and once more at the end."""
     contiguous: ContiguousMemory
     events: Events
     pace_seconds: float = PACE_SECONDS

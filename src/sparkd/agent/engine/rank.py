@@ -1,11 +1,10 @@
-"""A running rank: what this node knows of it, its shared memory, and why it ended."""
+"""A running rank: what this node knows of it, and its shared memory."""
 
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -13,21 +12,16 @@ from sparkd.agent.actions.processes import Rank, mapped_below, named_segments
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.hang import HangWatch
-from sparkd.agent.engine.load_progress import GONE, LoadProgress
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
 from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.fixes import UnlinkSegment
-from sparkd.base.host import Host, cgroups, docker, kernel, meminfo, shm
+from sparkd.base.host import Host, cgroups, shm
 from sparkd.base.host.consumers import Consumer
-from sparkd.base.host.oom_kills import find_oom_kills, names_container
-from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.http_client import CONNECTIONS
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
-from sparkd.base.lib.text import format_clock
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.rank_record import RankRecord, RankStage, is_left
 from sparkd.base.vllm.api import Endpoint
@@ -42,26 +36,6 @@ MAX_SCANS = 10
 """Scans for the process that maps a segment; after these it counts as another program's."""
 LOG_END_SECONDS = 3.0
 """Limit for the last lines of a rank that ended by itself: they may have the cause. Under load 0.3 s was too little."""
-EXIT_CODE_SECONDS = 0.5
-"""Limit for docker to know the exit code. It knows a container's end some 20 ms after the kernel does (seen)."""
-KERNEL_OOM = "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
-OOM_SECONDS = 120.0
-"""Longest time from the kernel's kill of a process to the rank's end: seconds, once the machine has memory again."""
-KILLED_CODE, TERMINATED_CODE = "137", "143"
-"""Exit codes: 128 and SIGKILL, SIGTERM."""
-DOCKER_ENDED = "dockerd was stopped or restarted, and ended its containers; live-restore in daemon.json would keep them"
-UNKNOWN_CODE = "unknown (docker does not report it)"
-
-
-class MachineFacts(NamedTuple):
-    """What has happened since a rank's start."""
-
-    docker_ended: bool = False
-    """Dockerd has ended, and its containers with it."""
-    oom_killed: bool = False
-    """The kernel has killed processes for want of memory since just before the rank's start."""
-    oom_victim: str = ""
-    """Which process of the rank the kernel has killed for want of memory lately; empty where its log names none."""
 
 
 class Running:
@@ -249,70 +223,8 @@ class Running:
     def seconds(self) -> float:
         return time.monotonic() - self._started_at
 
-    def find_cause(self, code: str, machine: MachineFacts) -> tuple[Cause, str]:
-        """Why it ended, and a text, empty where nothing is known. What was done to it counts before its log."""
-        now = time.monotonic()
-        progress = self.log.progress
-        cause, proven = progress.root_cause(now), progress.proven_cause(now)
-        if machine.docker_ended:
-            return Cause.DOCKER_RESTARTED, DOCKER_ENDED
-        quotation = f" ({proven})" if proven else ""
-        if machine.oom_victim:
-            return Cause.KERNEL_OOM, machine.oom_victim + quotation
-        if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
-            return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
-        killed = self._was_killed(progress, code, now)
-        if cause and not killed and (proven or not progress.serving):
-            return Cause.ENGINE_ERROR, cause
-        if machine.oom_killed:
-            return Cause.KERNEL_OOM, KERNEL_OOM + quotation
-        if killed:
-            manner = "killed" if proven == GONE else "killed by signal 9"
-            return Cause.KILLED_FROM_OUTSIDE, f"{manner} from outside, not by sparkd{quotation}"
-        return Cause.ENGINE_ENDED, cause
-
-    def _was_killed(self, progress: LoadProgress, code: str, now: float) -> bool:
-        # Code 137 proves a kill, unless a proven cause explains it. In service none does, since a client can forge the
-        # log. A warning of NCCL's, a mere symptom, is no cause.
-        is_explained = progress.proven_cause(now) and not (self.ready or progress.serving)
-        return (code == KILLED_CODE and not is_explained) or progress.killed(now)
-
-    def docker_ended(self) -> bool:
-        """Whether dockerd has ended since the start. For a thread: a look at its process may hang."""
-        dockerd_pid = self.record.dockerd_pid
-        return bool(dockerd_pid) and (not docker.running(self._host) or docker.daemon_replaced(self._host, dockerd_pid))
-
-    def find_oom_kill(self) -> tuple[bool, str]:
-        """Whether the kernel has killed for want of memory since the start, and whom of the rank. For a thread."""
-        count, count_before = meminfo.read_oom_kill_count(self._host.files), self.record.oom_kills
-        has_grown = count is not None and count_before is not None and count > count_before
-        # The kernel's log has a clock of its own, which nothing sets right.
-        now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
-        try:
-            kills = [
-                kill for kill in find_oom_kills(kernel.read_log(self._host.files)) if now - kill.seconds < OOM_SECONDS
-            ]
-        except OSError:
-            return has_grown, ""
-        victims = [kill for kill in kills if names_container(kill.group, self.rank.container_id)]
-        if victims:
-            killed_at = format_clock(time.time() - (now - victims[-1].seconds))
-            return True, f"the kernel killed for want of memory at {killed_at}: {victims[-1].text}"
-        # The log may lack one of many; an old kill, such as of another container at its own limit, ended no rank now.
-        return has_grown and bool(kills), ""
-
     def finish_log(self, seconds: float = LOG_END_SECONDS) -> None:
         """Read the last lines of the ended container's log, while the loop turns."""
         with suppress(TimeoutError, BlockingIOError):
             read = partial(self.log.stop, seconds)
             self._loop.beside(read, seconds, "reading the end of its log", shielded=True)
-
-    def read_exit_code(self) -> str:
-        """The container's exit code. It proves little: vLLM exits with 0 after most failures. For a thread."""
-        deadline = time.monotonic() + EXIT_CODE_SECONDS
-        with suppress(OSError, DockerError), closing(self._host.docker_reader()) as reader:
-            while docker.running(self._host) and time.monotonic() < deadline:
-                if (code := docker.exit_code(reader, self.rank.container_id)) is not None:
-                    return str(code)
-                time.sleep(0.02)
-        return UNKNOWN_CODE

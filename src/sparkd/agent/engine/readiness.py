@@ -82,7 +82,7 @@ def await_ready(
             result, probing = probing.result(), None
             if result.failed is None:
                 return
-            _refuse(result, endpoint.served_name)
+            _raise_if_hopeless(result, endpoint.served_name)
             stage, answer = result.failed, result.answer
             next_at = now + (RETRY_SECONDS if stage is ReadinessStage.COMPLETION else PROBE_SECONDS)
         before, progress = progress, show(stage)
@@ -101,9 +101,9 @@ def _late_error(launch_seconds: float, stage: ReadinessStage, answer: str, step:
     return NotReadyError(reason, hint)
 
 
-def _refuse(outcome: ProbeResult, served_name: str) -> None:
+def _raise_if_hopeless(probed: ProbeResult, served_name: str) -> None:
     """Raises NotReadyError where waiting cannot help."""
-    if outcome.failed is ReadinessStage.KEY:
+    if probed.failed is ReadinessStage.KEY:
         raise NotReadyError("the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY")
-    if outcome.failed is ReadinessStage.MODEL and outcome.answer:
-        raise NotReadyError(f"the endpoint serves {outcome.answer}, not {served_name}", "check --served-model-name")
+    if probed.failed is ReadinessStage.MODEL and probed.answer:
+        raise NotReadyError(f"the endpoint serves {probed.answer}, not {served_name}", "check --served-model-name")

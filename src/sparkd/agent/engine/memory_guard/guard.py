@@ -118,22 +118,14 @@ class MemoryGuard:
 
     def _run_killer(self) -> bool:
         """Let one killer watch the rank until either ends. Returns whether nothing is left to watch."""
-        ended = ""
+        status = ""
         try:
             if (connection := self._connect()) is not None:
                 line = self._follow(connection)
             elif not self._floor_bytes:
-                return True
+                return True  # a child has nothing to watch: it ends with this agent
             else:
-                connection, process = self._start_killer()
-                with process:
-                    try:
-                        line = self._follow(connection)
-                    finally:
-                        with suppress(subprocess.TimeoutExpired):
-                            process.wait(RETRY_SECONDS / 2)
-                        process.kill()  # one that hangs does not end with its connection
-                ended = f" with {process.returncode}"
+                line, status = self._run_child()
         except OSError as error:
             # A silent unit is not tried again. If it starts yet, it watches too. One that died has restarted by then.
             self._uses_unit = self._uses_unit and not isinstance(error, TimeoutError)
@@ -143,7 +135,7 @@ class MemoryGuard:
         if line.startswith((ENDED, KILLED)):
             return True
         if not self._closing.is_set():
-            self._report_failure(f"its process ended{ended}: {line}")
+            self._report_failure(f"its process ended{status}: {line}")
         return False
 
     def _connect(self) -> socket.socket | None:
@@ -161,7 +153,19 @@ class MemoryGuard:
         connection.close()
         return None
 
-    def _start_killer(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    def _run_child(self) -> tuple[str, str]:
+        """Let a child process watch the rank. Returns its last line, and its exit code in words. Raises OSError."""
+        connection, process = self._start_child()
+        with process:
+            try:
+                line = self._follow(connection)
+            finally:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(RETRY_SECONDS / 2)
+                process.kill()  # one that hangs does not end with its connection
+        return line, f" with {process.returncode}"
+
+    def _start_child(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         """Start the child process, which ends when its connection does. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

@@ -124,14 +124,15 @@ class Killer:
         # the account.
         self._account = f"{KILLED} {account}"
         self.send(self._account)
-        self._rank_pidfd = self._close(self._rank_pidfd)
+        self._rank_pidfd = self._close_pidfd(self._rank_pidfd)
 
     def _forget_rank(self) -> None:
         """The rank has ended by itself."""
         self.send(ENDED)
-        self._rank_pidfd, self._agent_pidfd = self._close(self._rank_pidfd), self._close(self._agent_pidfd)
+        self._rank_pidfd, self._agent_pidfd = self._close_pidfd(self._rank_pidfd), self._close_pidfd(self._agent_pidfd)
 
-    def _close(self, process: int) -> int:
+    def _close_pidfd(self, process: int) -> int:
+        """Watch this process no longer. Returns -1, for the field that had its pidfd."""
         if process >= 0:
             self._poller.unregister(process)
             os.close(process)
@@ -154,12 +155,13 @@ class Killer:
         if (request := _receive_rank(agent)) is None:
             self._drop_agent()
             return
-        self._close(self._rank_pidfd)  # the same rank, where an agent that was away has come back
+        self._close_pidfd(self._rank_pidfd)  # the same rank, where an agent that was away has come back
         agent_pid = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         self._watch(*request)
         is_same_agent = agent_pid == _find_pid(self._agent_pidfd)
         self._set_agent(_open_process(agent_pid))
         rank_pid = _find_pid(self._rank_pidfd)
+        # -1: the rank that was killed is gone already.
         if self._account and is_same_agent and rank_pid in (self._rank_pid, -1):
             self._repeat_account(agent)
             return
@@ -171,7 +173,7 @@ class Killer:
 
     def _repeat_account(self, agent: socket.socket) -> None:
         """The rank was killed, and the new program of an agent that has re-exec'd itself has not read the account."""
-        self._rank_pidfd = self._close(self._rank_pidfd)
+        self._rank_pidfd = self._close_pidfd(self._rank_pidfd)
         with suppress(OSError):
             agent.send(self._account.encode(), socket.MSG_DONTWAIT)
 
@@ -190,7 +192,7 @@ class Killer:
 
     def _set_agent(self, pidfd: int) -> None:
         """`pidfd`: of the agent, or -1 where it has ended: then the lease begins."""
-        self._close(self._agent_pidfd)
+        self._close_pidfd(self._agent_pidfd)
         self._agent_pidfd = pidfd
         self._lease_ends = math.inf if pidfd >= 0 else time.monotonic() + self._lease_seconds
         if pidfd >= 0:

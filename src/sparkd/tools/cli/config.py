@@ -65,20 +65,15 @@ def _check_settings(host: Host, loaded: LoadedSettings) -> Iterator[str]:
     from sparkd.agent.preflight.runner import check_ids
 
     settings, is_root = loaded.settings, not os.geteuid()
-    follows_head = settings.cluster.follow_head
-    is_set_up = bool(settings.engine.recipe or follows_head)
     load_own_recipe = partial(load_recipe, settings.engine.recipe, recipe_folders())
     private_readers = _find_private_readers(settings, host)
-    steps: list[Callable[[], object]] = [partial(check_ids, settings.preflight)]
-    if is_set_up:
-        # The recipe is a step of its own: where the node's place is wrong, no plan would read it.
-        steps += [] if follows_head else [load_own_recipe]
-        steps.append(partial(membership.make_context, settings, host))
-    else:
-        steps.append(partial(membership.find_place, settings, host))
-    steps += private_readers.values() if is_root else ()
-    steps.append(partial(_check_programs, settings, host))
-    _run_steps(*steps)
+    is_set_up = bool(settings.engine.recipe or settings.cluster.follow_head)
+    read_node = partial(membership.make_context if is_set_up else membership.find_place, settings, host)
+    # The recipe is a step of its own: where the node's place is wrong, no plan would read it.
+    recipe_steps = [load_own_recipe] if is_set_up and not settings.cluster.follow_head else []
+    private_steps = private_readers.values() if is_root else ()
+    programs_step = partial(_check_programs, settings, host)
+    _run_steps(partial(check_ids, settings.preflight), *recipe_steps, read_node, *private_steps, programs_step)
     node = membership.make_context(settings, host) if is_set_up else None
     warnings = _check_plan(node, load_own_recipe, host) if node else []
     yield f"settings are good ({', '.join(str(path) for path in loaded.files) or 'no file'})"

@@ -178,15 +178,16 @@ def _shared_gpu_bytes(facts: MemoryFacts) -> int:
 
 def _find_holder(facts: MemoryFacts, shortage_bytes: int) -> tuple[str, str] | None:
     """Who has what is missing, for the reason, and a hint; None where the GPU's driver may have it, for nobody."""
-    users, gpu_bytes = ", ".join(facts.gpu_users or ()), _shared_gpu_bytes(facts)
+    gpu_bytes = _shared_gpu_bytes(facts)
     may_be_processes = facts.process_bytes + gpu_bytes >= shortage_bytes
     may_be_driver = facts._unexplained_bytes >= shortage_bytes and not may_be_processes
-    if users and (not facts._gpu_sizes_known or (gpu_bytes >= NAMED_BYTES and not may_be_driver)):
-        return f"; the GPU is used by {users}", "stop other work on the GPU"
-    charged_bytes = facts._charged_bytes or 0
-    if not (may_be_processes or may_be_driver) and facts._unexplained_bytes + charged_bytes >= shortage_bytes:
-        return _describe_charged(facts)
-    if not facts.gpus or facts.gpu_users is None or not may_be_driver:
+    if facts.gpu_users and (not facts._gpu_sizes_known or (gpu_bytes >= NAMED_BYTES and not may_be_driver)):
+        return f"; the GPU is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU"
+    if not may_be_driver:
+        unlisted_bytes = facts._unexplained_bytes + (facts._charged_bytes or 0)
+        is_charged = not may_be_processes and unlisted_bytes >= shortage_bytes
+        return _describe_charged(facts) if is_charged else ("", "stop other work on this node")
+    if not facts.gpus or facts.gpu_users is None:
         return "", "stop other work on this node"
     return None
 

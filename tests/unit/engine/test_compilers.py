@@ -89,7 +89,7 @@ class Compilers:
 
 
 @pytest.mark.parametrize(("failing", "stopped"), [(0, {B, C}), (3, {B}), (2, set())])
-def test_what_was_stopped_continues_at_the_end_also_after_errors(failing: int, stopped: set[Key]) -> None:
+def test_what_was_stopped_continues_once_the_watch_ends_also_after_errors(failing: int, stopped: set[Key]) -> None:
     compilers = Compilers(failing)
     watch = compilers.watch()
     thread = threading.Thread(target=watch.run)
@@ -137,7 +137,7 @@ def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_n
     assert watch.pids == {7, 10}
 
 
-def test_an_error_is_said_once_and_the_watch_continues() -> None:
+def test_an_error_is_logged_once_and_the_watch_continues() -> None:
     compilers = Compilers()
     compilers.fails_to_list = True
     watch = compilers.watch()

@@ -43,7 +43,7 @@ def judged(
     return StrayWorkers(tried=tried, rendezvous=29501).run(host)[1]
 
 
-def ended(verdict: Verdict) -> list[int]:
+def pids_to_end(verdict: Verdict) -> list[int]:
     return sorted(fix.pid for fix in verdict.fixes if isinstance(fix, EndProcess))
 
 
@@ -65,7 +65,7 @@ def test_workers_adopted_by_init_whose_group_lost_its_leader_are_ended_with_thei
     tree.process(12, "python3", parent=11, group=9)
     verdict = judged(tree)
     assert (verdict.level, verdict.clears) == (Level.BLOCK, True)
-    assert ended(verdict) == [10, 11, 12]
+    assert pids_to_end(verdict) == [10, 11, 12]
     assert EndProcess(11, OLD + 1, "VLLM::Worker_TP", frees_bytes=2048 * 1024) in verdict.fixes
     assert "pid 10 (VLLM::EngineCor) and 2 with it" in verdict.reason
     assert "user uid 0" in verdict.reason
@@ -74,28 +74,28 @@ def test_workers_adopted_by_init_whose_group_lost_its_leader_are_ended_with_thei
 def test_a_zombie_leads_nobody_so_its_workers_are_strays(tree: Tree) -> None:
     tree.process(9, "vllm", state="Z")
     orphans(tree)
-    assert ended(judged(tree)) == [10, 11]
+    assert pids_to_end(judged(tree)) == [10, 11]
 
 
 @pytest.mark.parametrize("reaper", ["systemd", "containerd-shim", "docker-init", "tini", "dumb-init", "conmon"])
 def test_any_reaper_is_as_good_as_init(tree: Tree, reaper: str) -> None:
     tree.process(5, reaper)
     tree.process(10, "VLLM::Worker_TP", parent=5, group=9)
-    assert ended(judged(tree)) == [10]
+    assert pids_to_end(judged(tree)) == [10]
 
 
 def test_the_first_process_of_a_container_is_a_reaper(tree: Tree) -> None:
     tree.process(5, "sleep", namespace_pid=1, cgroup=CGROUP)
     tree.process(10, "VLLM::Worker_TP", parent=5, group=9, cgroup=CGROUP)
     verdict = judged(tree, container(ours=False))
-    assert ended(verdict) == [10]
+    assert pids_to_end(verdict) == [10]
     assert "container vllm_ds4" in verdict.reason
 
 
 def test_two_orphans_of_one_group_are_ended_once_each(tree: Tree) -> None:
     tree.process(10, "VLLM::EngineCor", group=9)
     tree.process(11, "VLLM::Worker_TP", group=9)
-    assert ended(judged(tree)) == [10, 11]
+    assert pids_to_end(judged(tree)) == [10, 11]
 
 
 def test_a_living_engine_blocks_and_is_never_touched(tree: Tree) -> None:
@@ -125,9 +125,9 @@ def test_an_engine_of_a_user_is_one_by_more_than_its_name(tree: Tree, cgroup: st
     tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
     tree.process(11, "python3", parent=9, group=9, uid=1000, cgroup=cgroup, opened=(opened,))
     tree.process(10, "VLLM::EngineCor", group=9, uid=1000, cgroup=cgroup)
-    found = judged(tree, container(ours=False))
-    assert (found.level, found.fixes) == (level, ())
-    assert ("of this kind are 2, user uid 1000" if level is Level.WARN else "a living engine: pid 9") in found.reason
+    verdict = judged(tree, container(ours=False))
+    assert (verdict.level, verdict.fixes) == (level, ())
+    assert ("of this kind are 2, user uid 1000" if level is Level.WARN else "a living engine: pid 9") in verdict.reason
 
 
 def test_an_orphan_with_the_gpu_whose_leader_only_has_the_name_is_unknown(tree: Tree) -> None:
@@ -148,9 +148,9 @@ def test_an_orphan_of_a_user_blocks_and_is_never_ended_by_itself(tree: Tree, sta
     tree.process(
         10, "VLLM::EngineCor", group=group, uid=1000, state=state, opened=opened, start_time=OLD, cgroup=SESSION
     )
-    found = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
-    expect(found, Level.BLOCK, "an orphaned engine: pid 10", fixes=(), clears=False, needs_person=False)
-    assert [[one.pid for one in offer] for offer in found.offers] == [[10]]
+    verdict = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
+    expect(verdict, Level.BLOCK, "an orphaned engine: pid 10", fixes=(), clears=False, needs_person=False)
+    assert [[process.pid for process in offer] for offer in verdict.offers] == [[10]]
 
 
 def test_a_main_process_that_is_titled_an_api_server_serves(tree: Tree) -> None:
@@ -167,14 +167,14 @@ def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> Non
     assert (verdict.level, verdict.clears) == (Level.BLOCK, False)
     assert verdict.reason.startswith("a living engine")
     assert verdict.hint == f"stop it first: {SERVICE}; if it outlives that: sudo sparkd preflight --fix 30"
-    assert [[one.pid for one in offer] for offer in verdict.offers] == [[30]]
+    assert [[process.pid for process in offer] for offer in verdict.offers] == [[30]]
 
 
 def test_an_orphan_that_leads_its_own_group_is_ended_with_its_children(tree: Tree) -> None:
     tree.process(10, "VLLM::EngineCor", cgroup=SESSION, opened=("socket:[5]", "socket:[6]"))
     tree.process(11, "python3", parent=10, group=10, cgroup=SESSION)
     tree.listening((29501, 5), (40000, 6))
-    assert ended(judged(tree)) == [10, 11]
+    assert pids_to_end(judged(tree)) == [10, 11]
 
 
 @pytest.mark.parametrize(
@@ -197,11 +197,11 @@ def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(
     tree.process(21, "python3", argv=("python3", "batch.py"))
     tree.process(10, comm, parent=parent, group=21 if parent == 21 else 10, cgroup=cgroup, opened=("socket:[5]",))
     tree.listening((port, 5))
-    found = judged(tree, container(ours=False))
-    expect(found, Level.BLOCK, "a living engine", clears=False, fixes=())
-    offered = [[one.pid for one in offer] for offer in found.offers]
+    verdict = judged(tree, container(ours=False))
+    expect(verdict, Level.BLOCK, "a living engine", clears=False, fixes=())
+    offered = [[process.pid for process in offer] for offer in verdict.offers]
     assert offered == ([] if cgroup == CGROUP else [[10]]), "docker stop ends a container"
-    assert ("sudo docker stop vllm_ds4" in found.hint) is (cgroup == CGROUP)
+    assert ("sudo docker stop vllm_ds4" in verdict.hint) is (cgroup == CGROUP)
 
 
 def test_an_api_server_whose_main_process_is_gone_still_takes_requests(tree: Tree) -> None:
@@ -264,14 +264,14 @@ def test_an_orphans_group_may_hold_a_living_engine_too_and_that_is_left_alone(tr
     tree.process(21, "VLLM::EngineCor", parent=20, group=9)
     verdict = judged(tree)
     assert not verdict.clears
-    assert ended(verdict) == [10]
+    assert pids_to_end(verdict) == [10]
 
 
 def test_a_worker_of_a_containers_first_process_is_no_orphan(tree: Tree) -> None:
     """`unshare --pid python3 srv.py`, begun by a script that has exited: it is the worker's own parent."""
     tree.process(10, "python3", group=9, argv=("python3", "srv.py"), namespace_pid=1)
     tree.process(11, "VLLM::EngineCor", parent=10, group=9, namespace_pid=2)
-    assert ended(judged(tree)) == []
+    assert pids_to_end(judged(tree)) == []
 
 
 def test_our_container_whose_agent_is_gone_is_removed_whole(tree: Tree) -> None:
@@ -322,9 +322,9 @@ def recorded(tree: Tree, record: RankRecord, rank_id: str = "rank") -> DockerFac
     """A running container of the agent `dead` with this record of the rank."""
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
     tree.file(FILE.path, FILE.encode(record))
-    (made,) = container().containers
-    labels = (*made.labels, ("io.sparkd.rank-id", rank_id))
-    return DockerFacts(True, (replace(made, labels=labels),))
+    (running,) = container().containers
+    labels = (*running.labels, ("io.sparkd.rank-id", rank_id))
+    return DockerFacts(True, (replace(running, labels=labels),))
 
 
 def test_a_rank_belongs_to_the_agent_that_has_it_by_the_record(tree: Tree) -> None:
@@ -419,7 +419,7 @@ def test_a_zombie_is_named_and_does_not_block(tree: Tree) -> None:
 def test_a_stray_asleep_in_the_kernel_is_tried_first_and_needs_a_person_then(tree: Tree) -> None:
     tree.process(10, "VLLM::Worker_TP", group=9, state="D", start_time=OLD)
     first = judged(tree)
-    assert (ended(first), first.needs_person) == ([10], False)
+    assert (pids_to_end(first), first.needs_person) == ([10], False)
     assert "state D" in first.reason
     again = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
     assert (again.fixes, again.needs_person, again.hint) == ((), True, "reboot this node")
@@ -430,7 +430,7 @@ def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
     tree.process(10, "VLLM::Worker_TP", group=9, start_time=OLD)
     again = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
     assert (again.level, again.clears, again.fixes, again.needs_person) == (Level.BLOCK, False, (), False)
-    assert ended(judged(tree, tried=frozenset({("end-process", 10, OLD + 1)}))) == [10], "another process"
+    assert pids_to_end(judged(tree, tried=frozenset({("end-process", 10, OLD + 1)}))) == [10], "another process"
 
 
 @pytest.mark.parametrize(
@@ -479,4 +479,4 @@ def test_what_outlives_the_container_of_a_rank_whose_agent_is_gone_is_ended(
         tree.owner(40, owner)
     tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
     tree.process(10, "VLLM::EngineCor", parent=9, group=9, uid=1000, cgroup=cgroup)
-    assert ended(judged(tree, listed)) == ([9, 10] if ends else [])
+    assert pids_to_end(judged(tree, listed)) == ([9, 10] if ends else [])

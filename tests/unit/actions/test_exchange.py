@@ -28,11 +28,11 @@ PROCESSES, STEPS = 4, 25
 
 def count(files: Files, _: int) -> int:
     """Add 1 to the count STEPS times. Returns how often another process was first."""
-    done = overtaken = 0
-    while done < STEPS:
+    steps = overtaken = 0
+    while steps < STEPS:
         old = FILE.read(files)
         if exchange(files, FILE, old, Count("p", old.steps + 1 if old else 1)):
-            done += 1
+            steps += 1
         else:
             overtaken += 1
     return overtaken

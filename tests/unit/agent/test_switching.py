@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster.test_peer_monitor import Known
+from tests.unit.cluster.silent_peers import SilentPeer
 from tests.unit.cluster_nodes import AgentUnderTest, FullDisk, MemoryActions, agent_under_test, alone, running
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import report, status
@@ -438,7 +438,7 @@ def test_a_worker_that_is_blocked_ends_no_try_and_one_that_failed_does(
     started: AgentUnderTest, phase: Phase, stage: Stage | None
 ) -> None:
     switch = write_switch(started, Stage.TRYING, 1)
-    peers = {1: Known(1)}
+    peers = {1: SilentPeer(1)}
     peers[1].status = status(answer=report(1, phase=phase))
     monitor = PeerMonitor(peers, started.agent.loop.start, 20.0)
     context = replace(started.agent.context, switch=switch)

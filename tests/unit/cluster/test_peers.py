@@ -230,7 +230,7 @@ def test_one_lost_connection_is_no_silence(peer: Node) -> None:
     with (
         relay("127.0.0.2", peer.port) as pass_on,
         answering("127.0.0.2", lambda request: () if next(lost, False) else (pass_on(request),)) as port,
-        reading("127.0.0.2", port, wake=lambda: contacts.append(reader.status.contact)) as reader,
+        reading("127.0.0.2", port, wake=lambda: contacts.append(relayed.status.contact)) as relayed,
     ):
         until(lambda: len(contacts) >= 3)
         assert set(contacts) == {Contact.ANSWERS}

@@ -45,7 +45,7 @@ def test_no_step_of_several_processes_is_lost(tree: Tree) -> None:
     assert FILE.read(files) == Count("p", PROCESSES * STEPS)
 
 
-def test_what_is_no_longer_there_is_neither_replaced_nor_removed(tree: Tree) -> None:
+def test_a_file_that_is_no_longer_there_is_neither_replaced_nor_removed(tree: Tree) -> None:
     files, old, new = Files(str(tree.root)), Count("old", 1), Count("new", 2)
     assert not exchange(files, FILE, old, new)
     assert exchange(files, FILE, None, old)

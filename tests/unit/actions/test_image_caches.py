@@ -108,7 +108,7 @@ def test_folders_as_deep_as_a_container_likes_stop_no_other_removal(root: Path) 
         subprocess.run(["rm", "-rf", root], check=True)
 
 
-def test_what_is_no_cache_of_an_image_is_not_touched(root: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_cache_of_an_image_is_not_touched(root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "data").mkdir(parents=True)
     (root / ("f" * 64)).symlink_to(elsewhere)

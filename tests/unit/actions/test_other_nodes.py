@@ -73,7 +73,7 @@ def test_a_node_alone_has_nobody_to_copy_to(second: Host) -> None:
         choose_peers((), Settings(), second)
 
 
-def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_fails_on_one_node_is_taken_on_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     served = []
 
     def act(peer: SshHost) -> None:

@@ -69,7 +69,7 @@ def test_a_key_in_place_of_one_that_others_could_read_is_private(tree: Tree) -> 
     assert (tree.root / KEY.lstrip("/")).stat().st_mode & 0o777 == 0o600
 
 
-def test_what_was_edited_between_two_runs_comes_back(tree: Tree) -> None:
+def test_a_file_that_was_edited_between_two_runs_comes_back(tree: Tree) -> None:
     for text in ("first\n", "second\n"):
         setup_of(tree).write(KEY, text, 0o600)
         if text == "first\n":

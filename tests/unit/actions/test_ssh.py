@@ -156,7 +156,7 @@ def test_of_a_login_that_writes_without_end_the_last_lines_are_kept(programs: Pa
     assert (ended.code, len(ended.trouble), ended.trouble[-7:]) == (3, 4096, "x\nlast\n")
 
 
-def test_what_a_login_leaves_behind_does_not_keep_the_caller(programs: Path) -> None:
+def test_a_process_that_a_login_leaves_behind_does_not_keep_the_caller(programs: Path) -> None:
     """As ssh's ControlPersist, with stderr open."""
     write_program(programs / "ssh", "/usr/bin/sleep 20 >&- & echo $! >&2; exit 3")
     begun = unstalled()

@@ -105,7 +105,7 @@ def test_revert_leaves_the_machine_as_it_was(node: Tree, manager: SysctlManager)
     assert manager.revert() == []
 
 
-def test_what_the_kernel_does_not_take_back_holds_up_nothing_else(node: Tree, manager: SysctlManager) -> None:
+def test_a_setting_that_the_kernel_does_not_take_back_holds_up_no_other(node: Tree, manager: SysctlManager) -> None:
     """As vm.dirty_bytes, which refuses its own 0. What reads back as another text stands for it."""
     apply(manager, BOTH)
     other_text = f"{BEFORE['net.ipv4.tcp_rmem']} "
@@ -130,7 +130,7 @@ def test_a_setting_that_can_not_be_read_is_named_and_holds_up_no_other(node: Tre
     assert manager.saved() == {"net.ipv4.tcp_rmem": BEFORE["net.ipv4.tcp_rmem"]}
 
 
-def test_what_is_no_longer_wanted_is_taken_back(node: Tree, manager: SysctlManager) -> None:
+def test_a_setting_that_is_no_longer_wanted_is_taken_back(node: Tree, manager: SysctlManager) -> None:
     apply(manager, BOTH)
     assert apply(manager, SWAPPINESS) == ["net.ipv4.tcp_rmem: 4096 131072 33554432 -> 4096 131072 6291456"]
     assert manager.saved() == {"vm.swappiness": "60"}

@@ -1,23 +1,20 @@
 """One configuration: a head serves what it runs, and a worker's agent takes it. Real agents on loopback addresses."""
 
 import json
-import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from pydantic import ValidationError
 from tests.tree import Tree
+from tests.unit.agent.awaiting_workers import awaiting
 from tests.unit.agent_steps import running_steps, wait_and_join, wait_while_blocked
 from tests.unit.cluster_nodes import (
     AgentUnderTest,
-    EventLines,
     MemoryActions,
     addresses,
     agent_under_test,
     base_under_test,
-    context,
     following,
     running,
     settings,
@@ -25,13 +22,10 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.bootstrap import _await_head
-from sparkd.agent.daemon.context import Base
 from sparkd.agent.daemon.head_config import share_config, use_kept
 from sparkd.agent.daemon.serving import follow_head
 from sparkd.base.config.settings import Engine
-from sparkd.base.lib.endings import Ending
-from sparkd.base.lib.errors import HeadAwaitedError, OutdatedPlanError, SparkdError
+from sparkd.base.lib.errors import OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import launch_history
@@ -50,32 +44,6 @@ def head_of(tree: Tree, port: int, incarnation: str = "head", **engine: object) 
     with agent_under_test(tree, 0, configured.model_copy(update={"engine": changed}), incarnation) as head:
         share_config(head.agent)
         yield head
-
-
-@contextmanager
-def awaiting(base: Base) -> Iterator[list[SparkdError]]:
-    """A worker without its head's configuration waits for it, in a thread; what it raised."""
-    raised: list[SparkdError] = []
-
-    def end_wait() -> None:
-        raise SparkdError("the test is over")
-
-    def run() -> None:
-        with pytest.raises(HeadAwaitedError) as awaited:
-            context(base.settings, base.host)
-        try:
-            _await_head(base, "worker", awaited.value, EventLines(), os.getuid())
-        except SparkdError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield raised
-    finally:
-        base.loop.endings.end_by(Ending(end_wait))
-        base.loop.wake()
-        thread.join(10)
 
 
 def written(actions: object) -> dict[str, str]:

@@ -83,7 +83,7 @@ def test_a_message_is_logged_reported_counted_and_shown_at_once(node: Node) -> N
     assert hint.startswith(f"on {report.node}: power-cycle: ")
 
 
-def test_what_requires_nothing_is_counted_and_logged_but_no_warning(node: Node) -> None:
+def test_a_message_that_requires_nothing_is_counted_and_logged_but_no_warning(node: Node) -> None:
     node.read(record("r8169 0000:03:00.0 enp3s0: Link is Up - 1Gbps/Full - flow control rx/tx"))
     assert node.report.kernel_counts == {"link-up none": 1}
     assert [line.split()[0] for line in node.lines] == ["kernel.message.logged"]
@@ -107,7 +107,7 @@ def test_a_flood_of_equal_lines_is_one_event_and_a_count(node: Node) -> None:
     assert time.process_time() - began < 60
 
 
-def test_what_an_agent_before_has_shown_stays_for_a_day(node: Node) -> None:
+def test_a_finding_of_the_agent_before_stays_for_a_day(node: Node) -> None:
     node.read(record(LOST))
     node.start_next_agent()
     node.read(record("nothing"))

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 from tests.tree import Tree
-from tests.unit.agent.test_taking_over import kept_rank
+from tests.unit.agent.kept_ranks import kept_rank
 from tests.unit.agent_runs import World, end, run_agent
 from tests.unit.agent_runs import record as in_main_loop
 from tests.unit.rank_records import rank_record

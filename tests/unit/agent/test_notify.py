@@ -87,7 +87,7 @@ def test_a_message_is_sent_once_and_by_no_later_process(tree: Tree, hook: Receiv
     assert log.names() == ["notify.message.sent"]
 
 
-def test_what_could_not_be_sent_is_sent_by_the_next_process(tree: Tree, log: EventLog) -> None:
+def test_a_message_that_could_not_be_sent_is_sent_by_the_next_process(tree: Tree, log: EventLog) -> None:
     with reserved_port() as port:
         settings = webhook(tree, f"http://127.0.0.1:{port}/")
         with closing(outbox(tree, settings, log)) as first:

@@ -365,7 +365,7 @@ def test_a_failure_of_a_plan_in_force_is_an_ordinary_one(started: AgentUnderTest
     assert last_exit(started).reason == "plan-lint: no"
 
 
-def test_what_somebody_chose_during_a_try_is_not_overwritten(started: AgentUnderTest) -> None:
+def test_a_plan_that_somebody_chose_during_a_try_is_not_overwritten(started: AgentUnderTest) -> None:
     run_try(started)
     other = write_switch(started, Stage.DRAINING, chosen_at="2026-02-02")
     started.agent.switching.put_in_force()
@@ -384,7 +384,7 @@ class Overtaken(MemoryActions):
         return super().exchange_state(file, before, after)
 
 
-def test_what_somebody_chooses_while_a_step_is_written_stays(started: AgentUnderTest) -> None:
+def test_a_plan_that_somebody_chooses_while_a_step_is_written_stays(started: AgentUnderTest) -> None:
     actions = Overtaken(started.agent.host, started.agent.loop, "overtaken")
     run_try(started)
     agent = started.remake(actions=actions)
@@ -410,7 +410,7 @@ class Followed(MemoryActions):
         return done
 
 
-def test_what_somebody_chooses_right_after_a_step_is_seen(started: AgentUnderTest) -> None:
+def test_a_plan_that_somebody_chooses_right_after_a_step_is_seen(started: AgentUnderTest) -> None:
     actions = Followed(started.agent.host, started.agent.loop, "followed")
     run_try(started)
     agent = started.remake(actions=actions)
@@ -419,8 +419,8 @@ def test_what_somebody_chooses_right_after_a_step_is_seen(started: AgentUnderTes
     with pytest.raises(SwitchRequested):
         wait_for_end(agent.switching, started)
     write_switch(started, Stage.DRAINING)
-    begun, seen = begin_switch(agent.context.configured, agent.host, actions, agent.events)
-    agent = started.remake(context=replace(agent.context, switch=begun), switch_seen=seen)
+    begun, stamp = begin_switch(agent.context.configured, agent.host, actions, agent.events)
+    agent = started.remake(context=replace(agent.context, switch=begun), switch_seen=stamp)
     with pytest.raises(SwitchRequested):
         wait_for_end(agent.switching, started)
 
@@ -429,8 +429,8 @@ def test_a_process_does_not_take_its_own_step_for_a_choice(started: AgentUnderTe
     agent = started.agent
     for stage in (Stage.DRAINING, Stage.TRYING, Stage.RETURNING):
         write_switch(started, stage, TRIES)
-        _, seen = begin_switch(agent.context.configured, agent.host, agent.actions, agent.events)
-        assert seen == stamp_switch(agent.host)
+        _, stamp = begin_switch(agent.context.configured, agent.host, agent.actions, agent.events)
+        assert stamp == stamp_switch(agent.host)
 
 
 @pytest.mark.parametrize(("phase", "stage"), [(Phase.BLOCKED, Stage.TRYING), (Phase.FAILED, None)])
@@ -502,9 +502,9 @@ def test_no_plan_is_launched_without_its_try_where_a_full_disk_kept_that_from_be
     agent = started.agent
     write_switch(started, Stage.DRAINING)
     full = FullDisk(agent.host, agent.loop, "full")
-    seen = begin_switch(agent.context.configured, agent.host, full, agent.events)[1]
+    stamp = begin_switch(agent.context.configured, agent.host, full, agent.events)[1]
     node = membership.resolve_context(agent.context.configured, None, agent.host)
-    agent = started.remake(context=node, switch_seen=seen)
+    agent = started.remake(context=node, switch_seen=stamp)
     agent.switching.settle()
     with pytest.raises(OutdatedPlanError, match=r"switch.json could not be written"):
         launch(agent)

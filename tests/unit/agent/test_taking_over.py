@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.agent.kept_ranks import kept_rank
 from tests.unit.rank_records import rank_record
 from tests.unit.state.test_state_file import files_left
 
-from sparkd.agent.cluster.monitor import ExpectedPeer
-from sparkd.agent.daemon.kept_rank import FILE, KeptRank, without_mounts_and_asserts
+from sparkd.agent.daemon.kept_rank import FILE
 from sparkd.agent.daemon.taking_over import (
     TAKEOVERS_ALLOWED,
     TAKEOVERS_WITHIN_SECONDS,
@@ -19,11 +19,8 @@ from sparkd.agent.daemon.taking_over import (
     first_report,
     open_rank,
 )
-from sparkd.base.cluster.membership import make_context, node_of_rank
-from sparkd.base.config import Engine, Settings
 from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
-from sparkd.base.plan.agreement import Agreement
 from sparkd.base.state.rank_record import FILE as RECORD
 from sparkd.base.state.rank_record import GUARD, RankRecord, RankStage
 from sparkd.base.status.model import NodeReport, Phase
@@ -31,29 +28,6 @@ from sparkd.base.status.model import NodeReport, Phase
 BOOT, PID, BEGAN, GUARD_PID = "b1", 4000, 900, 4100
 ALONE = ("tiny-cpu", "nemotron-3-super-nvfp4")
 RECIPES = sorted(path.stem for path in recipes_dir().glob("*.yaml"))
-
-
-def kept_rank(recipe: str = "tiny-cpu", nodes: tuple[str, ...] = (), rank: int = 0) -> KeptRank:
-    settings = Settings().model_copy(update={"engine": Engine(recipe=recipe)})
-    if nodes:
-        settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"nodes": nodes})})
-    place = replace(node_of_rank(settings, rank), interface="eth0", hcas=("a", "b"))
-    context = make_context(settings, Host(), place=place)
-    agreed = Agreement({"image": "i"}, "d" * 64)
-    peers = (ExpectedPeer(1, "launch", "e"),)
-    parts = (
-        without_mounts_and_asserts(context.plan),
-        context.settings,
-        context.configured,
-        context.recipe,
-        agreed,
-        peers,
-        "stamp",
-        "unit",
-        frozenset({"1(EngineCore pid=9) "}),
-        {"VLLM_API_KEY": "k"},
-    )
-    return KeptRank("rank", "sparkd-rank0", "sha256:i", *parts)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

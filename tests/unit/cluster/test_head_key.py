@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.agent.test_head_config import awaiting
+from tests.unit.agent.awaiting_workers import awaiting
 from tests.unit.agent_steps import running_steps
 from tests.unit.cluster.head_documents import encode, good_document, keep_document
 from tests.unit.cluster_nodes import (

@@ -160,7 +160,8 @@ def test_connections_to_the_other_nodes_are_closed_at_the_end(tree: Tree) -> Non
 
     def connections_of(port: int) -> list[object]:
         connections = psutil.Process().net_connections("tcp")
-        return [it for it in connections if it.status == psutil.CONN_ESTABLISHED and it.raddr[1:] == (port,)]
+        established = [entry for entry in connections if entry.status == psutil.CONN_ESTABLISHED]
+        return [entry for entry in established if entry.raddr[1:] == (port,)]
 
     with node("127.0.0.2") as peer:
         lines = dump(page(line(time.time_ns() // 1000, "agent.run.failed")))

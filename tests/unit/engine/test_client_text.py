@@ -195,7 +195,7 @@ def serving_rank(rank: Rank, reader: LogReader, tree: Tree) -> Running:
         return running
 
 
-def test_what_may_be_a_clients_text_is_quoted_and_not_explained(tree: Tree) -> None:
+def test_a_line_that_may_be_a_clients_text_is_quoted_and_not_explained(tree: Tree) -> None:
     reader = read_log(
         [(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")], EventLog(), "end-of-log"
     )

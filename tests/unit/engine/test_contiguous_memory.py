@@ -91,7 +91,7 @@ def test_where_little_is_scattered_a_compaction_could_gain_nothing(tree: Tree) -
     assert Machine(tree, large_gib=2, small_gib=0.2).keep() == (1, 0)
 
 
-def test_what_it_gained_is_reported_and_the_next_waits(tree: Tree) -> None:
+def test_the_gain_of_a_compaction_is_reported_and_the_next_one_waits(tree: Tree) -> None:
     machine = Machine(tree, large_gib=1, small_gib=5, gains_gib=3)
     assert machine.keep() == (1, 1)
     assert machine.keep() == (1, 1)

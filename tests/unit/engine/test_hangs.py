@@ -380,7 +380,7 @@ def slow_uploads(now: float) -> tuple[PendingRequest, ...]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("first", [0.0, 1.3, 2.6, 4.9])
-def test_what_is_no_hang_raises_no_alarm(situation: Situation, canaries: int, first: float) -> None:
+def test_a_situation_that_is_no_hang_raises_no_alarm(situation: Situation, canaries: int, first: float) -> None:
     outcome = watch(situation, 800, first=first)
     assert (outcome.degraded, outcome.ended) == ([], None)
     assert len(outcome.canaries) <= canaries, "a canary costs the engine a step"

@@ -273,7 +273,7 @@ def test_a_small_model_and_a_setting_turn_it_off_and_the_end_of_the_load_is_stil
     until(load.ended.is_set, 3)
 
 
-def test_it_ends_when_the_engine_serves_whatever_its_log_has(load: Load) -> None:
+def test_the_release_ends_when_the_engine_serves_whatever_its_log_has(load: Load) -> None:
     load.progress = LoadProgress(step="starting")
     load.ready = True
     load.start()

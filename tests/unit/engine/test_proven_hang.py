@@ -50,7 +50,7 @@ def after(*looks: Look) -> HangState:
         ([Look(at, (FROZEN,)) for at in (0, 10, 20, 30)], f"{FROZEN} for 30 s"),
     ],
 )
-def test_what_stays_stopped_for_twenty_seconds_hangs(looks: list[Look], halt: str) -> None:
+def test_a_rank_that_stays_stopped_for_twenty_seconds_hangs(looks: list[Look], halt: str) -> None:
     assert describe_halt(after(*looks)) == halt
 
 

@@ -133,7 +133,7 @@ def test_where_a_second_program_cannot_be_started_the_first_is_ended(rank: list[
     )
 
 
-def test_what_a_program_writes_is_made_printable(rank: list[Process], tmp_path: Path) -> None:
+def test_the_output_of_a_program_is_made_printable(rank: list[Process], tmp_path: Path) -> None:
     stacks = read_stacks(
         Host().files, rank, program(tmp_path, r"printf 'Thread 1 (idle): \033[31m\001\n    at \007x\n'")
     )

@@ -63,7 +63,7 @@ def verdicts(host: Host) -> list[Verdict]:
     return [check.run(cached)[1] for check in DOCKER_CHECKS]
 
 
-def test_what_an_examination_has_read_is_freed_with_it(machine: Tree) -> None:
+def test_the_facts_that_an_examination_has_read_are_freed_with_it(machine: Tree) -> None:
     cached = CachedHost(Host(machine.root))
     cached.processes()
     kept = weakref.ref(cached)

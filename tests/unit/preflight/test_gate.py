@@ -347,7 +347,7 @@ def test_memory_that_is_taken_during_the_wait_does_not_delay_the_decision(machin
     assert machine.waited_seconds == 60
 
 
-def test_what_needs_a_person_is_named_first(machine: Machine) -> None:
+def test_a_finding_that_needs_a_person_is_named_first(machine: Machine) -> None:
     findings = (
         Finding("a", Verdict(Level.BLOCK, "first"), {}, 0),
         Finding("b", Verdict(Level.BLOCK, "second", "reboot", needs_person=True), {}, 0),

@@ -51,13 +51,13 @@ def test_hooks_are_listed_by_name_without_what_editors_and_dpkg_leave(tree: Tree
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_what_others_may_write_to_is_never_run(tree: Tree, mode: int) -> None:
+def test_a_hook_that_others_may_write_to_is_never_run(tree: Tree, mode: int) -> None:
     write_hook(tree, "10-a", mode=mode)
     (unsafe,) = listed(tree)
     assert "others than root may write" in unsafe.problem
 
 
-def test_what_another_user_owns_is_never_run(tree: Tree) -> None:
+def test_a_hook_that_another_user_owns_is_never_run(tree: Tree) -> None:
     write_hook(tree, "10-a")
     (unsafe,) = list_hooks(Files(str(tree.root)), owner_uid=os.getuid() + 1)
     assert "others than root may write" in unsafe.problem
@@ -79,7 +79,7 @@ def test_a_program_in_a_users_folder_is_to_be_moved(tree: Tree) -> None:
     assert program.hint == "move it to a folder that only root may write to, such as /etc/sparkd"
 
 
-def test_what_is_no_executable_file_is_not_passed_over_in_silence(tree: Tree) -> None:
+def test_a_file_among_the_hooks_that_can_not_be_executed_is_named(tree: Tree) -> None:
     write_hook(tree, "10-plain", mode=0o644)
     tree.folder(f"{FOLDER}/20-folder")
     write_hook(tree, "../real")
@@ -131,7 +131,7 @@ def test_a_hook_that_does_not_end_is_killed_with_all_that_it_started(tree: Tree)
     assert [has_ended(int(pid)) for pid in pids.read_text().split()] == [True, True]
 
 
-def test_what_a_hook_leaves_running_is_killed_and_not_waited_for(tree: Tree) -> None:
+def test_a_process_that_a_hook_leaves_running_is_killed_and_not_waited_for(tree: Tree) -> None:
     pids = tree.root / "pids"
     began = unstalled()
     verdict = run_hook(tree, f"sleep 60 & echo $! > {pids}; echo fine").verdict

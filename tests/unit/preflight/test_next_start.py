@@ -148,7 +148,7 @@ def test_the_own_rank_is_what_the_record_names(
     assert [rank.id for rank in NextStart(Host(serving.root)).ranks] == [ID] * released
 
 
-def test_who_may_not_read_the_record_goes_by_the_labels(serving: Tree) -> None:
+def test_a_user_who_may_not_read_the_record_goes_by_the_labels(serving: Tree) -> None:
     label_container(serving, "own")
     serving.file(FILE.path, "")
     assert len(NextStart(Host(serving.root)).ranks) == 1
@@ -168,7 +168,7 @@ def test_an_engine_of_another_owner_beside_it_still_blocks(serving: Tree) -> Non
     assert "pid 61 (vllm)" not in done.stdout
 
 
-def test_what_the_gpu_holds_for_the_rank_comes_back_too(serving: Tree) -> None:
+def test_gpu_memory_of_the_rank_comes_back_too(serving: Tree) -> None:
     serving.file("/dev/nvidia0")
     rank, other = GpuProcess(62, 10 * GIB), GpuProcess(99, GIB)
     host = NextStart(Host(serving.root, gpu=lambda: GpuFacts(("NVIDIA GB10",), None, (rank, other))))

@@ -139,7 +139,7 @@ def test_fixes_are_applied_only_if_they_clear_all_that_blocks(
         (("end-process", "remove-container", "drop-page-cache"), (END, REMOVE, DROP)),
     ],
 )
-def test_what_is_not_allowed_clears_nothing(allowed: tuple[str, ...], fixes: tuple[Fix, ...]) -> None:
+def test_a_fix_that_is_not_allowed_clears_nothing(allowed: tuple[str, ...], fixes: tuple[Fix, ...]) -> None:
     assert fixes_to_apply((CACHE, SHM, STRAY), allowed) == fixes
     assert fixes_to_apply((STRAY, SHM, short(100)), allowed) == (), "nor frees anything"
 

@@ -165,7 +165,7 @@ def test_the_figures_of_phase_memory_and_load() -> None:
     assert sum(name == "sparkd_phase" for name, _ in figures) == len(Phase)
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_a_figure_that_is_not_known_is_left_out() -> None:
     known = page(replace(HEAD_REPORT, engine=EngineReport(progress=0.25, kv_cache_tokens=1)))
     unknown = page(replace(ALONE, memory=None, since="?"))
     for name in ("memory", "engine_progress", "kv_cache", "phase_seconds", "peer"):

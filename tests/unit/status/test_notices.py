@@ -267,7 +267,7 @@ def test_so_many_changes_that_no_quarter_of_an_hour_holds_them_are_summed_up_ear
     assert queued(state) == ["lost", "serving", "lost", "summary"]
 
 
-def test_what_needs_a_person_is_never_held_back() -> None:
+def test_a_message_that_needs_a_person_is_never_held_back() -> None:
     state = notices.enqueue(flap(0, 1, 2, 3), (change("needs-person", 4),), WAYS, 4 * MINUTE)
     assert queued(state)[-1] == "needs-person"
 

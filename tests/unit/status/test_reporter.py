@@ -113,7 +113,7 @@ def test_a_node_that_leaves_service_has_no_activity() -> None:
     assert (reporter.report.activity, reporter.report.health, reporter.report.gpu) == (None, None, None)
 
 
-def test_what_is_published_has_no_secret_in_any_of_its_texts_and_is_encoded_as_it_is() -> None:
+def test_a_published_report_has_no_secret_in_any_of_its_texts_and_is_encoded_as_it_is() -> None:
     published: list[Published] = []
     leak = "key hunter2"
     secret = report(0, message=leak, last_cause=leak, last_hint=leak, findings=(FindingReport("a", "ok", leak, leak),))

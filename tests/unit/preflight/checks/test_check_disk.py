@@ -104,7 +104,7 @@ def test_links_are_followed_and_blanks_in_names_of_mounts_decoded(tree: Tree) ->
 
 
 @pytest.mark.parametrize("options", ["ro,relatime", "rw,errors=remount-ro,emergency_ro", "rw,relatime,shutdown"])
-def test_what_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tree, options: str) -> None:
+def test_a_disk_that_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tree, options: str) -> None:
     record_disks(tree, **{"/": COUNTS})
     tree.file("/proc/1/mounts", f"a / ext4 {options} 0 0\n")
     assert places(tree)["/var/lib/sparkd"].read_only

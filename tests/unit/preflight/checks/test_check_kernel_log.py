@@ -97,7 +97,7 @@ def test_a_message_is_judged_by_what_it_means_for_an_engine(text: str, level: Le
         pytest.param([(RECENT_SECONDS + 1, f"Out of memory: {KILLED}")], Level.OK, id="killed long ago"),
     ],
 )
-def test_what_is_over_holds_nothing_up(messages: list[tuple[float, str]], level: Level) -> None:
+def test_an_event_that_is_over_holds_nothing_up(messages: list[tuple[float, str]], level: Level) -> None:
     assert judged(*messages).level is level
 
 
@@ -151,7 +151,7 @@ def test_probe_reads_a_recorded_log(tree: Tree) -> None:
     )
 
 
-def test_what_others_write_into_the_log_is_not_the_kernels_word() -> None:
+def test_a_message_that_others_write_into_the_log_is_not_the_kernels_word() -> None:
     assert kernel.parse_record(f"12,513,8000000,-;{xid(79)}".encode()) is None
     assert kernel.parse_record(f"4,513,8000000,-;{xid(79)}".encode()) == Record(513, 8.0, xid(79))
 

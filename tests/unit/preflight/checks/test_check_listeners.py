@@ -53,7 +53,7 @@ def test_an_api_on_all_addresses_wants_a_key(host: str, changed: dict[str, objec
     assert "29501" not in alone.reason
 
 
-def test_what_listens_on_all_addresses_is_evidence(tree: Tree) -> None:
+def test_a_program_that_listens_on_all_addresses_is_evidence(tree: Tree) -> None:
     tree.listening((22, 1), (9100, 2))
     check = Listeners(replace(pair_plan(), argv=("vllm", "serve", "--host", "10.0.0.1")))
     facts = check.probe(Host(tree.root))

@@ -87,7 +87,7 @@ def test_memory_that_may_come_back_is_awaited(earlier: MemorySample | None, fact
     expect(check(earlier).judge(facts), Level.BLOCK, needs_person=False, awaits="memory")
 
 
-def test_who_reads_it_in_the_table_of_a_command_knows_what_to_do_next() -> None:
+def test_a_verdict_in_the_table_of_a_command_has_what_to_do_next() -> None:
     """`sparkd preflight` waits for nothing."""
     after = "it may still come back; if it has not in 60 s"
     expect(check().judge(STUCK), Level.BLOCK, hint=f"{after}, reboot this node: sudo systemctl reboot")

@@ -204,13 +204,13 @@ IDLE = GpuUser(8, "dcgm-exporter", 0)
         pytest.param(HeldFacts(False, gpu_error="no answer"), Level.SKIPPED, "no answer", id="unified-memory says it"),
     ],
 )
-def test_what_no_process_has_is_warned_of(facts: HeldFacts, level: Level, words: str) -> None:
+def test_memory_that_no_process_has_is_warned_of(facts: HeldFacts, level: Level, words: str) -> None:
     verdict = UnaccountedMemory().judge(facts)
     expect(verdict, level, words)
     assert ("reboot" in verdict.hint) == (level is Level.WARN and facts.holders is not None)
 
 
-def test_who_has_the_devices_open_is_to_end_before_a_reboot_and_has_no_part_in_the_sum() -> None:
+def test_a_process_that_has_the_devices_open_is_to_end_before_a_reboot_and_has_no_part_in_the_sum() -> None:
     verdict = UnaccountedMemory().judge(replace(STUCK, holders=(PYTHON, IDLE)))
     assert verdict.reason.endswith("belongs to no process, but pid 7 (python) with 10.0 GiB")
     who = "pid 7 (python), pid 8 (dcgm-exporter)"
@@ -231,7 +231,7 @@ def machine(tree: Tree, **gib: float) -> None:
         pytest.param({"Percpu": 50, "VmallocUsed": 50}, id="the kernel's own"),
     ],
 )
-def test_what_a_counter_explains_is_nobodys_secret(tree: Tree, elsewhere: dict[str, float]) -> None:
+def test_memory_that_a_counter_explains_is_not_called_unexplained(tree: Tree, elsewhere: dict[str, float]) -> None:
     machine(tree, **elsewhere)
     assert UnaccountedMemory().probe(Host(tree.root, gpu=lambda: GB10)) == HeldFacts(True, 120 * GIB, 0, ())
 

@@ -169,7 +169,9 @@ def test_the_agents_own_ports_are_no_trouble_of_its_own(tree: Tree) -> None:
         ("127.0.0.1", 22, Level.OK),
     ],
 )
-def test_what_listens_on_another_address_is_not_in_the_way(tree: Tree, address: str, port: int, level: Level) -> None:
+def test_a_program_that_listens_on_another_address_is_not_in_the_way(
+    tree: Tree, address: str, port: int, level: Level
+) -> None:
     tree.process(50, "other", opened=("socket:[5]",))
     listen_on(tree, address, port, 5)
     assert judged(tree).level is level

@@ -76,7 +76,7 @@ GOOD = WeightsFacts(
         ),
     ],
 )
-def test_what_a_loader_would_fail_on_blocks_and_what_may_be_wrong_warns(
+def test_a_fault_that_a_loader_would_fail_on_blocks_and_a_doubtful_one_warns(
     facts: WeightsFacts, level: Level, words: str
 ) -> None:
     expect(CHECK.judge(facts), level, text=words)
@@ -168,7 +168,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\n"
         pytest.param(holding(INDEX, '{"a": "../b.safetensors"}'), "../b.safetensors is outside of the model's folder"),
     ],
 )
-def test_what_the_loader_would_fail_on_blocks(tree: Tree, cause: Callable[[Tree], object], words: str) -> None:
+def test_a_model_that_the_loader_would_fail_on_blocks(tree: Tree, cause: Callable[[Tree], object], words: str) -> None:
     model(tree, A, B)
     cause(tree)
     expect(look(tree)[1], Level.BLOCK, text=words)

@@ -9,7 +9,7 @@ import shtab
 from manuals import leaves, whole_parser
 from sparkd.agent.preflight.runner import CHECKS
 from sparkd.tools.cli.main import COMPLETE
-from sparkd.tools.measure.ladder import BOUNDS
+from sparkd.tools.measure.knobs import WIDEST_BOUNDS
 
 FILES = {
     "bash": "usr/share/bash-completion/completions/sparkd",
@@ -68,7 +68,7 @@ def render(shell: str) -> str:
             if "ID" in names:
                 action.choices = [check.id for check in CHECKS]
             elif "KNOB" in names:
-                action.choices = [f"{name}=" for name in BOUNDS]
+                action.choices = [f"{name}=" for name in WIDEST_BOUNDS]
             elif completer and action.nargs != 0:
                 action.complete = completer  # type: ignore[attr-defined]  # shtab reads it
     return str(shtab.complete(parser, shell=shell))

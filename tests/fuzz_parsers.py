@@ -12,11 +12,11 @@ from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.cluster import log_pages
-from sparkd.agent.cluster.client import parse_peer_report
 from sparkd.agent.cluster.inventory import Image, Inventory, Model
 from sparkd.agent.cluster.inventory import dump as dump_inventory
 from sparkd.agent.cluster.inventory import parse as parse_inventory
 from sparkd.agent.cluster.inventory_comparison import find_missing
+from sparkd.agent.cluster.peer_reader import parse_peer_report
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.cluster.following import followed_context
@@ -33,6 +33,7 @@ from sparkd.base.host import (
     meminfo,
     owner,
     processes,
+    safetensors,
     sockets,
     units,
     weights,
@@ -42,7 +43,8 @@ from sparkd.base.host.kernel_events import parse_event, parse_printed
 from sparkd.base.lib.dockerd.reader import DockerError, frames
 from sparkd.base.lib.errors import SparkdError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.text import Redactor, sanitize
+from sparkd.base.lib.redactor import Redactor
+from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.agreement import parse_values
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node
@@ -64,7 +66,7 @@ from sparkd.base.vllm.known_errors import explain
 from sparkd.base.vllm.lint.model import parse_limits
 from sparkd.base.vllm.lint.script import parse_script
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
-from sparkd.tools.importers.command import parse_serve, program
+from sparkd.tools.importers.command import find_server, parse_serve
 from sparkd.tools.importers.convert import import_file
 from sparkd.tools.importers.shell import commands_in_container
 from sparkd.tools.importers.source import UnusableRecipeError
@@ -114,7 +116,7 @@ def docker_frames(data: bytes) -> None:
 
 def commands(raw: str) -> None:
     for command in commands_in_container(raw, {}, {}):
-        entrypoint, end = program(command.words)
+        entrypoint, end = find_server(command.words)
         parse_serve(entrypoint, command.words[end:])
 
 
@@ -311,7 +313,7 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
     line = Line(1, "2b", 6, "engine| INFO: ready")
     yield (
         "lines of another node",
-        Parser(log_pages.parse, (log_pages.dump(log_pages.Page("n", 1, Lines((line,)))),), (ValueError,)),
+        Parser(log_pages.parse, (log_pages.dump(log_pages.LogPage("n", 1, Lines((line,)))),), (ValueError,)),
     )
     yield (
         "query for lines",
@@ -439,7 +441,7 @@ def recipes(machine: Machine) -> Iterator[tuple[str, Parser]]:
     )
     yield (
         "file of weights",
-        Parser(machine.at("/m/w", lambda: weights.find_flaw(files, "/m/w")), (tensors,), (OSError,)),
+        Parser(machine.at("/m/w", lambda: safetensors.find_fault(files, "/m/w")), (tensors,), (OSError,)),
     )
     yield "config.json", Parser(machine.at("/m/config.json", limits), (config,))
     yield "JSON flags", Parser(text(parse_json), (b'{"a": 1k, "b": [1.5, null, "x"]}',), (ValueError,))

@@ -16,7 +16,7 @@ from tests.bed.conftest import MakeNode
 from tests.bed.sparkd_node import SparkdNode
 
 from sparkd.base.vllm.args import KEY_VARIABLE
-from sparkd.tools.node.endpoint import CLIENTS
+from sparkd.tools.node.clients import CLIENTS
 
 KEY = "s3cret-\\of-'the'-tests"
 CONFIGURATION = """\

@@ -9,7 +9,7 @@ from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
 from tests.bed.processes import wait_for
 
-from sparkd.tools.setup.system_config import HEADER
+from sparkd.tools.setup.sysctl import HEADER
 
 LATE_MICROSECONDS = 3_000_000
 UNITS = ("sparkd-head.service", "sparkd-worker.service")

@@ -16,7 +16,7 @@ from tests.unit.cluster_nodes import addresses, context, joined, machine, settin
 from tests.unit.nodes import KEY, OTHER_KEY, heard, reading, report, resident_bytes, until
 from tests.unit.wire import http, message, passed_on
 
-from sparkd.agent.cluster.client import PeerReader
+from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.agent.cluster.service import Cluster
 from sparkd.base.cluster.auth import new_nonce, sign_request
 from sparkd.base.lib.errors import AwaitedError

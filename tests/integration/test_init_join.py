@@ -17,7 +17,8 @@ NODES = """
     import sys
     from functools import partial
     from sparkd.tools.cli.console import prompt
-    from sparkd.tools.setup.wizard import Wishes, Wizard
+    from sparkd.tools.setup.choice import Wishes
+    from sparkd.tools.setup.wizard import Wizard
     from sparkd.tools.setup.node_files import NodeFiles
     from sparkd.base.host import Host
     wishes = Wishes(nodes=int(sys.argv[2]), invite="invite" in sys.argv, yes=True, ssh=())

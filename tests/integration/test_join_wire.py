@@ -13,11 +13,11 @@ JOIN = """
     ACCEPT = '''
     import sys
     from sparkd.agent.cluster.inventory import Inventory
-    from sparkd.tools.setup.join_request import accept, confirm
+    from sparkd.tools.setup.join_request import confirm, fetch_keys
     from sparkd.base.config.settings import Allow
     try:
         code = sys.stdin.readline()
-        print(accept(code))
+        print(fetch_keys(code))
         confirm(code, Inventory("n", 1, True, Allow(), (), "/m", (), ()))
     except Exception as error:
         print("refused:", error)

@@ -31,13 +31,14 @@ from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Notifier
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.history import Launch
-from sparkd.base.state.known_good import Facts
 from sparkd.tools.models.ssh import ProgramResult, SshHost
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.setup_manifest import Setup
-from sparkd.tools.setup.system_config import SysctlManager, UnitFiles
+from sparkd.tools.setup.sysctl import SysctlManager
+from sparkd.tools.setup.unit_files import UnitFiles
 
 FOREIGN = Path(__file__).parents[1] / "unit/recipes/foreign-recipes/eugr-v1-deepseek-v4-flash.yaml"
 IMAGE = "ab" * 32
@@ -127,7 +128,7 @@ WRITERS = {
     "init": Writer(
         lambda root: Setup(root).write("/etc/sparkd/conf.d/10-init.toml", "x", 0o644), f"{STATE}/setup.json"
     ),
-    "init, its lock": Writer(lambda root: Setup(root).alone().__enter__(), "run/sparkd/setup.lock"),
+    "init, its lock": Writer(lambda root: Setup(root).hold_lock().__enter__(), "run/sparkd/setup.lock"),
     "init --new-cluster-key": Writer(
         lambda root: cluster_key.create_key(f"/{root.name}/key", Setup(root.parent)), "key"
     ),
@@ -139,12 +140,14 @@ WRITERS = {
         lambda root: SysctlManager(root).apply({}, "# Written by `sparkd tune apply`\n"), "run/sparkd/setup.lock"
     ),
     "bench, its lock": Writer(
-        lambda root: files.locked(root, "run/sparkd/bench.lock").__enter__(), "run/sparkd/bench.lock"
+        lambda root: files.hold_command_lock(root, "run/sparkd/bench.lock").__enter__(), "run/sparkd/bench.lock"
     ),
-    "tune-recipe": Writer(lambda root: files.write(root / "r.yaml", "x", 0o644, durable=True, over=False), "r.yaml"),
+    "tune-recipe": Writer(
+        lambda root: files.write(root / "r.yaml", "x", 0o644, durable=True, overwrite=False), "r.yaml"
+    ),
     "state": Writer(act(lambda actions: actions.write_state("s.json", "{}", 0o600)), f"{STATE}/s.json"),
     "state of people and agent": Writer(
-        lambda root: files.exchange(Files(str(root)), FILE, None, Count(1)), f"{STATE}/count.json"
+        lambda root: files.compare_and_swap(Files(str(root)), FILE, None, Count(1)), f"{STATE}/count.json"
     ),
     "history": Writer(lambda root: history.write(Files(str(root)), ROW), f"{STATE}/history.db"),
     "notify, its lock": Writer(open_outbox, f"{STATE}/notify.lock"),

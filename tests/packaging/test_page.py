@@ -12,7 +12,8 @@ from tests.packaging.browser import Browser
 from tests.unit import page_reports
 from tests.unit.nodes import network
 
-from sparkd.agent.status.http_api import TokenFile, make_handler
+from sparkd.agent.status.http_api import make_handler
+from sparkd.agent.status.token_file import TokenFile
 from sparkd.base.host.files import Files
 from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.status.model import NodeReport, Phase

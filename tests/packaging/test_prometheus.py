@@ -19,8 +19,9 @@ from tests.unit import page_reports
 from tests.unit.engine.engine_pages import RECORDED
 from tests.unit.nodes import network
 
-from sparkd.agent.status.http_api import TokenFile, make_handler
+from sparkd.agent.status.http_api import make_handler
 from sparkd.agent.status.metrics import render_metrics
+from sparkd.agent.status.token_file import TokenFile
 from sparkd.base.host.files import Files
 from sparkd.base.lib.http_connection import Handler, Request, Response
 from sparkd.base.lib.http_server import HttpServer

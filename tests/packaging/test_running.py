@@ -85,9 +85,9 @@ def test_the_hubs_client_downloads_with_what_the_package_carries(
 
 JOIN = """
 from sparkd.tools.setup.join import Invitation
-from sparkd.tools.setup.join_request import accept
+from sparkd.tools.setup.join_request import fetch_keys
 with Invitation("127.0.0.2", (), (bytes(32),), 1, head_keys=(bytes(32),), port=0) as invitation:
-    print(accept(invitation.code, port=invitation.port).nodes)
+    print(fetch_keys(invitation.code, port=invitation.port).nodes)
 """
 
 

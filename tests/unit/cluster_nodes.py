@@ -43,8 +43,8 @@ from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.systemd import Journal, Notifier
-from sparkd.base.lib.text import Redactor
 from sparkd.base.plan.agreement import Agreement, dump_values
 from sparkd.base.state.file import Content, StateFile
 from sparkd.base.state.rank_record import RankRecord
@@ -203,9 +203,9 @@ class FullDisk(MemoryActions):
         self._require_room()
         super().write_state(name, text, mode)
 
-    def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+    def compare_and_swap(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         self._require_room()
-        return super().exchange_state(file, before, after)
+        return super().compare_and_swap(file, before, after)
 
     def _require_room(self) -> None:
         if self.is_full:

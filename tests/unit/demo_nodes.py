@@ -29,8 +29,8 @@ from sparkd.base.status.model import (
 )
 from sparkd.tools.cli.demo import WRITTEN, Example, move_stamps
 from sparkd.tools.cli.status import describe_served
-from sparkd.tools.node.dry_run import look_at
-from sparkd.tools.node.render import Shown, parts
+from sparkd.tools.node.dry_run import examine_settings
+from sparkd.tools.node.render import PreflightReport, parts
 
 DATA = Path(__file__).parents[2] / "src/sparkd/data/demo"
 AGENT_PID = 4242
@@ -61,7 +61,7 @@ def blocked() -> NodeReport:
     return replace(own, peers=(PeerStatus("10.0.0.1", 0, Contact.ANSWERS, ago(610), head),))
 
 
-def examined(report: NodeReport, shown: Shown) -> NodeReport:
+def examined(report: NodeReport, shown: PreflightReport) -> NodeReport:
     """The report with what preflight finds on the node, as its agent reports it."""
     judged = [(f.id, f.verdict) for f in shown.findings]
     findings = (FindingReport(name, v.level.value, v.reason, v.hint, v.required) for name, v in judged)
@@ -105,7 +105,7 @@ def example(state: str, root: Path) -> tuple[Example, datetime]:
         notebook = memory.session("app-jupyter-4711.scope")
         tree.process(4711, "python3", cgroup=notebook, private_kib=43_200_000, uid=1000)
         tree.process(AGENT_PID, "sparkd")
-        shown = look_at(load_settings({}, root), Host(str(root)))
+        shown = examine_settings(load_settings({}, root), Host(str(root)))
         report, preflight = examined(report, shown), list(parts(shown))
     log = RECORDED_LOG.read_text().splitlines() if state == "loading" else []
     errors = tuple(line for line in log if " ERROR " in line or line.startswith("Runtime"))

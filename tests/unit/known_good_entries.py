@@ -6,7 +6,8 @@ from sparkd.base.config import Settings
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node
 from sparkd.base.recipes.schema import Recipe
-from sparkd.base.state.known_good import Entry, Facts
+from sparkd.base.state.facts import Facts
+from sparkd.base.state.known_good import Entry
 
 RECIPE = Recipe.model_validate({"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i:1"}})
 SETTINGS = Settings.model_validate({"engine": {"recipe": "x"}})

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 from tests.unit.clock import unstalled
 
-from sparkd.agent.cluster.client import PeerReader, Source
-from sparkd.agent.cluster.service import PeerApi
+from sparkd.agent.cluster.client import Source
+from sparkd.agent.cluster.peer_api import PeerApi
+from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.lib.event_loop import EventLoop, loop_thread
 from sparkd.base.lib.http_connection import Handler, Limits
 from sparkd.base.lib.http_server import HttpServer

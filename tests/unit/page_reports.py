@@ -7,10 +7,10 @@ from pathlib import Path
 from msgspec import Raw
 from msgspec.structs import replace
 
-from sparkd.agent.status.kept import Disk, PageHistory
+from sparkd.agent.status.page_history import Disk, PageHistory
 from sparkd.base.host.journal import Line
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Bench, Launch, Row, Smoke
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 from sparkd.base.status.model import (

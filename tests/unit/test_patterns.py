@@ -14,7 +14,7 @@ import pytest
 from tests import hostile
 
 import sparkd
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redactor import Redactor
 from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES, LogForwarder
 
 LIMIT_SECONDS = 0.03

@@ -62,8 +62,8 @@ WRITERS = {
     "tools/models/hub.py:_fetch": "behind become_owner",
     "tools/models/image_build.py:Sources.archive": "in memory",
     "tools/setup/setup_manifest.py:Setup._take_back": "behind files.remove, an empty folder of systemd's",
-    "tools/setup/system_config.py:SysctlManager._set": KERNEL,
-    "tools/setup/system_config.py:UnitFiles.install": "behind files.remove, an empty folder of systemd's",
+    "tools/setup/sysctl.py:SysctlManager._set": KERNEL,
+    "tools/setup/unit_files.py:UnitFiles.install": "behind files.remove, an empty folder of systemd's",
     "tools/support/capture_collector.py:Collector._create": "within as_owner",
     "tools/support/capture_collector.py:Collector.save": "within as_owner",
 }

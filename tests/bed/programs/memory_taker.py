@@ -21,7 +21,7 @@ SENT_BYTES = 212_992
 
 
 def take_sockets(size_bytes: int) -> list[object]:
-    kept = []
+    kept: list[object] = []
     for _ in range(size_bytes // SENT_BYTES):
         kept.append(pair := socket.socketpair())
         fill(pair[0])
@@ -29,7 +29,8 @@ def take_sockets(size_bytes: int) -> list[object]:
 
 
 def take_tcp(size_bytes: int) -> list[object]:
-    kept, sent_bytes = [], 0
+    kept: list[object] = []
+    sent_bytes = 0
     with socket.create_server(("127.0.0.1", 0)) as server:
         while sent_bytes < size_bytes:
             kept.append(sender := socket.create_connection(server.getsockname()))
@@ -49,7 +50,7 @@ def fill(sender: socket.socket) -> int:
 
 
 def take_pipes(size_bytes: int) -> list[object]:
-    kept = []
+    kept: list[object] = []
     for _ in range(size_bytes // PIPE_BYTES):
         kept.append(end := make_pipe())
         os.write(end, b"x" * PIPE_BYTES)
@@ -58,7 +59,7 @@ def take_pipes(size_bytes: int) -> list[object]:
 
 def give_pages(size_bytes: int) -> list[object]:
     libc = ctypes.CDLL(None, use_errno=True)
-    kept = []
+    kept: list[object] = []
     for _ in range(size_bytes // PIPE_BYTES):
         pages = mmap.mmap(-1, PIPE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         pages.write(b"x" * PIPE_BYTES)

@@ -15,7 +15,7 @@ from tests.unit.wire import http, serving
 from sparkd.agent.actions.dockerd import Containers, read_archive
 from sparkd.agent.actions.processes import Rank
 from sparkd.base.config import Settings
-from sparkd.base.host.docker_config import GpuAccess
+from sparkd.base.host.gpu_access import GpuAccess
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import LaunchError

@@ -21,8 +21,8 @@ from tests.tree import Tree
 
 from sparkd.agent.actions import history
 from sparkd.base.host.files import Files
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import PATH, Bench, Launch, Smoke
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 
 FACTS = Facts({"image.identity": "i"}, {"driver": "580"}, {})

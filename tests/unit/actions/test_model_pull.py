@@ -18,11 +18,14 @@ from tests.unit.commands import INTERRUPTIBLE, Done, sparkd, stdin_of
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
 from tests.unit.nodes import until
 
+from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.text import size
+from sparkd.base.recipes.schema import Model
 from sparkd.tools.cli import model
 from sparkd.tools.models.hub import Repo, RepoFile, limit_bytes
+from sparkd.tools.models.model_pull import ModelSource
 from sparkd.tools.models.peers import SPARE_BYTES
 
 SHARD = "model.safetensors"
@@ -482,6 +485,13 @@ def test_a_recipe_by_its_file_says_where_its_model_is_and_which_revision(machine
     hub.requests.clear()
     assert machine.pull(str(recipe), "--revision", "v2").returncode == 0, "the option goes before the recipe"
     assert "/revision/v2?" in " ".join(hub.requests)
+
+
+def test_the_recipes_model_in_lower_case_has_its_folder_and_revision() -> None:
+    source = ModelSource("org/name", Model(path="of-recipe", repo="Org/Name", revision="v1.0"))
+    assert (source.revision, source.folder(Settings())) == ("v1.0", f"{Settings().engine.models_dir}/of-recipe")
+    other = ModelSource("org/other", source.model)
+    assert (other.revision, other.folder(Settings())) == (None, f"{Settings().engine.models_dir}/other")
 
 
 def test_the_configured_model_needs_no_name_for_its_own_folder(machine: Machine) -> None:

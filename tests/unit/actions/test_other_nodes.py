@@ -10,7 +10,7 @@ from sparkd.base.config import Settings
 from sparkd.base.config.settings import Cluster
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
-from sparkd.tools.cli import model
+from sparkd.tools.cli.parser import add_targets
 from sparkd.tools.models import peers
 from sparkd.tools.models.ssh import SshHost
 
@@ -27,7 +27,7 @@ def second(tmp_path: Path) -> Host:
 
 def parse_arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    model.add_targets(parser)
+    add_targets(parser)
     parser.add_argument("model", nargs="*")
     return parser.parse_args(words)
 

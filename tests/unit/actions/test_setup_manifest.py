@@ -134,5 +134,5 @@ def test_a_folder_that_can_not_be_written_to_is_an_error_for_the_user(tree: Tree
 
 
 def test_two_setups_at_once_exclude_each_other(tree: Tree) -> None:
-    with setup_of(tree).alone(), pytest.raises(UsageError, match="under way"), Setup(Path(tree.root)).alone():
+    with setup_of(tree).hold_lock(), pytest.raises(UsageError, match="under way"), Setup(Path(tree.root)).hold_lock():
         pass

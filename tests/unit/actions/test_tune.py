@@ -11,22 +11,14 @@ import pytest
 from tests.tree import Tree
 from tests.unit.plans import configured
 
-from sparkd.agent.actions.files import SETUP_LOCK, locked
+from sparkd.agent.actions.files import SETUP_LOCK, hold_command_lock
 from sparkd.base.config.settings import Engine
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.cli import main, setup
-from sparkd.tools.setup.system_config import (
-    HEADER,
-    PATH,
-    STATE,
-    WATCHDOG_DROPIN,
-    SysctlManager,
-    apply_watchdog,
-    revert_watchdog,
-    with_panic,
-)
+from sparkd.tools.setup.sysctl import FILE, HEADER, PATH, SysctlManager
+from sparkd.tools.setup.watchdog import WATCHDOG_DROPIN, apply_watchdog, revert_watchdog, with_panic
 
 SWAPPINESS = {"vm.swappiness": "10"}
 RMEM = {"net.ipv4.tcp_rmem": "4096 131072 33554432"}
@@ -88,7 +80,7 @@ def test_apply_sets_writes_and_saves_and_a_second_time_changes_nothing(node: Tre
         "net.ipv4.tcp_rmem = 4096 131072 33554432",
         "vm.swappiness = 10",
     ]
-    assert json.loads((node.root / STATE[1:]).read_text()) == {"schema": 1, "before": BEFORE}
+    assert json.loads((node.root / FILE.path[1:]).read_text()) == {"schema": 1, "before": BEFORE}
     before = files(node)
     assert apply(manager, BOTH) == []
     assert files(node) == before
@@ -109,7 +101,7 @@ def test_a_setting_that_the_kernel_does_not_take_back_holds_up_no_other(node: Tr
     """As vm.dirty_bytes, which refuses its own 0. What reads back as another text stands for it."""
     apply(manager, BOTH)
     other_text = f"{BEFORE['net.ipv4.tcp_rmem']} "
-    node.file(STATE, json.dumps({"schema": 1, "before": {**BEFORE, "net.ipv4.tcp_rmem": other_text}}))
+    node.file(FILE.path, json.dumps({"schema": 1, "before": {**BEFORE, "net.ipv4.tcp_rmem": other_text}}))
     with pytest.raises(ConfigError, match=r"^net\.ipv4\.tcp_rmem: the kernel made [^;]*$"):
         manager.revert()
     assert manager.current("vm.swappiness") == "60"
@@ -167,8 +159,8 @@ def test_a_file_of_somebody_elses_is_never_touched(node: Tree, kind: str) -> Non
     ],
 )
 def test_a_record_that_can_not_be_read_is_left_for_a_person(node: Tree, text: str) -> None:
-    node.file(STATE, text)
-    assert_refused(node, ConfigError, STATE)
+    node.file(FILE.path, text)
+    assert_refused(node, ConfigError, FILE.path)
 
 
 def test_whatever_interrupts_apply_the_way_back_is_known_first(node: Tree, manager: SysctlManager) -> None:
@@ -177,7 +169,7 @@ def test_whatever_interrupts_apply_the_way_back_is_known_first(node: Tree, manag
     assert values(manager) != BEFORE
     manager.revert()
     assert values(manager) == BEFORE
-    assert not (node.root / STATE[1:]).exists()
+    assert not (node.root / FILE.path[1:]).exists()
 
 
 def test_where_nothing_can_be_saved_nothing_is_set(node: Tree) -> None:
@@ -190,7 +182,7 @@ def test_where_nothing_can_be_saved_nothing_is_set(node: Tree) -> None:
 
 
 def test_two_at_once_do_not_take_each_others_values_for_those_of_before(node: Tree, manager: SysctlManager) -> None:
-    with locked(node.root):
+    with hold_command_lock(node.root):
         assert_refused(node, UsageError, "another `sparkd init` or `tune` is under way")
     assert apply(manager, BOTH)
 
@@ -243,7 +235,7 @@ def test_without_the_record_revert_prints_that_values_stay_until_the_next_boot(
     node: Tree, manager: SysctlManager
 ) -> None:
     apply(manager, SWAPPINESS)
-    (node.root / STATE[1:]).unlink()
+    (node.root / FILE.path[1:]).unlink()
     removed, lost = manager.revert()
     assert removed == f"removed {PATH}"
     assert "until the next boot" in lost

@@ -12,10 +12,10 @@ from tests.unit.clock import unstalled
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone, running
 
 from sparkd.agent.actions import history as store
-from sparkd.agent.actions.files import alone as locked
+from sparkd.agent.actions.files import hold_write_lock
 from sparkd.agent.daemon.history import LaunchRow
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import PATH, Launch, Row, Smoke
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 from sparkd.base.status.figures import ActivityReport
 
@@ -116,7 +116,7 @@ def test_what_was_before_is_known_where_a_reader_holds_the_file(begun: AgentUnde
 def test_writes_that_hang_hold_no_run_back(begun: AgentUnderTest) -> None:
     begun.agent.launch_row.begin()
     rows(begun)  # it is to be closed, which is a write too
-    with locked(Path(begun.agent.host.files.real(PATH)).with_name(".history.db.lock")):
+    with hold_write_lock(Path(begun.agent.host.files.real(PATH))):
         began = unstalled()
         begun.agent.launch_row.recall(None)
         begun.agent.launch_row.begin()

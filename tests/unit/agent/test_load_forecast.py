@@ -14,9 +14,9 @@ from tests.unit.nodes import Node, report, until
 
 from sparkd.agent.actions import history as store
 from sparkd.agent.daemon.history import expected_load
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import FOLDER
 from sparkd.base.state.history import Launch, last_load
-from sparkd.base.state.known_good import Facts
 from sparkd.base.status.model import Phase, load_seconds_left
 from sparkd.base.vllm.args import JsonValue
 

@@ -28,7 +28,8 @@ from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
 from sparkd.base.plan.model import Cache
 from sparkd.base.state import known_good, launch_history
-from sparkd.base.state.known_good import Entry, Facts, History, node_values
+from sparkd.base.state.facts import Facts, node_values
+from sparkd.base.state.known_good import Entry, KnownGood
 from sparkd.base.state.launch_history import LaunchHistory
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch, make_rollback
 
@@ -53,7 +54,7 @@ def kept_entries(node: AgentUnderTest) -> tuple[Entry, ...]:
 
 
 def write_known_good(node: AgentUnderTest, *known: Entry) -> None:
-    Tree(Path(node.agent.host.files.root)).file(known_good.FILE.path, known_good.FILE.encode(History(known)))
+    Tree(Path(node.agent.host.files.root)).file(known_good.FILE.path, known_good.FILE.encode(KnownGood(known)))
 
 
 def serve(node: AgentUnderTest) -> None:
@@ -168,8 +169,8 @@ def test_the_images_of_known_good_plans_are_kept_beside_the_loop(
 @pytest.mark.parametrize(
     ("written", "before"),
     [
-        (lambda known: known_good.FILE.encode(History(known)), {"sha256:old", "sha256:i"}),
-        (lambda known: known_good.FILE.encode(History(known)).replace("sha256:old", "sha256:x;y"), set()),
+        (lambda known: known_good.FILE.encode(KnownGood(known)), {"sha256:old", "sha256:i"}),
+        (lambda known: known_good.FILE.encode(KnownGood(known)).replace("sha256:old", "sha256:x;y"), set()),
         (lambda _known: "rubbish", set()),
         (None, set()),
     ],

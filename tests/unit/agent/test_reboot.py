@@ -23,7 +23,7 @@ from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.reboot import APART_SECONDS, find_earlier, find_session, reboot_if_due
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.agent.preflight.check import Finding, Level, Verdict, combine_verdicts
-from sparkd.agent.preflight.gate import Admission
+from sparkd.agent.preflight.gate import GateResult
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
@@ -180,7 +180,7 @@ def test_an_unsure_finding_beside_one_that_needs_a_reboot_leaves_that_unproven(l
         Finding("gpu", Verdict(Level.BLOCK, "reset", needs_person=True, action=Action.REBOOT), {}, 0),
         Finding("hook:10-site", Verdict(level, "?"), {}, 0),
     )
-    refusal = Admission((), findings, ()).refusal()
+    refusal = GateResult((), findings, ()).refusal()
     assert isinstance(refusal, NeedsPersonError)
     assert refusal.proven is proven
 
@@ -189,7 +189,7 @@ def test_an_unsure_verdict_in_the_same_check_leaves_a_reboot_unproven() -> None:
     """As an engine that can't be ended, beside one whose owner is unknown: a reboot would end that too."""
     stuck = Verdict(Level.BLOCK, "asleep", needs_person=True, action=Action.REBOOT)
     for other, proven in ((Verdict(Level.UNKNOWN, "whose is it?"), False), (Verdict(Level.WARN, "old"), True)):
-        refusal = Admission((), (Finding("stray-workers", combine_verdicts((other, stuck), ""), {}, 0),), ()).refusal()
+        refusal = GateResult((), (Finding("stray-workers", combine_verdicts((other, stuck), ""), {}, 0),), ()).refusal()
         assert isinstance(refusal, NeedsPersonError)
         assert (refusal.action, refusal.proven) == (Action.REBOOT, proven)
 

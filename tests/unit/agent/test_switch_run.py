@@ -9,7 +9,7 @@ from tests.unit.agent_runs import World, end, open_world, phases, run_agent, ser
 from tests.unit.engine_server import Reply
 from tests.unit.nodes import until
 
-from sparkd.agent.actions.files import exchange
+from sparkd.agent.actions.files import compare_and_swap
 from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
@@ -61,7 +61,7 @@ def choose_new(world: World, min_nodes: int = 1, secrets: Mapping[str, str] = {}
     switch = Switch(
         chosen_plan.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
     )
-    exchange(host.files, FILE, None, switch)
+    compare_and_swap(host.files, FILE, None, switch)
 
 
 def stage(world: World) -> str:

@@ -17,7 +17,7 @@ from tests.unit.nodes import report, status
 from tests.unit.nodes import until as until_true
 from tests.unit.state.test_state_file import files_left
 
-from sparkd.agent.actions.files import exchange
+from sparkd.agent.actions.files import compare_and_swap
 from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
@@ -67,7 +67,7 @@ def write_switch(node: AgentUnderTest, stage: Stage, tries: int = 0, until: str 
     switch = Switch(replaces, stage, chosen(node, until=until), (), tries, 60, "2026-01-01")
     switch = replace(switch, **changes)
     files = node.agent.host.files
-    assert exchange(files, FILE, FILE.read(files), switch)
+    assert compare_and_swap(files, FILE, FILE.read(files), switch)
     return switch
 
 
@@ -262,7 +262,9 @@ def test_a_choice_without_a_notice_is_seen_within_a_minute(started: AgentUnderTe
     switching, seconds = start_clocked(started, write_switch(started, Stage.IN_FORCE))
     files = started.agent.host.files
     chosen_by_hand = replace(write_switch(started, Stage.DRAINING), chosen_at="2026-02-02")
-    exchange(files, FILE, FILE.read(files), replace(chosen_by_hand, stage=Stage.IN_FORCE, chosen_at="2026-01-01"))
+    compare_and_swap(
+        files, FILE, FILE.read(files), replace(chosen_by_hand, stage=Stage.IN_FORCE, chosen_at="2026-01-01")
+    )
     wait_for_end(switching, started, 0.1)
     Tree(Path(files.root)).file(FILE.path, FILE.encode(chosen_by_hand))
     wait_for_end(switching, started, 0.1)
@@ -377,11 +379,11 @@ class Overtaken(MemoryActions):
 
     other: Switch | None = None
 
-    def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+    def compare_and_swap(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         if self.other is not None:
-            exchange(self._host.files, FILE, FILE.read(self._host.files), self.other)
+            compare_and_swap(self._host.files, FILE, FILE.read(self._host.files), self.other)
             self.other = None
-        return super().exchange_state(file, before, after)
+        return super().compare_and_swap(file, before, after)
 
 
 def test_a_plan_that_somebody_chooses_while_a_step_is_written_stays(started: AgentUnderTest) -> None:
@@ -403,10 +405,10 @@ class Followed(MemoryActions):
 
     other: Switch | None = None
 
-    def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
-        done = super().exchange_state(file, before, after)
+    def compare_and_swap(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+        done = super().compare_and_swap(file, before, after)
         if self.other is not None:
-            exchange(self._host.files, FILE, FILE.read(self._host.files), self.other)
+            compare_and_swap(self._host.files, FILE, FILE.read(self._host.files), self.other)
         return done
 
 

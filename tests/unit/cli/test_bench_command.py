@@ -15,8 +15,8 @@ from tests.unit.stream_server import streaming
 
 from sparkd.base.lib.text import plain
 from sparkd.tools.cli import bench_table
-from sparkd.tools.cli.bench import describe_cache, list_next
-from sparkd.tools.measure.bench import Result
+from sparkd.tools.cli.smoke import describe_cache, list_next
+from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import DECODE, FIRST, Depth, LevelFigures, Spread
 from sparkd.tools.measure.past import Usual
 
@@ -28,7 +28,7 @@ def level(concurrency: int, rate: float, arrivals: str = "static", **fields: obj
     return LevelFigures(concurrency, arrivals, 3 * concurrency, 0, *spreads, Spread(14.25, 14, 15), **fields)  # type: ignore[arg-type]
 
 
-RESULT = Result(
+RESULT = Benchmark(
     made="2026-11-23T10:00:00.000+00:00",
     node="spark1",
     recipe="deepseek-v4-flash-balanced",
@@ -81,7 +81,7 @@ def test_what_is_usual_is_said_with_its_runs() -> None:
 
 def test_failures_and_an_early_end_are_named_on_one_line() -> None:
     bad = LevelFigures(4, "static", 12, 12, None, None, None, None, None, fault="HTTP 503 \x1b[31mdraining")
-    found = Result("2026-11-23T10:00", "n", "r", "m", "d", "1", 64, 128, levels=(bad,), fault=bad.fault)
+    found = Benchmark("2026-11-23T10:00", "n", "r", "m", "d", "1", 64, 128, levels=(bad,), fault=bad.fault)
     text = plain(bench_table.tables(found, {}, None))
     assert "4 requests: 12 of 12 failed: HTTP 503 \\x1b[31mdraining" in text
 
@@ -116,13 +116,13 @@ signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
 from sparkd.agent.actions.processes import Rank
 from sparkd.tools.measure.interrupts import catch_ends
 from sparkd.tools.node.served import Served
-from sparkd.tools.cli.bench import soak
+from sparkd.tools.cli.bench import run_soak
 from sparkd.tools.measure.bench import Wanted
 from sparkd.base.vllm.api import Endpoint
 catch_ends()
 rank = Rank("", "", "", os.getpid(), os.pidfd_open(os.getpid()))
 served = Served(None, None, rank, Endpoint("127.0.0.1", int(sys.argv[1]), "tiny"))
-sys.exit(soak(served, Wanted((1,), (), 10, 3, 1, staggered=False, seed=1), 60, as_json=True))
+sys.exit(run_soak(served, Wanted((1,), (), 10, 3, 1, staggered=False, seed=1), 60, as_json=True))
 """
 
 

@@ -12,7 +12,8 @@ from tests.unit.terminal import shown, terminal
 
 from sparkd.base.lib.text import Parts, Table, cell_width, plain
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
-from sparkd.tools.cli.console import Progress, Screen, Ticker, on_terminal, show
+from sparkd.tools.cli.console import Screen, on_terminal, show
+from sparkd.tools.cli.progress import Progress, Ticker
 from sparkd.tools.cli.recipe import list_recipes
 
 LEVELS = Table([("WARN    a", "cache [red]full[/red]"), ("BLOCK   long-id", "x")], ["warn", "block"])
@@ -30,9 +31,10 @@ def test_without_a_terminal_columns_are_as_wide_as_their_widest_cell(capsys: pyt
 
 def test_without_a_terminal_rich_is_not_imported() -> None:
     code = (
-        "import sys; sys.modules['rich'] = None; from sparkd.tools.cli.console import Progress, show;"
+        "import sys; sys.modules['rich'] = None;"
+        "from sparkd.tools.cli.console import show; from sparkd.tools.cli.progress import Progress;"
         "from sparkd.base.lib.text import Table; show([Table([('a', 'b')])])\n"
-        "with Progress(1, 2) as one: one.next('x'); one.done(1)"
+        "with Progress(1, 2) as one: one.start_file('x'); one.add_bytes(1)"
     )
     env = {**os.environ, "PYTHONPATH": "src", "FORCE_COLOR": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
@@ -127,9 +129,9 @@ def test_a_terminal_without_a_cursor_has_no_screen(name: str, *, can: bool) -> N
 
 def test_progress_fits_the_terminal_and_moves_no_cursor_but_its_own() -> None:
     with terminal(columns=80) as received, Progress(46, 160 << 30) as one:
-        one.next(EVIL + "x" * 200)
-        one.done(90 << 30)
-        one.done(-(10 << 30))
+        one.start_file(EVIL + "x" * 200)
+        one.add_bytes(90 << 30)
+        one.add_bytes(-(10 << 30))
     assert "1/46 \\x1b[2J" in received.text
     assert "80.0/160.0 GiB" in received.text
     assert all(len(line) <= 80 for line in ESCAPES.sub("", received.text).split("\x1b[2K"))
@@ -138,11 +140,11 @@ def test_progress_fits_the_terminal_and_moves_no_cursor_but_its_own() -> None:
 
 def test_progress_of_an_unknown_size_says_what_has_come_and_no_share() -> None:
     with terminal(columns=80) as received, Progress(1, None) as one:
-        one.done(3 << 30)
+        one.add_bytes(3 << 30)
     assert "3.0/? GiB" in received.text
     assert "%" not in received.text
     one = Progress(1, None)
-    one.done(3 << 30)
+    one.add_bytes(3 << 30)
     assert one.line().endswith(": for 0 s, 3.0 GiB")
 
 
@@ -154,8 +156,8 @@ def test_an_error_ends_progress_too() -> None:
 
 def test_without_a_terminal_long_work_prints_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(2, 4 << 30, every_seconds=0.05) as one:
-        one.next(f"a{EVIL}")
-        one.done(1 << 30)
+        one.start_file(f"a{EVIL}")
+        one.add_bytes(1 << 30)
         time.sleep(0.3)
     printed = capsys.readouterr().err
     lines = printed.splitlines()

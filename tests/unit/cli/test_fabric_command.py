@@ -20,7 +20,7 @@ from sparkd.base.lib.errors import BlockedError
 from sparkd.tools.cli import fabric as command
 from sparkd.tools.measure import fabric_test
 from sparkd.tools.measure.fabric import Facts, Pair, Port, Result
-from sparkd.tools.measure.traffic import RESULT, Measured, Measurer, receive_result
+from sparkd.tools.measure.traffic import RESULT, Measurer, PairFigures, receive_result
 from sparkd.tools.measure.traffic_programs import IPERF3, TrafficError
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -155,7 +155,7 @@ def test_a_pair_without_figures_has_the_reason(port: int) -> None:
 def test_the_table_fits_into_80_columns_and_has_no_colours_of_the_other_node() -> None:
     own = Port("enP2p1s0f0np0", "10.0.0.1", 200_000, 9000)
     other = Port("\x1b[31mred", "10.0.0.2", 200_000, 9000)
-    pairs = (Pair(own, other, Measured(12.86, 110.1, 48.2, 99.7)), Pair(own, own, None, "timed out"))
+    pairs = (Pair(own, other, PairFigures(12.86, 110.1, 48.2, 99.7)), Pair(own, own, None, "timed out"))
     result = Result(Facts("spark1", (own,)), Facts("\x1b[31mspark2", (other,)), 180.0, pairs)
     text = COLOURS.sub("", shown(command.render(result), NO_COLOR="1"))
     assert "\x1b" not in text

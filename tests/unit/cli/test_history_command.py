@@ -4,8 +4,8 @@ from msgspec.structs import replace
 from tests.unit.commands import sparkd
 
 from sparkd.base.lib.text import Table
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Launch, Row, Smoke
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 from sparkd.tools.cli.history import table_rows
 

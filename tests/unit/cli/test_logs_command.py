@@ -9,7 +9,7 @@ from sparkd.agent.cluster.failure_marks import FailureMarker
 from sparkd.agent.cluster.node_logs import Entry
 from sparkd.base.host.journal import Line
 from sparkd.base.lib.errors import UsageError
-from sparkd.tools.cli.logs import _report_trouble, parse_since, render_json, render_rows
+from sparkd.tools.cli.logs import parse_since, render_json, render_rows, report_trouble
 
 NOW = datetime(2026, 11, 23, 15, 0).astimezone()
 
@@ -59,10 +59,10 @@ def test_a_failure_has_its_meaning_below_it() -> None:
 
 @pytest.mark.parametrize(("node", "reason"), [("10.0.0.2", "sparkd: 10.0.0.2: refused\n"), ("", "sparkd: refused\n")])
 def test_a_nodes_trouble_is_among_the_objects_too(node: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _report_trouble(node, "refused", as_json=True)
+    report_trouble(node, "refused", as_json=True)
     out, err = capsys.readouterr()
     assert (json.loads(out), err) == ({"node": node, "trouble": "refused"}, reason)
-    _report_trouble(node, "", as_json=False)
+    report_trouble(node, "", as_json=False)
     assert capsys.readouterr().out == ""
 
 

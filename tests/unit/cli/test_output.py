@@ -14,7 +14,7 @@ import pytest
 from tests.unit.commands import INTERRUPTIBLE, needs_no_agent, sparkd
 
 from sparkd.base.lib.errors import ConfigError, ExitCode
-from sparkd.base.lib.text import read_file
+from sparkd.base.lib.text_file import read_file
 from sparkd.tools.cli.status import WATCH_SECONDS
 
 ROOT = Path(__file__).parents[3]

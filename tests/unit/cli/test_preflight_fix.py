@@ -19,9 +19,9 @@ from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.base.status.model import Phase
-from sparkd.tools.node.dry_run import NextStart
 from sparkd.tools.node.fixing import end_named
-from sparkd.tools.node.render import Owner, Shown
+from sparkd.tools.node.next_start import NextStart
+from sparkd.tools.node.render import Owner, PreflightReport
 
 SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope"
@@ -51,13 +51,13 @@ def sleeper(tree: Tree) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def fix(tree: Tree, pid: int, phase: Phase | None = None) -> Shown:
+def fix(tree: Tree, pid: int, phase: Phase | None = None) -> PreflightReport:
     """`phase`: of an agent that owns the node."""
     owner = Owner(40, "sparkd run --role head", phase.value, "", ()) if phase else None
 
-    def look() -> Shown:
+    def look() -> PreflightReport:
         findings = examine(CHECKS, NextStart(Host(tree.root)))
-        return Shown("spark1", "head", True, findings, (), owner=owner)
+        return PreflightReport("spark1", "head", True, findings, (), owner=owner)
 
     return end_named(pid, look, Host(tree.root))
 

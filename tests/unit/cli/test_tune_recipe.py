@@ -17,29 +17,31 @@ from sparkd.base.cluster import chosen_plan
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, UsageError
 from sparkd.base.state import switch
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Launch
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.cli import tune_recipe
 from sparkd.tools.measure import climb, ladder_ends, trial
 from sparkd.tools.measure.climb import FILE, Climb, Tuning
 from sparkd.tools.measure.figures import DECODE, Spread
-from sparkd.tools.measure.ladder import LENGTH, SEQUENCES, Knob, Measured
+from sparkd.tools.measure.knobs import CONTEXT_LENGTH, SEQUENCES, Knob
+from sparkd.tools.measure.ladder import MeasuredStep, Step
 from sparkd.tools.measure.soak import Sample
 from sparkd.tools.node import switching
 from sparkd.tools.node.switching import load_chosen
 
 GIB = 1 << 30
 CONFIG = configured(engine={"recipe": "mine"})
-KNOBS = (Knob(SEQUENCES, 4, 16, 4), Knob(LENGTH, 512, 1024, 1024))
+KNOBS = (Knob(SEQUENCES, 4, 16, 4), Knob(CONTEXT_LENGTH, 512, 1024, 1024))
 BASE = Chosen(RECIPE.model_copy(update={"name": "mine"}), SETTINGS.engine)
 TUNING = Tuning("mine-tuned", "f", KNOBS, 16)
 MINE = "schema: 1\nname: mine\nmodel: {path: m}\nimage: {ref: 'i:1'}\nnodes: {max: 1}\n"
 
 
 def test_what_was_measured_is_read_back_as_it_was_written() -> None:
-    measured = (Measured("", 0, Spread(1.5, 1, 2), 0.1, 4096), Measured("gpu-memory-utilization", 0.82, fault="x"))
-    tuning = Tuning("a", "f", (Knob("gpu-memory-utilization", 0.8, 0.9, 0.8),), 4, measured, (SEQUENCES, 8), 1)
+    good_step = MeasuredStep("", 0, Spread(1.5, 1, 2), 0.1, 4096)
+    measured = (good_step, MeasuredStep("gpu-memory-utilization", 0.82, fault="x"))
+    tuning = Tuning("a", "f", (Knob("gpu-memory-utilization", 0.8, 0.9, 0.8),), 4, measured, Step(SEQUENCES, 8), 1)
     assert FILE.decode(FILE.encode(tuning).encode()) == tuning
 
 
@@ -51,7 +53,7 @@ def test_what_makes_no_sense_is_refused(words: tuple[str, ...]) -> None:
 def test_what_is_kept_is_continued_and_is_not_nothing_where_it_can_t_be_read_now(
     tree: Tree, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    host, kept = Host(tree.root), replace(TUNING, measured=(Measured("", 0),), tried=(SEQUENCES, 8), tries=1)
+    host, kept = Host(tree.root), replace(TUNING, measured=(MeasuredStep("", 0),), tried=Step(SEQUENCES, 8), tries=1)
     assert tune_recipe.resume(TUNING, host) == TUNING
     tree.file(FILE.path, FILE.encode(kept))
     with files_left(0), pytest.raises(OSError, match=r"tune-recipe\.json can't be read: Too many open files"):
@@ -128,7 +130,7 @@ def test_it_says_how_many_steps_and_how_long(tree: Tree) -> None:
     assert "whose time is not known" in lines[3]
     launch = Launch("1", "", 0, "d", "other", Facts({}, {}, {}), load_seconds=510)
     history.write(host.files, launch)
-    half = Tuning("mine-tuned", "f", KNOBS, 16, (Measured("", 0), Measured(SEQUENCES, 8)))
+    half = Tuning("mine-tuned", "f", KNOBS, 16, (MeasuredStep("", 0), MeasuredStep(SEQUENCES, 8)))
     lines = [*ladder_ends.announce(half, BASE, host)]
     assert lines[0].endswith("at most 2 steps more, 2 are measured:")
     assert lines[3] == "each about 10 min, all 20 min, the last load's time included"
@@ -161,7 +163,7 @@ def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
     """It is in force, and neither serves now nor is proven."""
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     put(tree, Stage.IN_FORCE, step("fresh"), step("older"))
-    assert Climb(TUNING, BASE, CONFIG, Host(tree.root), print)._back == (step("fresh"), step("older"))
+    assert Climb(TUNING, BASE, CONFIG, Host(tree.root), print)._plans_before == (step("fresh"), step("older"))
 
 
 def test_a_switch_from_another_configuration_is_nothing_to_go_back_to() -> None:
@@ -173,14 +175,14 @@ def test_a_switch_from_another_configuration_is_nothing_to_go_back_to() -> None:
 def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree, in_force: bool) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
-    climbing._switch, climbing._came_up = put(tree, Stage.IN_FORCE, step("mine-tuned", LATER)), in_force
-    assert climbing._refuse_other() == climbing._switch
+    climbing._switch, climbing._was_in_force = put(tree, Stage.IN_FORCE, step("mine-tuned", LATER)), in_force
+    assert climbing._refuse_other_choice() == climbing._switch
     (tree.root / switch.FILE.path[1:]).unlink()
     if not in_force:  # the agent has gone back from it
-        assert climbing._refuse_other() is None
+        assert climbing._refuse_other_choice() is None
         return
     with pytest.raises(BlockedError, match="somebody has chosen what is configured"):
-        climbing._refuse_other()
+        climbing._refuse_other_choice()
 
 
 def test_a_history_that_can_t_be_read_now_ends_no_wait_for_an_end(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
@@ -247,11 +249,11 @@ def test_an_engine_that_ends_in_the_first_smoke_test_is_one_that_ended(monkeypat
             raise outcome
         return outcome
 
-    async def collect(_served: object) -> list[SimpleNamespace]:
+    async def run_smoke(_served: object) -> list[SimpleNamespace]:
         return [SimpleNamespace(faults=["the answer ended early"])]
 
     monkeypatch.setattr(trial, "open_endpoint", open_next)
-    monkeypatch.setattr(trial, "collect", collect)
+    monkeypatch.setattr(trial, "run_smoke", run_smoke)
     with pytest.raises(EngineEndedError, match="the answer ended early; the engine has just ended"):
         trial.smoke_twice()
 
@@ -267,6 +269,6 @@ def test_an_agent_that_is_gone_is_no_fault_of_the_step(monkeypatch: pytest.Monke
     climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
     with pytest.raises(BlockedError, match="no agent runs any more"):
         climbing._follow(put(tree, Stage.TRYING, step("mine-tuned", LATER)))
-    monkeypatch.setattr(Climb, "_test", raise_ended)
+    monkeypatch.setattr(Climb, "_smoke_and_bench", raise_ended)
     with pytest.raises(BlockedError, match="it ended"):
-        climbing._measure((SEQUENCES, 8))
+        climbing._measure(Step(SEQUENCES, 8))

@@ -4,7 +4,7 @@ import time
 
 from tests.unit.nodes import report, status
 
-from sparkd.agent.cluster.client import PeerReader
+from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.status.model import Phase
 
 

@@ -21,7 +21,7 @@ from sparkd.base.lib.errors import BlockedError, UsageError
 from sparkd.tools.setup import join
 from sparkd.tools.setup.join import Guest, Invitation, Refusal
 from sparkd.tools.setup.join_code import Ephemeral, JoinCode
-from sparkd.tools.setup.join_request import Joined, accept, confirm
+from sparkd.tools.setup.join_request import Joined, confirm, fetch_keys
 
 HEAD, NODE, OTHER, THIRD = "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.4"
 GOOD = Inventory("spark9", 1 << 37, True, Allow(), ("i:1",), "/srv/models", (Model("m", 5),), (Image("i:1", "x"),))
@@ -91,7 +91,7 @@ def join_as(invitation: Invitation, source: str) -> None:
 def test_a_node_with_the_code_gets_keys_addresses_and_nodes() -> None:
     log = EventLog()
     with inviting(1, log=log) as invitation:
-        joined = accept(invitation.code, port=invitation.port)
+        joined = fetch_keys(invitation.code, port=invitation.port)
         assert joined == Joined(KEYS, HEAD, NODE, (HEAD, NODE), HEAD_KEYS)
         confirm(invitation.code, GOOD, port=invitation.port)
         assert list(invitation.guests()) == [Guest(NODE, socket.gethostname(), __version__, False, GOOD)]
@@ -104,14 +104,14 @@ def test_nodes_are_listed_in_order_of_joining() -> None:
     with inviting() as invitation:
         for source in (THIRD, OTHER):
             join_as(invitation, source)
-        assert accept(invitation.code, port=invitation.port).nodes == (HEAD, THIRD, OTHER, NODE)
+        assert fetch_keys(invitation.code, port=invitation.port).nodes == (HEAD, THIRD, OTHER, NODE)
         join_as(invitation, NODE)
         assert [guest.address for guest in invitation.guests()] == [THIRD, OTHER, NODE]
 
 
 def test_a_node_of_the_cluster_gets_the_key_again_and_the_head_is_informed() -> None:
     with inviting(1, nodes=(HEAD, OTHER, NODE)) as invitation:
-        assert accept(invitation.code, port=invitation.port).nodes == (HEAD, OTHER, NODE)
+        assert fetch_keys(invitation.code, port=invitation.port).nodes == (HEAD, OTHER, NODE)
         join_as(invitation, NODE)
         assert [guest.known for guest in invitation.guests() if isinstance(guest, Guest)] == [True]
 
@@ -120,7 +120,7 @@ def test_each_node_can_use_a_code_once() -> None:
     with inviting() as invitation:
         join_as(invitation, NODE)
         with pytest.raises(BlockedError, match=r"127\.0\.0\.1 has joined by this code already"):
-            accept(invitation.code, port=invitation.port)
+            fetch_keys(invitation.code, port=invitation.port)
         refused = next(guest for guest in invitation.guests() if isinstance(guest, Refusal))
         assert refused == Refusal(NODE, "127.0.0.1 has joined by this code already")
 
@@ -129,7 +129,7 @@ def test_no_more_nodes_join_than_the_invitation_is_for() -> None:
     with inviting(1) as invitation:
         join_as(invitation, OTHER)
         with pytest.raises(BlockedError, match="not valid any more"):
-            accept(invitation.code, port=invitation.port)
+            fetch_keys(invitation.code, port=invitation.port)
         assert [guest.address for guest in invitation.guests()] == [OTHER]
 
 
@@ -138,14 +138,14 @@ def test_until_it_reports_that_it_has_the_key_a_node_gets_it_again_and_no_other_
     log = EventLog()
     with inviting(1, log=log) as invitation:
         for _ in range(3):
-            assert accept(invitation.code, port=invitation.port).keys == KEYS
+            assert fetch_keys(invitation.code, port=invitation.port).keys == KEYS
             assert (
                 passed_on(b"GET /join HTTP/1.1\r\nHost: h\r\n\r\n", HEAD, invitation.port, OTHER).split()[1] == b"410"
             )
         confirm(invitation.code, GOOD, port=invitation.port)
         assert [guest.address for guest in invitation.guests()] == [NODE]
         with pytest.raises(BlockedError, match="not valid any more"):
-            accept(invitation.code, port=invitation.port)
+            fetch_keys(invitation.code, port=invitation.port)
     assert [event for event, _ in log.lines] == ["cluster.node.joined"] * 3, "each key that was sent"
 
 
@@ -168,7 +168,7 @@ def test_an_inventory_of_many_models_arrives_and_one_that_is_too_long_is_left_ou
     for count, length, there in ((100, 100, True), (100, 1000, False)):
         many = msgspec.structs.replace(GOOD, models=tuple(Model("m" * length, number) for number in range(count)))
         with inviting(1) as invitation:
-            accept(invitation.code, port=invitation.port)
+            fetch_keys(invitation.code, port=invitation.port)
             confirm(invitation.code, many, port=invitation.port)
             assert [isinstance(guest, Guest) and guest.inventory == many for guest in invitation.guests()] == [there]
 
@@ -176,7 +176,7 @@ def test_an_inventory_of_many_models_arrives_and_one_that_is_too_long_is_left_ou
 def test_no_more_nodes_join_than_a_cluster_has() -> None:
     others = tuple(f"127.0.1.{number}" for number in range(7))
     with inviting(7, others) as invitation, pytest.raises(BlockedError, match="has 8 nodes already"):
-        accept(invitation.code, port=invitation.port)
+        fetch_keys(invitation.code, port=invitation.port)
 
 
 def test_a_code_ends_with_its_time() -> None:
@@ -185,15 +185,15 @@ def test_a_code_ends_with_its_time() -> None:
         assert list(invitation.guests()) == []
         assert time.monotonic() - started > 0.25
         with pytest.raises(BlockedError, match="not valid any more"):
-            accept(invitation.code, port=invitation.port)
+            fetch_keys(invitation.code, port=invitation.port)
     with pytest.raises(BlockedError, match=r"nothing waits at 127\.0\.0\.2 port"):
-        accept(invitation.code, port=invitation.port)
+        fetch_keys(invitation.code, port=invitation.port)
 
 
 def test_the_heads_own_code_is_refused_on_the_head() -> None:
     code = str(JoinCode.new(NODE))
     with pytest.raises(UsageError, match=r"127\.0\.0\.1 is this node itself"):
-        accept(code)
+        fetch_keys(code)
 
 
 def test_a_taken_port_is_named() -> None:
@@ -206,7 +206,7 @@ def test_a_wrong_code_is_refused_counted_and_takes_its_sender_time() -> None:
     with inviting(1, log=log, wrong_seconds=0.5) as invitation:
         started = time.monotonic()
         with pytest.raises(UsageError, match="refuses the code"):
-            accept(other_code(invitation), port=invitation.port)
+            fetch_keys(other_code(invitation), port=invitation.port)
         assert time.monotonic() - started >= 0.5
         assert log.lines == [("cluster.join.refused", {"source": NODE, "reason": "wrong code", "count": 1})]
         join_as(invitation, NODE)
@@ -218,7 +218,7 @@ def test_ten_wrong_codes_end_the_invitation_for_the_right_one_too() -> None:
         for number in range(join.MOST_WRONG):
             assert request(invitation, f"127.0.2.{number + 1}", other_code(invitation)).status == 401
         with pytest.raises(BlockedError, match="not valid any more"):
-            accept(invitation.code, port=invitation.port)
+            fetch_keys(invitation.code, port=invitation.port)
         refusals: list[Guest | Refusal] = []
         with pytest.raises(BlockedError, match=r"10 wrong codes, the last one from 127\.0\.2\.10"):
             refusals.extend(invitation.guests())
@@ -268,7 +268,7 @@ def between(invitation: Invitation, change: Callable[[bytes, bool], bytes], wire
 def test_no_key_and_no_secret_is_ever_on_the_wire() -> None:
     messages: list[bytes] = []
     with inviting() as invitation, between(invitation, lambda data, _: data, messages) as port:
-        assert accept(invitation.code, port=port).keys == KEYS
+        assert fetch_keys(invitation.code, port=port).keys == KEYS
     wire = b"".join(messages)
     code = JoinCode.parse(invitation.code)
     secret = code.secret.to_bytes(12, "big")
@@ -297,7 +297,7 @@ def test_a_machine_in_the_middle_that_swaps_the_heads_public_key_gets_nothing_an
 
     with inviting() as invitation, between(invitation, swap, []) as port:
         with pytest.raises(UsageError, match="refuses the code"):
-            accept(invitation.code, port=port)
+            fetch_keys(invitation.code, port=port)
         assert [type(guest) for guest in islice(invitation.guests(), 1)] == [Refusal]
 
 
@@ -313,7 +313,7 @@ def test_a_machine_in_the_middle_that_swaps_both_public_keys_can_open_neither_si
 
     code = JoinCode.new(HEAD)
     with answering(HEAD, answer) as port, pytest.raises(BlockedError, match="is not from a sparkd with this code"):
-        accept(str(code), port=port)
+        fetch_keys(str(code), port=port)
     fields = dict(part.split("=") for part in requests[-1].split()[1].decode().partition("?")[2].split("&"))
     for guess in (code.secret ^ 1, 0):
         from_node, _ = mine.seals(bytes.fromhex(fields["key"]), code._replace(secret=guess), NODE, "0" * 32, head=True)
@@ -336,7 +336,7 @@ def test_a_machine_in_the_middle_that_swaps_both_public_keys_can_open_neither_si
 )
 def test_an_offer_that_no_head_makes_is_no_sparkd(body: bytes) -> None:
     with answering(HEAD, lambda _: [http(body)]) as port, pytest.raises(BlockedError, match="not from a sparkd"):
-        accept(str(JoinCode.new(HEAD)), port=port)
+        fetch_keys(str(JoinCode.new(HEAD)), port=port)
 
 
 @pytest.mark.parametrize(
@@ -357,14 +357,14 @@ def test_an_answer_that_no_head_makes_is_refused_with_the_code_too(
     keys: tuple[str, ...], nodes: tuple[str, ...]
 ) -> None:
     with answered(keys, nodes) as (code, port), pytest.raises(BlockedError, match="not from a sparkd"):
-        accept(code, port=port)
+        fetch_keys(code, port=port)
 
 
 @pytest.mark.parametrize("head_keys", [(), ("00",), ("zz" * 32,), ("00" * 32,) * 5])
 def test_public_keys_of_the_head_that_no_head_sends_are_refused(head_keys: tuple[str, ...]) -> None:
     right = ("00" * 32,), (HEAD, NODE)
     with answered(*right, head_keys) as (code, port), pytest.raises(BlockedError, match="not from a sparkd"):
-        accept(code, port=port)
+        fetch_keys(code, port=port)
 
 
 @contextmanager
@@ -408,7 +408,7 @@ def test_garbage_is_refused_and_counts_as_no_code(request_line: bytes, status: i
         answered = passed_on(request_line + b"\r\nHost: h\r\n\r\n", HEAD, invitation.port, OTHER)
         assert int(answered.split()[1]) == status
         assert log.lines == []
-        accept(invitation.code, port=invitation.port)
+        fetch_keys(invitation.code, port=invitation.port)
 
 
 def test_a_flood_of_connections_and_slow_requests_keeps_no_node_out() -> None:
@@ -417,7 +417,7 @@ def test_a_flood_of_connections_and_slow_requests_keeps_no_node_out() -> None:
             sock = stack.enter_context(socket.create_connection((HEAD, invitation.port), 10, (OTHER, 0)))
             sock.setblocking(False)
             sock.sendall(b"GET /jo" if number % 2 else b"")
-        assert accept(invitation.code, port=invitation.port).keys == KEYS
+        assert fetch_keys(invitation.code, port=invitation.port).keys == KEYS
 
 
 def test_wrong_codes_at_the_same_time_all_count() -> None:

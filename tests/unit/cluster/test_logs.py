@@ -12,8 +12,8 @@ from tests.unit.cluster_nodes import addresses, machine, settings
 from tests.unit.nodes import KEY, node, reading, served
 
 from sparkd.agent.cluster import log_pages, node_logs
-from sparkd.agent.cluster.log_pages import Page, dump, make_path, parse, parse_query
-from sparkd.agent.cluster.node_logs import BusyError, Entry, NodeLog, merge, open_logs
+from sparkd.agent.cluster.log_pages import LogPage, dump, make_path, parse, parse_query
+from sparkd.agent.cluster.node_logs import BusyError, Entry, NewLines, NodeLog, merge, open_logs
 from sparkd.base.cluster import auth
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -27,8 +27,8 @@ def line(at_us: int, text: str = "agent.phase.changed", place: str = "1", priori
     return Line(at_us, place, priority, text)
 
 
-def page(*lines: Line, node: str = "spark2", ahead_us: int = 0, cut: bool = False) -> Page:
-    return Page(node, time.time_ns() // 1000 + ahead_us, Lines(lines, cut))
+def page(*lines: Line, node: str = "spark2", ahead_us: int = 0, cut: bool = False) -> LogPage:
+    return LogPage(node, time.time_ns() // 1000 + ahead_us, Lines(lines, cut))
 
 
 @pytest.mark.parametrize("query", [Query(0), Query(LATEST_US, 5, 3, engine=True)])
@@ -57,7 +57,7 @@ def test_a_text_that_is_no_query_is_refused(text: str) -> None:
 
 
 def test_an_answer_of_another_node_is_printable_and_bounded() -> None:
-    hostile = Page("\x1b]0;x\x07" + "n" * 500, 1, Lines((line(1, "a\x1b[2Jb\nc"),)), "t\n" * 200)
+    hostile = LogPage("\x1b]0;x\x07" + "n" * 500, 1, Lines((line(1, "a\x1b[2Jb\nc"),)), "t\n" * 200)
     parsed = parse(dump(hostile))
     assert parsed.lines.lines[0].text == "ab\\nc"
     assert parsed.node.isprintable() and len(parsed.node) <= log_pages.NAME_LIMIT
@@ -84,15 +84,15 @@ def test_lines_are_served_to_nodes_with_the_key_and_to_nobody_else() -> None:
         peer.loop.submit(stranger.close()).result(5)
 
 
-def next_of(log: NodeLog) -> tuple[list[Entry], str]:
-    return asyncio.run(log.next(Query(0)))
+def next_of(log: NodeLog) -> NewLines:
+    return asyncio.run(log.read_new(Query(0)))
 
 
 def test_a_line_is_shown_once_and_requested_from_the_last_time_on() -> None:
     answers = [page(line(5, place="1"), line(7, place="2")), page(line(7, place="2"), line(7, place="3"))]
     requested = list[Query]()
 
-    async def read(query: Query) -> Page:
+    async def read(query: Query) -> LogPage:
         requested.append(query)
         return answers.pop(0)
 
@@ -103,7 +103,7 @@ def test_a_line_is_shown_once_and_requested_from_the_last_time_on() -> None:
 
 
 def test_the_address_that_was_requested_stands_beside_the_name_that_the_answer_claims() -> None:
-    async def read(_query: Query) -> Page:
+    async def read(_query: Query) -> LogPage:
         return page(line(5), node="spark-head")
 
     names = [next_of(NodeLog(name, read))[0][0].node for name in ("10.0.0.2", "")]
@@ -114,17 +114,17 @@ def test_the_address_that_was_requested_stands_beside_the_name_that_the_answer_c
     ("ahead_us", "shown"), [(75_000_000, 1_000_000), (-75_000_000, 151_000_000), (400_000, 76_000_000)]
 )
 def test_lines_are_shown_with_times_of_this_nodes_clock(ahead_us: int, shown: int) -> None:
-    async def read(_query: Query) -> Page:
+    async def read(_query: Query) -> LogPage:
         return page(line(76_000_000), ahead_us=ahead_us)
 
     (entry,), _ = next_of(NodeLog("10.0.0.2", read))
     assert abs(entry.at_us - shown) < 200_000
 
 
-async def read_other(tree: Tree, port: int) -> tuple[list[Entry], str]:
+async def read_other(tree: Tree, port: int) -> NewLines:
     """What the head reads of the other node."""
     async with open_logs(settings(addresses(2), port), machine(tree, 0)) as ((_, log), _):
-        return await log.next(Query(0))
+        return await log.read_new(Query(0))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_connections_to_the_other_nodes_are_closed_at_the_end(tree: Tree) -> Non
     async def read(port: int) -> tuple[list[str], list[bool]]:
         async with open_logs(settings(addresses(2), port), machine(tree, 0)) as ((_, log), trouble):
             assert not trouble
-            entries, _ = await log.next(Query(0))
+            entries, _ = await log.read_new(Query(0))
             connected = [bool(connections_of(port))]
         return [entry.line.text for entry in entries], [*connected, bool(connections_of(port))]
 
@@ -176,7 +176,7 @@ def test_a_node_that_answers_another_reader_says_so(tree: Tree) -> None:
         go.wait(10)
         return dump(page(line(1)))
 
-    async def read_twice(port: int) -> tuple[tuple[list[Entry], str], tuple[list[Entry], str]]:
+    async def read_twice(port: int) -> tuple[NewLines, NewLines]:
         first = asyncio.create_task(read_other(tree, port))
         await asyncio.sleep(0.2)
         second = await read_other(tree, port)
@@ -194,7 +194,7 @@ def test_a_node_that_answers_another_reader_says_so(tree: Tree) -> None:
 def test_a_busy_node_is_requested_again_and_a_silent_one_is_not(busy: bool) -> None:
     tries = list[Query]()
 
-    async def refuse(query: Query) -> Page:
+    async def refuse(query: Query) -> LogPage:
         tries.append(query)
         raise (BusyError if busy else HttpError)("no answer")
 
@@ -206,7 +206,7 @@ def test_lines_behind_a_clock_that_was_set_back_are_shown_once() -> None:
     answers = [page(line(100, place="1"), line(50, place="2"), line(60, place="3"))]
     answers += [page(*answers[0].lines.lines, line(61, place="4"))]
 
-    async def read(_query: Query) -> Page:
+    async def read(_query: Query) -> LogPage:
         return answers.pop(0)
 
     log = NodeLog("10.0.0.2", read)
@@ -224,7 +224,7 @@ class OtherJournal:
         place = str(len(self.lines))
         self.lines.append(line(time.time_ns() // 1000 + self.ahead_us - ago_us, text, place))
 
-    async def read(self, query: Query) -> Page:
+    async def read(self, query: Query) -> LogPage:
         """The lines from the newest back to the first that is too old, as journalctl --reverse finds them."""
         self.queries.append(query)
         below = [line for line in self.lines if line.at_us <= query.until_us]
@@ -242,7 +242,7 @@ def test_bounds_are_by_this_nodes_clock(ahead_us: int) -> None:
         journal.write(f"{minutes} min ago", minutes * MINUTE_US)
 
     def read(query: Query) -> list[str]:
-        entries, trouble = asyncio.run(NodeLog("10.0.0.2", journal.read).next(query))
+        entries, trouble = asyncio.run(NodeLog("10.0.0.2", journal.read).read_new(query))
         assert not trouble
         return [entry.line.text for entry in entries]
 
@@ -261,7 +261,7 @@ def test_lines_of_a_clock_that_is_set_between_reads_come_at_once_and_once(ahead_
     log, query = NodeLog("10.0.0.2", journal.read), Query(time.time_ns() // 1000 - HOUR_US)
 
     def read() -> list[str]:
-        return [entry.line.text for entry in asyncio.run(log.next(query))[0]]
+        return [entry.line.text for entry in asyncio.run(log.read_new(query))[0]]
 
     for minutes in (8, 4, 0):
         journal.write(f"{minutes}", minutes * MINUTE_US)
@@ -277,17 +277,17 @@ def test_lines_of_a_clock_that_is_set_between_reads_come_at_once_and_once(ahead_
 def test_a_node_without_lines_has_its_clock_set_back() -> None:
     journal = OtherJournal()
     log, query = NodeLog("", journal.read), Query(time.time_ns() // 1000)
-    assert asyncio.run(log.next(query)) == ([], "")
+    assert asyncio.run(log.read_new(query)) == ([], "")
     journal.ahead_us = -HOUR_US
     journal.write("first")
-    assert [entry.line.text for entry in asyncio.run(log.next(query))[0]] == ["first"]
+    assert [entry.line.text for entry in asyncio.run(log.read_new(query))[0]] == ["first"]
 
 
 def test_a_cut_among_lines_that_were_shown_is_not_named() -> None:
     """A set clock has them sent again, and the oldest of these may be cut."""
     answers = [page(line(1, place="1"), line(2, place="2")), page(line(2, place="2"), line(3, place="3"), cut=True)]
 
-    async def read(_query: Query) -> Page:
+    async def read(_query: Query) -> LogPage:
         return answers.pop(0)
 
     log = NodeLog("10.0.0.2", read)
@@ -307,7 +307,7 @@ def test_a_node_without_a_place_among_the_others_shows_its_own_lines(tree: Tree)
 
 
 def test_a_page_that_was_cut_names_what_is_left_out() -> None:
-    async def read(_query: Query) -> Page:
+    async def read(_query: Query) -> LogPage:
         return page(line(1), cut=True)
 
     assert "left out" in next_of(NodeLog("10.0.0.2", read))[1]

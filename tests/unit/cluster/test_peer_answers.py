@@ -21,7 +21,7 @@ from tests.unit.nodes import (
 )
 from tests.unit.wire import answering, dripped, http, relay
 
-from sparkd.agent.cluster.client import REPORT_BYTES
+from sparkd.agent.cluster.peer_reader import REPORT_BYTES
 from sparkd.base.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, sign_answer
 from sparkd.base.lib.http_connection import Handler, Request, Response
 from sparkd.base.status.model import Contact, dump

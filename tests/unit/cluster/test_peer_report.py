@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.nodes import report
 
-from sparkd.agent.cluster.client import parse_peer_report
+from sparkd.agent.cluster.peer_reader import parse_peer_report
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import (

@@ -30,8 +30,9 @@ from tests.unit.nodes import (
 )
 from tests.unit.wire import answering, relay
 
-from sparkd.agent.cluster import client
-from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
+from sparkd.agent.cluster import peer_reader
+from sparkd.agent.cluster.client import Source, UnsignedError
+from sparkd.agent.cluster.peer_reader import PeerReader, parse_peer_report
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.http_connection import Request, Response
 from sparkd.base.status.figures import GpuReport
@@ -325,7 +326,7 @@ def test_a_large_report_is_read_beside_the_loop(
         parsed_by.append(threading.current_thread().name)
         return parse_peer_report(body, rank)
 
-    monkeypatch.setattr(client, "parse_peer_report", parse)
+    monkeypatch.setattr(peer_reader, "parse_peer_report", parse)
     peer.publish(report(message="small"))
     until(lambda: heard(reader).message == "small")
     peer.publish_bytes(dump(report(message="small")).replace("small", "x" * (100 << 10)).encode())

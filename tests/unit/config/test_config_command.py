@@ -26,7 +26,7 @@ from sparkd.base.plan.model import Node
 from sparkd.base.plan.script import render_asserts
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.state.launch_history import FILE, AssertResult, LaunchHistory
-from sparkd.tools.cli.config import read_unbuilt
+from sparkd.tools.cli.plan import read_unbuilt
 from sparkd.tools.node.plan_text import describe_plan
 
 REPOSITORY = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from sparkd.base.config import Engine, Notify, Settings, units
 from sparkd.base.config.units import DropIn, State
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.tools.setup.system_config import UnitFiles
+from sparkd.tools.setup.unit_files import UnitFiles
 
 DEFAULTS = Settings()
 ELSEWHERE = Settings(engine=Engine(models_dir="/data/big models", stop_grace_seconds=45))

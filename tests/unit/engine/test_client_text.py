@@ -19,8 +19,8 @@ from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import MachineFacts, Running
 from sparkd.base.host import Host
 from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.lib.text import Redactor
 from sparkd.base.vllm.known_errors import explain
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 

@@ -6,7 +6,7 @@ from tests.tree import Tree
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.infiniband import hcas_of
-from sparkd.base.host.network import canonical, find_answering, interface_of
+from sparkd.base.host.network import canonical, default_routes, find_answering, interface_of
 
 ROUTES = """\
 Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
@@ -19,6 +19,7 @@ enP7s7\t0000000A\t0101A8C0\t0003\t0\t0\t0\tE0FFFFFF\t0\t0\t0
 broken line
 short\t0000000A\t00000000
 """
+BLACKHOLES = (("00000000", "00000000"), ("0000090A", "0000FFFF"))
 IF_INET6 = """\
 fd00000000000000000000000000000a 09 40 00 80    bond0
 fe8000000000000000fc00fffe000001 04 40 20 80   enP7s7
@@ -54,6 +55,15 @@ def test_two_interfaces_on_one_subnet_are_ambiguous(tree: Tree) -> None:
     twin = "enP2p1s0f0np0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
     tree.file("/proc/net/route", ROUTES + twin)
     assert interface_of(Files(str(tree.root)), "10.0.0.1") == ""
+
+
+def test_a_route_that_drops_packets_is_of_no_interface(tree: Tree) -> None:
+    """As Linux 6.18 shows `blackhole default` and `blackhole 10.9.0.0/16`."""
+    rows = (f"*\t{subnet}\t00000000\t0001\t0\t0\t0\t{mask}\t0\t0\t0\n" for subnet, mask in BLACKHOLES)
+    files = Files(str(tree.root))
+    tree.file("/proc/net/route", ROUTES + "".join(rows))
+    assert interface_of(files, "10.9.0.1") == "vpn0"
+    assert "*" not in default_routes(files)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "fd00::a"])

@@ -7,7 +7,7 @@ from tests.tree import Tree
 
 from sparkd.base.host.container_links import Bind, find_outside
 from sparkd.base.host.files import Files, Kind
-from sparkd.base.host.weights import find_flaw
+from sparkd.base.host.safetensors import find_fault
 
 
 def files(tree: Tree) -> Files:
@@ -62,7 +62,7 @@ def test_a_device_is_not_opened_whatever_link_leads_to_it(tmp_path: Path) -> Non
     """To open a watchdog, whatever for, has the machine reset itself a minute later."""
     link = tmp_path / "model.safetensors"
     link.symlink_to("/dev/ptmx")
-    for read in (Files().text, partial(find_flaw, Files()), lambda path: list(Files().chunks(path))):
+    for read in (Files().text, partial(find_fault, Files()), lambda path: list(Files().chunks(path))):
         with pytest.raises(OSError, match="is a device"):
             read(str(link))
     with pytest.raises(OSError, match="symbolic links"):

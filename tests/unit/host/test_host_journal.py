@@ -1,11 +1,21 @@
 """The journal's lines, as journalctl prints them: what is taken, what is bounded, and what is hostile."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from sparkd.base.host.journal import LINE_LIMIT, MOST_BYTES, MOST_LINES, Line, Query, parse_line, take_wanted
-from sparkd.base.lib.text import Redactor
+from sparkd.base.host.journal import (
+    LINE_LIMIT,
+    MOST_BYTES,
+    MOST_LINES,
+    Line,
+    Query,
+    parse_line,
+    read_journal,
+    take_wanted,
+)
+from sparkd.base.lib.redactor import Redactor
 
 CURSOR = "s=1bbd;i=2b51;b=9f0c;m=1c;t=63b;x=a9"
 RECORDED = {
@@ -95,3 +105,12 @@ def test_what_journalctl_prints_is_bounded_where_no_line_is_wanted() -> None:
     lines = [printed(MESSAGE="engine| x")] * 5 + [printed()] * 100 + [printed(MESSAGE="engine| y")]
     found, whole = take_wanted(lines, Query(0, engine=True), 10 * len(printed()))
     assert (len(found), whole) == (5, False)
+
+
+def test_where_no_thread_can_end_journalctl_in_time_it_is_not_read(
+    no_thread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "journalctl").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BlockingIOError, match="can't start new thread"):
+        read_journal(Query(0))

@@ -115,14 +115,14 @@ def test_details_of_a_process_in_a_container(tree: Tree) -> None:
     assert found is not None
     assert host.argv(host.processes().processes[0]) == ("VLLM::Worker_TP0",)
     assert (found.uid, found.namespace_pid) == (0, 1)
-    assert (found.group.container_id, found.private_bytes) == (ID, 4096)
+    assert (found.group.container_id, found.frees_bytes) == (ID, 4096)
 
 
 def test_details_of_this_process_and_of_one_whose_status_has_another_format(tree: Tree) -> None:
     host = Host()
     (own,) = (process for process in host.processes() if process.pid == os.getpid())
     found = host.details(own)
-    assert found is not None and found.uid == os.geteuid() and found.private_bytes > 0
+    assert found is not None and found.uid == os.geteuid() and found.frees_bytes > 0
     tree.process(7, "vllm")
     tree.file("/proc/7/status", "Name:\tvllm\n")
     with pytest.raises(ValueError, match="/proc/7/status has another format"):
@@ -143,7 +143,7 @@ def test_a_process_with_the_most_groups_has_details(tree: Tree) -> None:
     status.write_text(f"Groups:\t{' '.join(str(4_000_000_000 + one) for one in range(1 << 16))}\n{status.read_text()}")
     host = Host(tree.root)
     found = host.details(host.processes().processes[0])
-    assert found is not None and found.private_bytes == 4096
+    assert found is not None and found.frees_bytes == 4096
 
 
 def test_two_thousand_processes_are_scanned_within_a_fifth_of_a_second(tree: Tree) -> None:

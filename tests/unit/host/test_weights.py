@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 from tests.tree import Tree
 
-from sparkd.base.host import weights
+from sparkd.base.host import safetensors, weights
 from sparkd.base.host.files import Files
 from sparkd.base.host.model_folder import examine
 
@@ -108,7 +108,7 @@ def test_an_offset_that_no_file_can_have_is_an_error(tree: Tree) -> None:
     tree.file(f"{FOLDER}/model.safetensors", "")
     (tree.root / f"{FOLDER[1:]}/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ValueError, match="data_offsets"):
-        weights.read_sizes(Files(str(tree.root)), (f"{FOLDER}/model.safetensors",))
+        safetensors.read_sizes(Files(str(tree.root)), (f"{FOLDER}/model.safetensors",))
 
 
 def test_of_an_index_without_names_or_end_little_is_read(tree: Tree) -> None:

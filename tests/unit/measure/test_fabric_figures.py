@@ -17,7 +17,7 @@ from sparkd.tools.measure.fabric import (
     judge,
     pair_ports,
 )
-from sparkd.tools.measure.traffic import Measured
+from sparkd.tools.measure.traffic import PairFigures
 from sparkd.tools.node.fabric_ports import FabricPort
 
 PORT = Port("enp1s0f0np0", "10.0.0.1", 200_000, 9000)
@@ -28,7 +28,7 @@ def pair(
     gbps: float, *, back: float | None = None, trip: float = 40, speed: int | None = 200_000, mtu: int = 9000
 ) -> Pair:
     """`gbps` there, and `back`, the same where it is None."""
-    measured = Measured(gbps, gbps if back is None else back, trip, 2 * trip)
+    measured = PairFigures(gbps, gbps if back is None else back, trip, 2 * trip)
     return Pair(replace(PORT, speed_mbps=speed, mtu=mtu), OTHER, measured)
 
 

@@ -27,8 +27,8 @@ from sparkd.agent.preflight.check import Finding
 from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
-from sparkd.base.host.docker_config import GpuAccess
 from sparkd.base.host.gpu import GpuClocks
+from sparkd.base.host.gpu_access import GpuAccess
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import BlockedError, ExitCode, LaunchError

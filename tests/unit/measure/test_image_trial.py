@@ -11,23 +11,23 @@ from tests.unit.plans import configured
 from sparkd.agent.actions import history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, NotReadyError
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Bench, Launch, Row
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
-from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import LevelFigures, Spread
 from sparkd.tools.measure.image_trial import ImageTrial, compare, explain_fault, find_baseline
 from sparkd.tools.measure.trial import StillCompilingError, check_bench
 
 RATE = Spread(100, 95, 105)
 LEVELS = tuple(LevelFigures(number, "static", 3 * number, 0, RATE, None, None, None, None) for number in (1, 4, 2))
-RESULT = Result(
+RESULT = Benchmark(
     "2026-11-23T10:00:00.000+00:00", "n", "tiny", "tiny", HEAD_REPORT.plan_digest, "1", 128, 128, levels=LEVELS
 )
 
 
-def rows(result: Result = RESULT, kernel: str = "6.1") -> tuple[Row, ...]:
+def rows(result: Benchmark = RESULT, kernel: str = "6.1") -> tuple[Row, ...]:
     """A bench of an earlier launch, and the launch that runs."""
     then, now = (Facts({}, {"kernel": version}, {}) for version in (kernel, "6.1"))
     before = Launch("before", "2026-11-23", 0, "d", "tiny", then)
@@ -77,7 +77,7 @@ def test_slower_is_beyond_the_spread_and_both_figures_are_named(rate: Spread, sl
     assert bool(comparison.fault) is slower
 
 
-def bench(**changes: object) -> Result:
+def bench(**changes: object) -> Benchmark:
     return replace(RESULT, levels=(replace(LEVELS[1], **changes),))
 
 
@@ -102,7 +102,7 @@ def test_a_bench_that_compiled_kernels_to_the_end_is_compared_with_none() -> Non
         (bench(output_tokens_per_second=None), "bench: no figure"),
     ],
 )
-def test_a_bench_without_a_figure_is_a_fault(benchmark: Result, reason: str) -> None:
+def test_a_bench_without_a_figure_is_a_fault(benchmark: Benchmark, reason: str) -> None:
     with pytest.raises(NotReadyError) as raised:
         check_bench(benchmark)
     assert (raised.value.reason, explain_fault(raised.value, "i:2")) == (reason, reason)

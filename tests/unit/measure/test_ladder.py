@@ -5,43 +5,27 @@ from pathlib import Path
 import pytest
 from tests.unit.plans import recipe
 
-from sparkd.base.lib.errors import UsageError
 from sparkd.base.recipes.loader import load_recipe
-from sparkd.tools.measure import ladder
+from sparkd.tools.measure.climb import Tuning
 from sparkd.tools.measure.figures import DECODE, Spread
-from sparkd.tools.measure.ladder import BATCH, LENGTH, SEQUENCES, SHARE, TOKENS, Knob, Measured, Value, find_position
+from sparkd.tools.measure.knobs import CONTEXT_LENGTH, DRAFT_TOKENS, SEQUENCES, Knob, Value
+from sparkd.tools.measure.ladder import MeasuredStep, Position, find_position
+from sparkd.tools.measure.ladder_ends import render_recipe
 
 SEQS = Knob(SEQUENCES, 2, 16, 4)
-ROOM = Knob(LENGTH, 512, 2048, 512)
+ROOM = Knob(CONTEXT_LENGTH, 512, 2048, 512)
 
 
 def rate(median: float, spread: float = 1) -> Spread:
     return Spread(median, median - spread, median + spread)
 
 
-def one(knob: str, value: Value, median: float = 0, fault: str = "", spread: float = 1) -> Measured:
-    return Measured(knob, value, rate(median, spread) if median else None, fault=fault)
+def one(knob: str, value: Value, median: float = 0, fault: str = "", spread: float = 1) -> MeasuredStep:
+    return MeasuredStep(knob, value, rate(median, spread) if median else None, fault=fault)
 
 
 BASE = one("", 0, 100)
 UP = one(SEQUENCES, 8, 150)
-
-
-@pytest.mark.parametrize(
-    ("knob", "up", "down"),
-    [
-        (Knob(SEQUENCES, 2, 16, 4), [8, 16], [2]),
-        (Knob(SEQUENCES, 4, 12, 4), [8, 12], []),
-        (Knob(SEQUENCES, 2, 4, 4), [], [2]),
-        (Knob(SEQUENCES, 4, 4, 4), [], []),
-        (Knob(SHARE, 0.76, 0.83, 0.8), [0.82, 0.83], [0.78, 0.76]),
-        (Knob(TOKENS, 1, 4, 2), [3, 4], [1]),
-        (Knob(LENGTH, 600, 4096, 1024), [2048, 4096], [600]),
-    ],
-)
-def test_rungs_double_from_the_recipes_value_to_the_bounds(knob: Knob, up: list[Value], down: list[Value]) -> None:
-    assert [*ladder.rungs(knob, up=True)] == up
-    assert [*ladder.rungs(knob, up=False)] == down
 
 
 @pytest.mark.parametrize(
@@ -63,15 +47,20 @@ def test_rungs_double_from_the_recipes_value_to_the_bounds(knob: Knob, up: list[
         ([SEQS], [BASE, one(SEQUENCES, 8, 50)], (SEQUENCES, 2), {SEQUENCES: 2}),
         ([SEQS], [BASE, one(SEQUENCES, 8, 50), one(SEQUENCES, 2, 40)], None, {}),
         # The next knob begins with the best of the one before.
-        ([SEQS, ROOM], [BASE, UP, one(SEQUENCES, 16, 90)], (LENGTH, 1024), {SEQUENCES: 8, LENGTH: 1024}),
+        (
+            [SEQS, ROOM],
+            [BASE, UP, one(SEQUENCES, 16, 90)],
+            (CONTEXT_LENGTH, 1024),
+            {SEQUENCES: 8, CONTEXT_LENGTH: 1024},
+        ),
         # More room is wanted as long as it costs nothing, also by small steps together.
-        ([ROOM], [BASE, one(LENGTH, 1024, 100), one(LENGTH, 2048, 99)], None, {LENGTH: 2048}),
-        ([ROOM], [BASE, one(LENGTH, 1024, 98), one(LENGTH, 2048, 96)], None, {LENGTH: 1024}),
-        ([ROOM], [BASE, one(LENGTH, 1024, fault="no memory")], None, {}),
+        ([ROOM], [BASE, one(CONTEXT_LENGTH, 1024, 100), one(CONTEXT_LENGTH, 2048, 99)], None, {CONTEXT_LENGTH: 2048}),
+        ([ROOM], [BASE, one(CONTEXT_LENGTH, 1024, 98), one(CONTEXT_LENGTH, 2048, 96)], None, {CONTEXT_LENGTH: 1024}),
+        ([ROOM], [BASE, one(CONTEXT_LENGTH, 1024, fault="no memory")], None, {}),
     ],
 )
 def test_the_next_step(
-    knobs: list[Knob], measured: list[Measured], step: tuple[str, Value] | None, values: dict[str, Value]
+    knobs: list[Knob], measured: list[MeasuredStep], step: tuple[str, Value] | None, values: dict[str, Value]
 ) -> None:
     found = find_position(knobs, measured)
     assert (found.step, found.values) == (step, values)
@@ -82,90 +71,18 @@ def test_a_ladder_that_is_repeated_from_any_moment_ends_at_the_same() -> None:
         ("", 0): 100.0,
         (SEQUENCES, 8): 150.0,
         (SEQUENCES, 16): 90.0,
-        (LENGTH, 1024): 150.0,
-        (LENGTH, 2048): 60.0,
+        (CONTEXT_LENGTH, 1024): 150.0,
+        (CONTEXT_LENGTH, 2048): 60.0,
     }
-    measured: list[Measured] = []
+    measured: list[MeasuredStep] = []
     while (at := find_position([SEQS, ROOM], measured)).step is not None:
         measured.append(one(*at.step, figures[at.step]))
-    assert at.values == {SEQUENCES: 8, LENGTH: 1024}
+    assert at.values == {SEQUENCES: 8, CONTEXT_LENGTH: 1024}
     assert len(measured) == len(figures)
 
 
 DRAFTS = {"method": "deepseek_mtp", "num_speculative_tokens": 2}
 DRAFTING = {"speculative-config": DRAFTS, "max-num-seqs": "1k", "gpu-memory-utilization": 0.85, "max-model-len": 65536}
-
-
-def test_bounds_are_read_beside_the_recipes_own_value() -> None:
-    texts = ("max-num-seqs=1..1K", "gpu-memory-utilization=0.7..0.9", "speculative-tokens=1..3", "max-model-len=8k..1m")
-    assert ladder.read_knobs(texts, recipe(args=DRAFTING)) == (
-        Knob(SEQUENCES, 1, 1024, 1000),
-        Knob(SHARE, 0.7, 0.9, 0.85),
-        Knob(TOKENS, 1, 3, 2),
-        Knob(LENGTH, 8000, 1000000, 65536),
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("max-num-batched-tokens=4096..8192", "leaves it to the engine"),
-        ("max-num-seqs=4..16", "has 1000"),
-        ("gpu-memory-utilization=0.86..0.9", "has 0.85"),
-    ],
-)
-def test_a_ladder_begins_with_the_recipes_own_value(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        ladder.read_knobs([text], recipe(args=DRAFTING))
-
-
-@pytest.mark.parametrize(
-    "texts",
-    [
-        (),
-        ("max-num-seqs",),
-        ("max-num-seqs=",),
-        ("max-num-seqs=4",),
-        ("max-num-seqs=8..4",),
-        ("max-num-seqs=0..4",),
-        ("max-num-seqs=1..999999",),
-        ("max-num-seqs=1.5..4",),
-        ("max-num-seqs=1..4", "max-num-seqs=1..8"),
-        ("gpu-memory-utilization=0.5..1.5",),
-        ("gpu-memory-utilization=nan..1",),
-        ("max-num-seqs=\u0661..\u0664",),
-        ("trust-remote-code=0..1",),
-        ("speculative-tokens=1..3",),
-        ("\x1b[31m=1..2",),
-    ],
-)
-def test_other_bounds_are_refused(texts: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError) as refused:
-        ladder.read_knobs(texts, recipe())
-    assert str(refused.value).isprintable()
-
-
-@pytest.mark.parametrize(
-    ("knob", "words"),
-    [
-        (Knob(BATCH, 4096, 16384, 16384), "max-num-batched-tokens 4096: long prompts"),
-        (Knob(BATCH, 8192, 16384, 16384), ""),
-        (Knob(TOKENS, 1, 3, 2), "speculative-tokens 3: more than 2"),
-        (Knob(TOKENS, 1, 2, 2), ""),
-        (Knob(SHARE, 0.8, 0.93, 0.8), "gpu-memory-utilization 0.93: at most 0.912"),
-        (Knob(SHARE, 0.8, 0.9, 0.8), ""),
-        (Knob(LENGTH, 512, 4096, 1024), ""),
-    ],
-)
-def test_what_reports_warn_of_is_said(knob: Knob, words: str) -> None:
-    found = [*ladder.warnings([knob], recipe(args=DRAFTING))]
-    assert len(found) == bool(words)
-    assert "".join(found).startswith(words)
-
-
-def test_no_report_warns_of_other_drafters() -> None:
-    other = recipe(args={"speculative-config": {"method": "ngram", "num_speculative_tokens": 2}})
-    assert not [*ladder.warnings([Knob(TOKENS, 1, 5, 2)], other)]
 
 
 @pytest.mark.parametrize("name", ["up", "2026-11-23", "123", "1.5", "true", "null", "1e3"])
@@ -176,10 +93,11 @@ def test_the_written_recipe_loads_and_has_its_figures(tmp_path: Path, name: str)
     (folder / "mine.yaml").write_text(
         f"{text}  speculative-config: {{method: deepseek_mtp, num_speculative_tokens: 2}}\n"
     )
-    best = Measured(TOKENS, 1, rate(123.45), first_token_seconds=0.5, kv_cache_tokens=4096)
-    at = ladder.Position(None, {SEQUENCES: 8, TOKENS: 1}, best)
-    steps = [one("", 0, 100), best, one(TOKENS, 3, fault="it's 'bad': {x}")]
-    (folder / f"{name}.yaml").write_text(ladder.render(base, name, at, steps, 8, "2026-11-23T10:00:00.000+00:00"))
+    best = MeasuredStep(DRAFT_TOKENS, 1, rate(123.45), first_token_seconds=0.5, kv_cache_tokens=4096)
+    at = Position(None, {SEQUENCES: 8, DRAFT_TOKENS: 1}, best)
+    steps = (one("", 0, 100), best, one(DRAFT_TOKENS, 3, fault="it's 'bad': {x}"))
+    tuning = Tuning(name, "f", (), 8, steps)
+    (folder / f"{name}.yaml").write_text(render_recipe(base, tuning, at, "2026-11-23T10:00:00.000+00:00"))
     found = load_recipe(name, [folder]).recipe
     assert found.args["max-num-seqs"] == 8
     assert found.args["speculative-config"] == {"method": "deepseek_mtp", "num_speculative_tokens": 1}

@@ -18,7 +18,7 @@ from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.capabilities import Capabilities
 from sparkd.base.vllm.logprobs import MOST_APART
 from sparkd.base.vllm.smoke import PROMPTS, Round, run_short
-from sparkd.tools.cli.bench import lines
+from sparkd.tools.cli.smoke import render_round
 
 VOCABULARY = 256
 LIKELY, UNLIKELY = math.log(0.5), math.log(0.5 / (VOCABULARY - 1))
@@ -130,7 +130,7 @@ def serving(model: Model) -> Iterator[int]:
 def rounds(model: Model, capabilities: Capabilities = Capabilities()) -> dict[str, Round]:  # noqa: B008 - it is frozen
     with serving(model) as port:
         found = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), capabilities, 5))
-    assert all(len(line) <= 80 for one in found for line in lines(one))
+    assert all(len(line) <= 80 for one in found for line in render_round(one))
     return {one.name: one for one in found if one.name in (KNOWN, AGAIN, AT_ONCE)}
 
 
@@ -175,7 +175,8 @@ def test_what_the_engine_refuses_is_skipped_with_the_reason(symptom: str, reason
     if symptom == "no numbers":
         assert found.pop(KNOWN).note
     assert all(reason in one.skipped and not one.faults and not one.answers for one in found.values()), found
-    assert all(lines(one)[1].startswith("  skipped: ") and reason in lines(one)[1] for one in found.values())
+    second_lines = [render_round(round_)[1] for round_ in found.values()]
+    assert all(line.startswith("  skipped: ") and reason in line for line in second_lines)
 
 
 @pytest.mark.parametrize("symptom", sorted({*POSITIONS, *REFUSED} - {"refused", "none"}))

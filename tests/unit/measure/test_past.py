@@ -3,9 +3,9 @@
 import msgspec
 from msgspec.structs import replace
 
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Bench, Launch, Row, Smoke
-from sparkd.base.state.known_good import Facts
-from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import LevelFigures, Spread
 from sparkd.tools.measure.past import Run, describe_decline, describe_slower_benches, find_runs, usual_figures
 
@@ -14,7 +14,7 @@ def run(day: int, rate: float, dtype: str = "half", plan: str = "d", prompt_toke
     rates = Spread(rate, rate * 0.9, rate * 1.1)
     level = LevelFigures(4, "static", 12, 0, rates, rates, None, None, None)
     made = f"2026-11-{day:02}T10:00:00.000+00:00"
-    result = Result(made, "spark1", "tiny", "tiny", plan, "1", prompt_tokens, 128, levels=(level,))
+    result = Benchmark(made, "spark1", "tiny", "tiny", plan, "1", prompt_tokens, 128, levels=(level,))
     return Run(result, Launch(str(day), made, 0, plan, "tiny", Facts({"args.dtype": dtype}, {}, {})))
 
 

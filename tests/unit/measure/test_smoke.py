@@ -12,7 +12,7 @@ from sparkd.base.vllm.answers import differ, find_end_fault, find_fault
 from sparkd.base.vllm.api import Answer, Endpoint
 from sparkd.base.vllm.capabilities import Capabilities
 from sparkd.base.vllm.smoke import TOOL, Round, run_rounds, run_short
-from sparkd.tools.cli.bench import lines
+from sparkd.tools.cli.smoke import render_round
 
 TOKENS = 24
 SEA = "Rivers carry minerals into the sea, where they stay while the water leaves."
@@ -175,7 +175,7 @@ def test_every_round_of_a_healthy_engine_is_clean(symptom: str) -> None:
     assert {"1 at once", "6 at once", "context"} <= {one.name for one in found}
     assert ({"tool call", "reasoning"} <= {one.name for one in found}) is not bool(symptom)
     assert found[-1].note == "504 of 512 tokens in"
-    assert all(len(line) <= 80 for one in found for line in lines(one))
+    assert all(len(line) <= 80 for one in found for line in render_round(one))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_every_round_of_a_healthy_engine_is_clean(symptom: str) -> None:
 def test_each_symptom_is_found_by_http(symptom: str, text: str) -> None:
     found = rounds(symptom, ALL)
     assert any(text in fault for one in found for fault in one.faults), found
-    assert all(len(line) <= 80 for one in found for line in lines(one))
+    assert all(len(line) <= 80 for one in found for line in render_round(one))
 
 
 def test_another_context_than_the_plans_is_a_fault() -> None:

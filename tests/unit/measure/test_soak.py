@@ -10,7 +10,8 @@ from tests.unit.stream_server import streaming
 
 from sparkd.base.vllm.api import Endpoint
 from sparkd.tools.measure.bench import Wanted
-from sparkd.tools.measure.soak import NOT_STEADY, STEADY, UNKNOWN, Sample, Soak, find_drift, judge
+from sparkd.tools.measure.soak import Sample, Soak
+from sparkd.tools.measure.soak_verdict import NOT_STEADY, STEADY, UNKNOWN, find_drift, judge
 
 MIB, GIB = 1 << 20, 1 << 30
 WANTED = Wanted((1, 2), (), 10, 3, 1, staggered=False, seed=1)

@@ -16,7 +16,7 @@ from sparkd.agent.preflight.checks.rdma import Rdma
 from sparkd.agent.preflight.checks.shared_memory import SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, UnlinkSegment
-from sparkd.agent.preflight.gate import MAX_ROUNDS, Admission, BuildChecks, Gate, GateIO
+from sparkd.agent.preflight.gate import MAX_ROUNDS, BuildChecks, Gate, GateIO, GateResult
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
@@ -35,12 +35,12 @@ NO_CONTAINERS = DockerFacts(True, ())
 ID = "0123456789abcdef" * 4
 
 
-def build(earlier: MemorySample | None) -> Sequence[AnyCheck]:
+def build(baseline: MemorySample | None) -> Sequence[AnyCheck]:
     return (
         StrayWorkers(),
         SharedMemory(owners=(os.getuid(),)),
         PageCache(NEED),
-        UnifiedMemory(NEED, settle_seconds=60, earlier=earlier),
+        UnifiedMemory(NEED, settle_seconds=60, baseline=baseline),
     )
 
 
@@ -200,7 +200,7 @@ def test_an_action_that_raises_is_a_failed_fix(machine: Machine) -> None:
 def test_strays_that_come_again_and_again_end_after_some_rounds(machine: Machine) -> None:
     born = [100]
 
-    def breed(_earlier: MemorySample | None) -> Sequence[AnyCheck]:
+    def breed(_baseline: MemorySample | None) -> Sequence[AnyCheck]:
         born[0] += 1
         machine.tree.process(born[0], "VLLM::Worker_TP", group=9)
         return (StrayWorkers(),)
@@ -243,7 +243,7 @@ def test_what_a_warning_awaits_is_waited_for_once_and_gone_without(machine: Mach
     assert machine.waits == [], "without a card none can come"
     machine.tree.file(f"{PCI}/0000:01:00.0/vendor", f"{CONNECTX}\n")
 
-    def without_devices(_earlier: MemorySample | None) -> Sequence[AnyCheck]:
+    def without_devices(_baseline: MemorySample | None) -> Sequence[AnyCheck]:
         return (lacks,)
 
     first = machine.gate(Preflight(wait_seconds=3), without_devices)
@@ -352,7 +352,7 @@ def test_a_finding_that_needs_a_person_is_named_first(machine: Machine) -> None:
         Finding("a", Verdict(Level.BLOCK, "first"), {}, 0),
         Finding("b", Verdict(Level.BLOCK, "second", "reboot", needs_person=True), {}, 0),
     )
-    refusal = Admission((), findings, ()).refusal()
+    refusal = GateResult((), findings, ()).refusal()
     assert isinstance(refusal, NeedsPersonError)
     assert str(refusal) == "b: second; and 1 more: a (reboot)"
 

@@ -8,16 +8,18 @@ from sparkd.agent.preflight.check import Finding, Level
 from sparkd.agent.preflight.fixes import FixState
 from sparkd.base.lib.text import plain
 from sparkd.tools.node import render
-from sparkd.tools.node.render import HELD_BACK, WOULD_APPLY, Shown, as_json, parts
+from sparkd.tools.node.render import HELD_BACK, WOULD_APPLY, PreflightReport, as_json, parts
 
 
-def shown(*findings: Finding, fixes: tuple[FixState, ...] = (), before: tuple[Finding, ...] = ()) -> Shown:
+def shown(*findings: Finding, fixes: tuple[FixState, ...] = (), before: tuple[Finding, ...] = ()) -> PreflightReport:
     """What a dry run shows; with findings from before the fixes, what a run shows that applied them."""
-    return Shown("spark1", "head", not before, findings, fixes, before, hooks=("/etc/sparkd/preflight.d/10-site",))
+    return PreflightReport(
+        "spark1", "head", not before, findings, fixes, before, hooks=("/etc/sparkd/preflight.d/10-site",)
+    )
 
 
 def test_json_has_the_promised_shape() -> None:
-    rendered = json.loads(as_json(shown(STRAY, fixes=render.intended((STRAY,), ALL))))
+    rendered = json.loads(as_json(shown(STRAY, fixes=render.intended_fixes((STRAY,), ALL))))
     assert set(rendered) >= {"schema", "node", "role", "dry_run", "verdict", "needs_person", "checks"}
     assert (rendered["schema"], rendered["node"], rendered["role"], rendered["dry_run"]) == (1, "spark1", "head", True)
     assert (rendered["verdict"], rendered["needs_person"]) == ("block", False)
@@ -29,8 +31,8 @@ def test_json_has_the_promised_shape() -> None:
 
 
 def test_fixes_are_held_back_where_they_cannot_clear_everything() -> None:
-    assert {fix.state for fix in render.intended((STRAY, CACHE), ALL)} == {WOULD_APPLY}
-    assert {fix.state for fix in render.intended((STRAY, CACHE, GHOST), ALL)} == {HELD_BACK}
+    assert {fix.state for fix in render.intended_fixes((STRAY, CACHE), ALL)} == {WOULD_APPLY}
+    assert {fix.state for fix in render.intended_fixes((STRAY, CACHE, GHOST), ALL)} == {HELD_BACK}
 
 
 def test_an_applied_fix_shows_under_its_check() -> None:
@@ -42,7 +44,7 @@ def test_an_applied_fix_shows_under_its_check() -> None:
     assert rendered["dry_run"] is False
 
 
-def as_text(preflight: Shown, *, every: bool = False) -> str:
+def as_text(preflight: PreflightReport, *, every: bool = False) -> str:
     return plain(parts(preflight, every=every)) + "\n"
 
 
@@ -56,7 +58,7 @@ def test_the_table_shows_what_is_not_ok_the_worst_first_and_all_of_it_on_request
 
 
 def test_the_table_shows_findings_hints_fixes_hooks_and_verdict() -> None:
-    text = as_text(shown(STRAY, GOOD, fixes=render.intended((STRAY,), ALL)))
+    text = as_text(shown(STRAY, GOOD, fixes=render.intended_fixes((STRAY,), ALL)))
     assert f"BLOCK   stray-workers  stray-workers said\n{'on spark1: do it':>39}\n" in text
     assert "would apply: end-process pid 10 (VLLM::Worker_TP)" in text
     assert "would run: /etc/sparkd/preflight.d/10-site" in text

@@ -71,7 +71,7 @@ profiles:
 """
 
 
-def imported(folder: Path, text: str, measured: str = "", **overrides: str) -> tuple[Recipe, convert.Result]:
+def imported(folder: Path, text: str, measured: str = "", **overrides: str) -> tuple[Recipe, convert.Conversion]:
     (folder / "recipe.yaml").write_text(text)
     if measured:
         (folder / "performance.yaml").write_text(measured)

@@ -212,6 +212,7 @@ def test_the_conservative_reports_flags_are_those_of_the_shipped_recipe(tmp_path
         (f'docker run {IMAGE} bash -c -i "vllm serve \\\n  org/m --seed 1"', {"seed": 1}, {}),
         (f"docker run --privileged --init --memory 100g {IMAGE} --model org/m", {},
          {"privileged": True, "init": True, "memory_limit_bytes": 100 << 30}),
+        (f"docker run --privileged=false --init=false {IMAGE} --model org/m", {}, {"privileged": False, "init": False}),
     ],
 )  # fmt: skip
 def test_a_docker_line_becomes_flags_and_settings_of_the_container(

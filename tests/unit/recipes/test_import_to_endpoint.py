@@ -49,7 +49,7 @@ def add_mod(folder: Path, script: str, **files: str) -> Path:
     return folder
 
 
-def imported(tree: Path, text: str, mods: Path | None = None) -> tuple[Recipe, convert.Result]:
+def imported(tree: Path, text: str, mods: Path | None = None) -> tuple[Recipe, convert.Conversion]:
     path = tree / "recipes/given.yaml"
     path.write_text(text)
     result = convert.import_file(path, {}, (), Place(mods=mods))
@@ -448,7 +448,7 @@ def test_only_what_is_forced_replaces_or_hides_anything(tree: Path, capsys: pyte
 
 
 def test_a_name_of_sparkds_own_is_refused_where_it_would_hide_that_recipe() -> None:
-    hiding = convert.Result("deepseek-v4-flash-balanced", "", (), {}, (), ())
+    hiding = convert.Conversion("deepseek-v4-flash-balanced", "", (), {}, (), ())
     with pytest.raises(ConfigError, match="is a recipe of sparkd, which this one would hide"):
         recipe_import.write(Place(), hiding, force=False)
 

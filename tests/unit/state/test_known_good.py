@@ -12,20 +12,8 @@ from tests.unit.plans import HEAD, plan
 
 from sparkd.base.host import Host, versions
 from sparkd.base.plan.agreement import VALUE_WIDTH, Difference
-from sparkd.base.state import known_good
-from sparkd.base.state.known_good import (
-    FILE,
-    KEPT,
-    Entry,
-    Facts,
-    History,
-    add_proven,
-    excerpt_values,
-    find_differences,
-    group_files,
-    images_to_keep,
-    node_values,
-)
+from sparkd.base.state.facts import READ_FROM_NODE, Facts, excerpt_values, find_differences, group_files, node_values
+from sparkd.base.state.known_good import FILE, KEPT, Entry, KnownGood, add_proven, images_to_keep, read_known_good
 from sparkd.tools.node import known_good as command
 from sparkd.tools.node.known_good import gather_facts
 
@@ -77,7 +65,7 @@ def test_the_difference_that_most_likely_matters_comes_first() -> None:
 
 def test_values_that_were_not_read_do_not_differ() -> None:
     then = replace(NOTHING, values={"image.identity": "i", "weights.a": "1", "script.sha256": "s", "args.x": "1"})
-    now = replace(NOTHING, values={"args.x": "2"}, unseen=dict.fromkeys(known_good.LOOKED_AT, "docker is away"))
+    now = replace(NOTHING, values={"args.x": "2"}, unseen=dict.fromkeys(READ_FROM_NODE, "docker is away"))
     assert [one.name for one in find_differences(then, now)] == ["args.x"]
 
 
@@ -141,11 +129,11 @@ OLD = """{"schema": 1, "known_good": [{"since": "2026-01-01T00:00:00.000+00:00",
 
 def test_what_was_written_is_read_also_of_the_version_before(tree: Tree) -> None:
     known = (known_good_entry(), known_good_entry("d2"))
-    tree.file(FILE.path, FILE.encode(History(known)))
-    assert known_good.read_known_good(Host(tree.root).files) == known
+    tree.file(FILE.path, FILE.encode(KnownGood(known)))
+    assert read_known_good(Host(tree.root).files) == known
     assert FILE.mode == 0o600, "the section engine may hold what others must not see"
     tree.file(FILE.path, OLD)
-    (old,) = known_good.read_known_good(Host(tree.root).files)
+    (old,) = read_known_good(Host(tree.root).files)
     assert (old.plan, old.facts.versions, old.name) == ("d1", {"kernel": "6.17"}, "x")
 
 
@@ -163,9 +151,12 @@ def test_a_digest_that_is_not_for_a_shell_is_left_out_and_costs_no_history(tree:
     reports: list[str] = []
     good, odd = known_good_entry(image_digest=DIGEST), known_good_entry("d2", image_digest=digest)
     assert (good.image_digest, odd.image_digest) == (DIGEST, "")
-    for written in (FILE.encode(History((odd, good))), FILE.encode(History((good, good))).replace(DIGEST, digest, 1)):
+    for written in (
+        FILE.encode(KnownGood((odd, good))),
+        FILE.encode(KnownGood((good, good))).replace(DIGEST, digest, 1),
+    ):
         tree.file(FILE.path, written)
-        known = known_good.read_known_good(Host(tree.root).files, reports.append)
+        known = read_known_good(Host(tree.root).files, reports.append)
         assert [one.image_digest for one in known] == ["", DIGEST]
     assert reports == []
 
@@ -184,8 +175,8 @@ def test_a_file_with_an_invalid_entry_is_reported_and_counts_as_empty(
     tree: Tree, written: str, somebody_wrote: str
 ) -> None:
     reports: list[str] = []
-    tree.file(FILE.path, FILE.encode(History((known_good_entry(),))).replace(written, somebody_wrote))
-    assert known_good.read_known_good(Host(tree.root).files, reports.append) == ()
+    tree.file(FILE.path, FILE.encode(KnownGood((known_good_entry(),))).replace(written, somebody_wrote))
+    assert read_known_good(Host(tree.root).files, reports.append) == ()
     assert len(reports) == 1
 
 
@@ -267,4 +258,4 @@ def test_a_proof_that_read_no_digest_keeps_the_one_that_is_known() -> None:
     digest = f"x/i@sha256:{'a' * 64}"
     proven = add_proven([known_good_entry(image_digest=digest)], known_good_entry()).known_good
     assert [entry.image_digest for entry in proven] == [digest]
-    assert FILE.decode(FILE.encode(History(proven)).encode()).known_good == proven
+    assert FILE.decode(FILE.encode(KnownGood(proven)).encode()).known_good == proven

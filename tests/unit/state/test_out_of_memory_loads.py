@@ -2,8 +2,8 @@
 
 import pytest
 
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Launch, count_out_of_memory_loads
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 
 OOM = End("x", cause="kernel-oom")

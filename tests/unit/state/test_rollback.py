@@ -25,7 +25,7 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import known_good
 from sparkd.base.state.switch import FILE, Switch, fingerprint_engine, make_rollback
 from sparkd.tools.cli import switching as command
-from sparkd.tools.node.known_good import choose, roll_back
+from sparkd.tools.node.rollback import choose, roll_back
 from sparkd.tools.node.switching import image_id
 
 RECIPE = "/etc/sparkd/recipes/mine.yaml"
@@ -125,7 +125,7 @@ def test_a_recipe_that_is_broken_or_gone_is_replaced_too_and_fixing_it_ends_the_
 def test_a_recipe_that_makes_no_plan_names_the_way_back_where_there_is_one(tree: Tree) -> None:
     written(tree, port="none")
     for known in ((), (good(),)):
-        tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History(known)))
+        tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood(known)))
         with pytest.raises(ConfigError, match=r"args\.port is 'none'") as raised:
             membership.resolve_context(settings(), None, Host(tree.root))
         assert ("sparkd rollback" in raised.value.hint) is bool(known)
@@ -262,7 +262,7 @@ def test_a_recorded_image_that_is_gone_is_pulled_by_its_digest(tree: Tree, diges
     written(tree)
     tree.dockerd()
     entry = replace(good(), image_digest=digest)
-    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((entry,))))
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((entry,))))
     lines = list(roll_back("", settings(), Host(tree.root)))
     assert f"the recorded image, {IMAGE_ID}, is not on this node any more: the one that has its name will run" in lines
     pull = f"to run the recorded one: sudo docker pull {digest} && sudo sparkd rollback {entry.plan[:12]}"

@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from sparkd.base.state.decline import describe_slower_load
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Launch
-from sparkd.base.state.known_good import Facts
 
 
 def launch(day: int, seconds: float | None, **values: str) -> Launch:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from tests.tree import Tree
 
-from sparkd.agent.actions.files import exchange
+from sparkd.agent.actions.files import compare_and_swap
 from sparkd.base.config import Engine
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
@@ -122,6 +122,6 @@ def test_what_can_t_be_read_now_is_not_written_over(tree: Tree) -> None:
     path = tree.file(FILE.path, FILE.encode(GOOD))
     files = Host(tree.root).files
     with files_left(2), pytest.raises(OSError, match=r"thing\.json can't be read: Too many open files"):
-        exchange(files, FILE, None, Thing(()))  # its lock, and the file's name, but not its content
+        compare_and_swap(files, FILE, None, Thing(()))  # its lock, and the file's name, but not its content
     assert read(tree) == (GOOD, [])
     assert list(path.parent.iterdir()) == [path, path.with_name(".thing.json.lock")]

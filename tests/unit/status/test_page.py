@@ -22,7 +22,7 @@ from tests.unit.nodes import network
 
 from sparkd.agent.status import page
 from sparkd.agent.status.http_api import make_handler
-from sparkd.agent.status.kept import Disk, PageHistory
+from sparkd.agent.status.page_history import Disk, PageHistory
 from sparkd.base.lib.http_connection import Limits, Request, Response
 from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.state.history import Bench
@@ -31,7 +31,7 @@ from sparkd.base.status.publisher import Published
 
 
 def fetch(report: NodeReport, path: str = "/", beat_age: float = 0.1, kept: PageHistory | None = None) -> Response:
-    handle = make_handler(lambda: Published(report, ""), lambda: beat_age, kept=kept)
+    handle = make_handler(lambda: Published(report, ""), lambda: beat_age, history=kept)
     return asyncio.run(handle(Request("127.0.0.1", path, {"host": "localhost"})))
 
 

@@ -17,18 +17,20 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.cluster.log_pages import Page
+from sparkd.agent.cluster.log_pages import LogPage
 from sparkd.agent.cluster.node_logs import NodeLog
 from sparkd.agent.preflight.engine_processes import is_serve
+from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Line, Lines, Query
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.tools.support import capture_collector
+from sparkd.tools.support.archive import Archive
 from sparkd.tools.support.capture_collector import Collector
-from sparkd.tools.support.capture_tree import Archive, hide_values, keep_content
-from sparkd.tools.support.recorder import SETTINGS, RecordingFiles, read_tree
+from sparkd.tools.support.capture_tree import hide_values, keep_content
+from sparkd.tools.support.nodes_reader import NodesReader
+from sparkd.tools.support.recorder import KEPT_SETTINGS, RecordingFiles, read_tree
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
 PLANT = "Tr0ub4dor-and-3"
@@ -138,8 +140,8 @@ def test_what_only_root_may_read_is_copied_of_the_settings_alone(tmp_path: Path)
     assert found["compose.yml"] == b""
     assert found["model/kube.yaml"] == b""
     assert found["open/open.yaml"] == b"words"
-    assert SETTINGS.fullmatch("/etc/sparkd/conf.d/10-more.toml")
-    assert not SETTINGS.fullmatch("/srv/etc/sparkd/x.toml")
+    assert KEPT_SETTINGS.fullmatch("/etc/sparkd/conf.d/10-more.toml")
+    assert not KEPT_SETTINGS.fullmatch("/srv/etc/sparkd/x.toml")
 
 
 @pytest.fixture
@@ -171,50 +173,45 @@ def test_a_part_that_fails_in_any_way_or_hangs_is_named(collector: Callable[[], 
     assert made.missing[-2:] == ["odd: KeyError: 'x'", "slow: not read within 0.2 s"]
 
 
-def test_own_lines_are_there_where_another_node_is_silent(
-    collector: Callable[[], Collector], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_lines_are_there_where_another_node_is_silent(tree: Tree) -> None:
     """Which is not requested again for the next window."""
     requests = list[str]()
 
-    async def own(query: Query) -> Page:
-        return Page("spark1", time.time_ns() // 1000, Lines((Line(query.since_us, "1", 6, "an own line"),)))
+    async def own(query: Query) -> LogPage:
+        return LogPage("spark1", time.time_ns() // 1000, Lines((Line(query.since_us, "1", 6, "an own line"),)))
 
-    async def silent(_query: Query) -> Page:
+    async def silent(_query: Query) -> LogPage:
         requests.append("spark2")
         raise HttpError("no answer")
 
-    made, failure = collector(), datetime(2026, 11, 23, 1, tzinfo=UTC)
+    missing = list[str]()
 
     @asynccontextmanager
     async def open_both(*_: object) -> AsyncIterator[tuple[list[NodeLog], str]]:
         yield [NodeLog("", own), NodeLog("10.0.0.2", silent)], ""
 
-    monkeypatch.setattr(capture_collector, "open_logs", open_both)
-    monkeypatch.setattr(Collector, "_find_failures", lambda _: [failure])
-    asyncio.run(made._read_nodes())
-    assert len(made.of_nodes) == 2
-    assert all("an own line" in text for text in made.of_nodes.values())
+    nodes = NodesReader(Settings(), Host(str(tree.root)), missing, open_both)
+    asyncio.run(nodes.read_all([datetime(2026, 11, 23, 1, tzinfo=UTC)]))
+    assert len(nodes.texts) == 2
+    assert all("an own line" in text for text in nodes.texts.values())
     assert requests == ["spark2"]
-    assert "lines of 10.0.0.2 (there: sudo sparkd capture), recent: no answer" in made.missing
+    assert "lines of 10.0.0.2 (there: sudo sparkd capture), recent: no answer" in missing
 
 
-def test_windows_are_by_this_nodes_clock(collector: Callable[[], Collector], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_are_by_this_nodes_clock(tree: Tree) -> None:
     """The other node's clock is two hours behind."""
     behind_us, queries = 7_200_000_000, list[Query]()
 
-    async def read(query: Query) -> Page:
+    async def read(query: Query) -> LogPage:
         queries.append(query)
-        return Page("spark2", time.time_ns() // 1000 - behind_us, Lines(()))
+        return LogPage("spark2", time.time_ns() // 1000 - behind_us, Lines(()))
 
     @asynccontextmanager
     async def open_other(*_: object) -> AsyncIterator[tuple[list[NodeLog], str]]:
         yield [NodeLog("10.0.0.2", read)], ""
 
     failure = datetime(2026, 11, 23, 1, tzinfo=UTC)
-    monkeypatch.setattr(capture_collector, "open_logs", open_other)
-    monkeypatch.setattr(Collector, "_find_failures", lambda _: [failure])
-    asyncio.run(collector()._read_logs())
+    asyncio.run(NodesReader(Settings(), Host(str(tree.root)), [], open_other).read_all([failure]))
     at_us = round(failure.timestamp() * 1e6) - behind_us
     assert abs(queries[-1].since_us - (at_us - 900_000_000)) < 1_000_000
     assert abs(queries[-1].until_us - (at_us + 60_000_000)) < 1_000_000

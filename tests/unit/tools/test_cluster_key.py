@@ -13,7 +13,7 @@ from sparkd.base.cluster.auth import forget_command, read_keys
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.tools.setup.cluster_key import KeyFile, create_key, joined_files, key_text, new_files, rotate_key
+from sparkd.tools.setup.cluster_key import SecretFile, create_key, joined_files, key_text, new_files, rotate_key
 from sparkd.tools.setup.node_files import NodeFiles, Values
 from sparkd.tools.setup.setup_manifest import Setup
 
@@ -134,7 +134,7 @@ def test_a_key_from_before_a_join_is_kept_nowhere_and_does_not_come_back(spark: 
     node_files = NodeFiles(Host(spark.root), {})
     if earlier:
         Setup(spark.root).write(KEY, f"{new}\n", 0o600)
-    node_files.write({("cluster", "nodes"): PAIR}, [KeyFile(KEY, f"{new}\n", replaces=True)])
+    node_files.write({("cluster", "nodes"): PAIR}, [SecretFile(KEY, f"{new}\n", replaces=True)])
     assert [name for name, text in files(spark).items() if old in text] == []
     assert f"removed {KEY}" in node_files.take_back()
     assert not spark.path(KEY).exists()

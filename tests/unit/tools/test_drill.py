@@ -11,6 +11,7 @@ from tests.tree import Tree
 from tests.unit.nodes import report
 
 from sparkd.base.host import Host
+from sparkd.base.host.docker import LABEL
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, NotReadyError
@@ -46,6 +47,24 @@ def test_without_an_agent_nothing_is_drilled(host: Host) -> None:
 def test_the_agent_is_the_process_of_its_report(tree: Tree, host: Host) -> None:
     put(tree, SERVING)
     assert find_target("agent", host, read_serving(host)) == Target(AGENT, 1234, "", "sparkd's agent")
+
+
+def test_a_rank_that_has_just_ended_is_no_lack_of_a_core(tree: Tree, host: Host) -> None:
+    container_id = "c" * 64
+    details = {
+        "Id": container_id,
+        "Name": "/sparkd-rank0",
+        "Image": f"sha256:{'1' * 64}",
+        "Config": {"Labels": {f"{LABEL}role": "head"}},
+        "State": {"Running": True, "Pid": 60},
+        "HostConfig": {"RestartPolicy": {"Name": "no"}},
+    }
+    tree.docker_engine()
+    tree.docker("/containers/json", [{"Id": container_id, "Names": ["/sparkd-rank0"]}])
+    tree.docker(f"/containers/{container_id}/json", details)
+    serving = replace(SERVING, engine=replace(SERVING.engine, container_id=container_id))
+    with pytest.raises(BlockedError, match="sparkd-rank0 has just ended by itself"):
+        find_target("rank", host, serving)
 
 
 def test_a_process_that_took_the_pid_is_not_killed() -> None:

@@ -7,8 +7,7 @@ from tests.unit.plans import plan, recipe
 from sparkd.base.config import Settings
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.tools.node.fit import FIRST, Fit, Lack, Supply, judge_supply
-from sparkd.tools.node.fit import rank as sort_key
+from sparkd.tools.node.fit import FIRST, Fit, Lack, Supply, judge_supply, sort_key
 
 SPARK = Supply(total_bytes=120 * GIB, gpu=True)
 NO_MODEL = replace(SPARK, model="is not there")

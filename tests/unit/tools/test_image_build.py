@@ -26,7 +26,7 @@ from sparkd.base.lib.errors import BlockedError, ConfigError, LaunchError, Spark
 from sparkd.base.lib.text import GIB, MIB
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES
 from sparkd.base.status.model import Phase, dump
-from sparkd.tools.cli.model import explain_interrupt
+from sparkd.tools.cli.image import explain_interrupt
 from sparkd.tools.models.image_build import (
     Sources,
     explain_full_disk,

@@ -17,10 +17,11 @@ from sparkd.base.host import Host, docker_config
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.cli.main import main
+from sparkd.tools.setup.choice import Wishes
 from sparkd.tools.setup.cluster_key import new_files
 from sparkd.tools.setup.node_files import NodeFiles
 from sparkd.tools.setup.setup_manifest import Setup
-from sparkd.tools.setup.wizard import Wishes, Wizard
+from sparkd.tools.setup.wizard import Wizard
 
 NEIGHBOUR = {"interface": "enp1s0f0np0", "link_local": "fe80::2", "addresses": ["10.0.0.2"], "sparkd": True}
 PERSONS = "# mine\n[memory]\nheadroom_gib = 4 # as measured\n"

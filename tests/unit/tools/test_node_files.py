@@ -7,15 +7,16 @@ from tests.unit.tools.node_settings import KEY, OWN, PAIR, TOML, files, settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError
 from sparkd.tools.cli.console import prompt
+from sparkd.tools.setup.choice import Wishes
 from sparkd.tools.setup.cluster_key import new_files
-from sparkd.tools.setup.node_files import HEAD, NodeFiles, Values
+from sparkd.tools.setup.node_files import HEADER, NodeFiles, Values
 from sparkd.tools.setup.setup_manifest import Setup
-from sparkd.tools.setup.wizard import Wishes, Wizard
+from sparkd.tools.setup.wizard import Wizard
 
 PERSONS_NODES = '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n'
 
 
-@pytest.mark.parametrize("text", ["", f"at = 1\n{HEAD}", f"{HEAD}at = 1\n", f"{HEAD}[engine]\nrecipe = 'x'\n"])
+@pytest.mark.parametrize("text", ["", f"at = 1\n{HEADER}", f"{HEADER}at = 1\n", f"{HEADER}[engine]\nrecipe = 'x'\n"])
 def test_a_file_that_is_not_in_the_manifest_is_nothing_to_take_back(spark: Tree, text: str) -> None:
     spark.file(OWN, text)
     NodeFiles(Host(spark.root), {}).adopt()
@@ -23,7 +24,7 @@ def test_a_file_that_is_not_in_the_manifest_is_nothing_to_take_back(spark: Tree,
     assert spark.path(OWN).read_text() == text
 
 
-@pytest.mark.parametrize("text", ["[engine]\nrecipe = 'x'\n", f"{HEAD}at = 1\n"])
+@pytest.mark.parametrize("text", ["[engine]\nrecipe = 'x'\n", f"{HEADER}at = 1\n"])
 def test_a_file_in_place_of_the_one_that_was_written_is_left(spark: Tree, text: str) -> None:
     NodeFiles(Host(spark.root), {}).write({("engine", "recipe"): "mine"})
     spark.file(OWN, text)
@@ -34,8 +35,8 @@ def test_a_file_in_place_of_the_one_that_was_written_is_left(spark: Tree, text: 
 @pytest.mark.parametrize(
     "edited",
     [
-        f'{HEAD}[cluster]\nnodes = ["10.0.0.1","10.0.0.2"]\n',
-        f'{HEAD}\n\n[engine]\n[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n',
+        f'{HEADER}[cluster]\nnodes = ["10.0.0.1","10.0.0.2"]\n',
+        f'{HEADER}\n\n[engine]\n[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n',
     ],
 )
 def test_a_value_that_a_person_wrote_in_another_form_is_no_reason_to_stop(spark: Tree, edited: str) -> None:

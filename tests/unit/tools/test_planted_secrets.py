@@ -20,7 +20,8 @@ from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.model import FindingReport, Phase, RestartReport
 from sparkd.base.status.notices import NotifyState, observe
 from sparkd.base.status.publisher import Published, Reporter, status_line
-from sparkd.tools.support.capture_tree import Archive, keep_content, without_commands
+from sparkd.tools.support.archive import Archive
+from sparkd.tools.support.capture_tree import keep_content, redact_docker
 
 HEX = "5f2a9c81e07b43d6a1f8c3e95b7d20e4"
 B64 = "Zk3vQx9LmT2bRw7YpHs4NcKj8DgUe1Va"
@@ -149,7 +150,7 @@ def container(text: str, words: list[str]) -> str:
         "HostConfig": {"Binds": [f"{text}:/x"]},
         "Image": {"Healthcheck": {"Test": ["CMD", *words]}},
     }
-    return packed("tree/fixture/docker/containers.json", json.dumps(without_commands([answer])))
+    return packed("tree/fixture/docker/containers.json", json.dumps(redact_docker([answer])))
 
 
 def event(text: str) -> str:
@@ -231,7 +232,7 @@ def test_no_word_of_a_foreign_command_comes_out(kind: str) -> None:
     assert secret not in kept("/proc/7/cmdline", "\0".join((*words, "")))
     health = {"Health": {"Log": [{"ExitCode": 0, "Output": " ".join(words)}]}}
     answer = {"Cmd": words, "Args": words[1:], "Path": words[0], "State": health}
-    shown = packed("containers.json", json.dumps(without_commands(answer)))
+    shown = packed("containers.json", json.dumps(redact_docker(answer)))
     assert secret not in shown
 
 

@@ -19,8 +19,9 @@ from sparkd.base.host import Host, network
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.plan.secret_files import read_secrets
 from sparkd.tools.cli.main import build_parser, main
-from sparkd.tools.setup.node_files import HEAD, NodeFiles
-from sparkd.tools.setup.wizard import Wishes, Wizard
+from sparkd.tools.setup.choice import Wishes
+from sparkd.tools.setup.node_files import HEADER, NodeFiles
+from sparkd.tools.setup.wizard import Wizard
 
 KEY, WEBHOOK, OWN = "/etc/sparkd/api.key", "/etc/sparkd/webhook", "/etc/sparkd/conf.d/10-init.toml"
 URL = "https://me:s3cret@ntfy.example/my-topic"
@@ -357,5 +358,5 @@ def test_a_node_that_joins_is_given_neither(option: str, capsys: pytest.CaptureF
 
 def test_inits_file_says_whose_it_is(spark: Tree, run: Run) -> None:
     run(api_key=True)
-    assert path(spark, OWN).read_text().startswith(HEAD)
+    assert path(spark, OWN).read_text().startswith(HEADER)
     assert os.stat(path(spark, OWN)).st_mode & 0o777 == 0o644

@@ -145,11 +145,11 @@ def test_the_way_back_leads_to_what_is_in_force_never_to_what_is_only_tried(
 def test_the_way_back_is_the_last_known_good_plan_unless_the_configured_one_is_known_good(tree: Tree) -> None:
     recipe_file(tree, "mine")
     good = known_good_entry()
-    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good,))))
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((good,))))
     (before,) = plans_before(None, CONFIG, Host(tree.root))
     assert before.plan == good.plan
     own = membership.make_context(CONFIG, Host(tree.root)).plan.digest
-    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good, replace(good, plan=own)))))
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((good, replace(good, plan=own)))))
     assert plans_before(None, CONFIG, Host(tree.root)) == ()
 
 

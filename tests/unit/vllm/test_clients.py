@@ -12,17 +12,17 @@ from msgspec import ValidationError, toml
 from tests.unit.engine_server import engine
 
 from sparkd.base.vllm.args import KEY_VARIABLE
-from sparkd.tools.node.endpoint import ANSWER_TOKENS, CLIENTS, Client, Offer, snippet
+from sparkd.tools.node.clients import ANSWER_TOKENS, CLIENTS, Client, ClientEndpoint, snippet
 
 HOSTILE = """it's "$(touch owned)" `x` \\ ${y}: #1"""
 IN_YAML = ("litellm", "hermes", "continue")
 
 
-def offer(model: str = "m", context: int | None = 200_000, *, keyed: bool = True, port: int = 8000) -> Offer:
-    return Offer(f"http://127.0.0.1:{port}/v1", model, context, keyed)
+def offer(model: str = "m", context: int | None = 200_000, *, keyed: bool = True, port: int = 8000) -> ClientEndpoint:
+    return ClientEndpoint(f"http://127.0.0.1:{port}/v1", model, context, keyed)
 
 
-def document(name: str, one: Offer) -> Any:
+def document(name: str, one: ClientEndpoint) -> Any:
     return yaml.safe_load(snippet(name, one))
 
 

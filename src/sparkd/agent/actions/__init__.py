@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from sparkd.agent.actions import compile_caches, files, kept_folders, page_cache, processes
+from sparkd.agent.actions import compile_caches, files, kept_folders, launch_files, page_cache, processes
 from sparkd.agent.actions.owner_lock import acquire_lock, remove_account, require_room
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import (
@@ -39,11 +39,11 @@ from sparkd.agent.preflight.fixes import (
     RemoveContainer,
     UnlinkSegment,
 )
-from sparkd.base.host import disks, docker, docker_config
+from sparkd.base.host import disks, docker, gpu_access
 from sparkd.base.host.owner import HANDED, Handed, NodeOwner
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.base.lib.errors import LaunchError
-from sparkd.base.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
+from sparkd.base.plan.script import SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
@@ -142,17 +142,15 @@ class Actions:
         """Write the script and start the rank's container. Raises LaunchError."""
         containers = self.containers
         script = self._private_file(SCRIPT_FILE)
-        files.write(script, plan.script, 0o644, durable=False)
-        if plan.on_ray:
-            files.write(script.with_name(RAY_TOKEN_FILE), ray_token, 0o600, durable=False)
+        launch_files.write_script(script, plan, ray_token)
 
         def start() -> Rank:
             if plan.hosts:
-                files.write_hosts(self._host.files, script.with_name(HOSTS_FILE), plan.hosts)
-            gpu: docker_config.GpuAccess | None = None
+                launch_files.write_hosts(self._host.files, script, plan.hosts)
+            gpu: gpu_access.GpuAccess | None = None
             try:
                 if plan.container.gpus == "all":
-                    gpu = docker_config.read_gpu_access(self._host)
+                    gpu = gpu_access.read_access(self._host)
             except DockerError as error:
                 raise LaunchError(f"docker does not report its GPU support: {error}") from None
             return containers.start(plan, script, labels, gpu)
@@ -287,9 +285,9 @@ class Actions:
         """Write a text, which is made beside the main loop, to a file for root alone; its path. Raises OSError."""
         return self._act(partial(kept_folders.write_stacks, self._host, name, text), WRITE_SECONDS, f"writing {STACKS}")
 
-    def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
-        """Exchange, as `files.exchange` does, a file that people's commands write too."""
-        work = partial(files.exchange, self._host.files, file, before, after)
+    def compare_and_swap(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+        """Write a file that people's commands write too, as `files.compare_and_swap` does."""
+        work = partial(files.compare_and_swap, self._host.files, file, before, after)
         return self._act(work, WRITE_SECONDS, f"writing {file.name}")
 
     def write_history_row(self, row: Row) -> bool:

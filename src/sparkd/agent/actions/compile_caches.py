@@ -47,7 +47,7 @@ def remove_empty_kernels(image_id: str, name: str, root: Path = Path(caches.ROOT
     """
     count = 0
     cache_folder = _cache_folder(image_id, name, root)
-    for file in caches.entries(str(cache_folder)):
+    for file in caches.walk_files(str(cache_folder)):
         with suppress(OSError):  # a cache never blocks a start
             is_kernel = file.name.endswith(caches.KERNELS) and file.is_file(follow_symlinks=False)
             if is_kernel and not file.stat(follow_symlinks=False).st_size:

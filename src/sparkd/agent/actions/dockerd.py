@@ -16,9 +16,9 @@ from sparkd.agent.actions.compile_caches import make_cache_folder, remove_empty_
 from sparkd.agent.actions.files import sync_folder
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.actions.shared_folders import find_shared
-from sparkd.base.host.docker_config import CDI_KIND, GpuAccess
 from sparkd.base.host.docker_image import how_to_get
 from sparkd.base.host.files import Files
+from sparkd.base.host.gpu_access import CDI_KIND, GpuAccess
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.base.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError

@@ -3,30 +3,29 @@
 import errno
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sparkd.agent.actions.shared_folders import SharedFolderError, refuse_shared
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import LaunchError, UsageError
+from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.lock import hold, open_lock
-from sparkd.base.plan.script import HOSTS_TARGET
 from sparkd.base.state.file import FOLDER, PUBLIC, Content, StateFile, ignore_report
 
-HOSTS_LIMIT_BYTES = 64 << 20
-"""Largest size of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
-_REMEDIES = {errno.ENOSPC: "make room: df -h", errno.EROFS: "it is mounted read-only: findmnt --options ro"}
+HINTS = {errno.ENOSPC: "make room: df -h", errno.EROFS: "it is mounted read-only: findmnt --options ro"}
+"""Hints of a UsageError, by the number of the OSError."""
 SETUP_LOCK = "run/sparkd/setup.lock"
-LOCK_SECONDS = 5.0
-"""Limit for another process that holds the lock to write its one file."""
+"""The lock of commands that set up this node, below its root folder."""
+WRITE_LOCK_SECONDS = 5.0
+"""Time for another process, which holds the lock of a file, to write that file."""
 
 
-def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: bool = True) -> None:
+def write(path: Path, content: str | bytes, mode: int, *, durable: bool, overwrite: bool = True) -> None:
     """Replace `path` in one step. `durable`: also over a power cut (on ext4, a file without fsync came back empty).
 
-    Without `over`, an existing file stays. Raises FileExistsError then; SharedFolderError where only `as_owner` may
-    write; OSError.
+    Without `overwrite`, an existing file stays, and FileExistsError is raised. Also raises OSError, and
+    SharedFolderError where only `as_owner` may write.
     """
     refuse_shared(path.parent)
     _make_folders(path.parent)
@@ -38,10 +37,10 @@ def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: b
             os.fchmod(fd, mode)
             if durable:
                 os.fsync(fd)
-        if over:
+        if overwrite:
             Path(temporary).replace(path)
         else:
-            path.hardlink_to(temporary)
+            path.hardlink_to(temporary)  # replaces no file, as a rename would
             Path(temporary).unlink()
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -70,33 +69,19 @@ def remove(path: Path) -> bool:
     return True
 
 
-def write_hosts(files: Files, path: Path, names: Iterable[tuple[str, str]]) -> None:
-    """Write the node's own /etc/hosts, as docker gives it to a container in the node's network, with these names.
+def compare_and_swap(files: Files, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+    """Write `after` in place of `before`, safe against a power cut. None: no file, so that None as `after` removes it.
 
-    Raises LaunchError.
-    """
-    own_content = b""
-    try:
-        with suppress(FileNotFoundError):
-            own_content = files.bytes(HOSTS_TARGET, HOSTS_LIMIT_BYTES)
-    except OSError as error:
-        raise LaunchError(f"{HOSTS_TARGET} can't be read: {error.strerror}", f"ls -lL {HOSTS_TARGET}") from None
-    added = "".join(f"{address} {name}\n" for address, name in names)
-    write(path, own_content + b"\n" * (own_content[-1:] not in (b"", b"\n")) + added.encode(), 0o644, durable=False)
-
-
-def exchange(files: Files, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
-    """Write `after` in place of `before`, or remove the file where that is None; it survives a power cut.
-
-    Returns False where the file holds something else. A file that can't be parsed counts as missing. Raises OSError.
+    Returns False, and changes nothing, where the file holds something other than `before`. A file that can't be parsed
+    counts as missing. Raises OSError.
     """
 
-    def dump(value: Content | None) -> str | None:
+    def encode(value: Content | None) -> str | None:
         return None if value is None else file.encode(value)
 
     path = Path(files.real(FOLDER), file.name)
-    with alone(path.with_name(f".{path.name}.lock")):
-        if dump(file.load(files, ignore_report)) != dump(before):
+    with hold_write_lock(path):
+        if encode(file.load(files, ignore_report)) != encode(before):
             return False
         try:
             if after is None:
@@ -111,10 +96,13 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
 
 
 @contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Let one process in at a time. Raises OSError where another one keeps the lock for LOCK_SECONDS."""
-    refuse_shared(lock.parent)
-    with hold(open_lock(lock), LOCK_SECONDS) as is_held:
+def hold_write_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a file that several processes write; it is beside the file.
+
+    Raises OSError where another process holds it for WRITE_LOCK_SECONDS.
+    """
+    refuse_shared(path.parent)
+    with hold(open_lock(path.with_name(f".{path.name}.lock")), WRITE_LOCK_SECONDS) as is_held:
         if not is_held:
             raise BlockingIOError(errno.EAGAIN, "another process writes it")
         yield
@@ -137,12 +125,15 @@ def usage_error(reason: str, hint: str = "run it as root") -> Iterator[None]:
     except SharedFolderError as error:
         raise UsageError(f"{reason}: {error.reason}", error.hint) from None
     except OSError as error:
-        raise UsageError(f"{reason}: {error.strerror or error}", _REMEDIES.get(error.errno or 0, hint)) from None
+        raise UsageError(f"{reason}: {error.strerror or error}", HINTS.get(error.errno or 0, hint)) from None
 
 
 @contextmanager
-def locked(root: Path, name: str = SETUP_LOCK, commands: str = "`sparkd init` or `tune`") -> Iterator[None]:
-    """Let one of these commands in at a time. Raises UsageError where another one is under way."""
+def hold_command_lock(root: Path, name: str = SETUP_LOCK, commands: str = "`sparkd init` or `tune`") -> Iterator[None]:
+    """Hold a lock that only one of some commands may have at a time. Raises UsageError where another one has it.
+
+    `name`: path of the lock file below `root`; `commands`: those commands, for the error.
+    """
     lock = root / name
     with usage_error(f"{lock} can't be opened"):
         refuse_shared(lock.parent)

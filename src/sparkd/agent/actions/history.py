@@ -17,12 +17,12 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from sparkd.agent.actions.files import alone
+from sparkd.agent.actions.files import hold_write_lock
 from sparkd.agent.actions.shared_folders import find_shared
 from sparkd.base.host.files import Files
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import FOLDER
 from sparkd.base.state.history import ENDS, LAUNCHES, MODE, PATH, Launch, Past, Row, decode
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 
 SCHEMA = 1
@@ -70,7 +70,7 @@ def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS, limits: 
     Raises OSError. Takes as long as the disk does.
     """
     path = _find_path(files)
-    with alone(path.with_name(f".{path.name}.lock")), _as_oserror(path):
+    with hold_write_lock(path), _as_oserror(path):
         try:
             _write(path, rows, busy_seconds, limits)
         except sqlite3.DatabaseError as error:

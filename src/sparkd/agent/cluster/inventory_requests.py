@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError
+from sparkd.agent.cluster.client import SLOW_ANSWER_SECONDS, Source, UnsignedError, fetch
 from sparkd.agent.cluster.inventory import PATH, Inventory, parse, read_inventory
 from sparkd.agent.cluster.inventory_comparison import Inventories
 from sparkd.base.cluster.auth import KeyRing
@@ -10,7 +10,6 @@ from sparkd.base.cluster.membership import Peer, peers_of
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.lib.slow_document import ANSWER_SECONDS
 
 TRIES = 3
 """Requests to one node: a slow read times out there, and the page cache speeds up the next one."""
@@ -24,11 +23,11 @@ def request_inventories(settings: Settings, host: Host) -> Inventories:
     own_address = settings.cluster.nodes[0]
 
     async def request(peer: Peer) -> Inventory | str:
-        reader = PeerReader(Source(*peer, port, own_address, 0, ANSWER_SECONDS + 2), keys, wake=lambda: None)
+        source = Source(*peer, port, own_address, 0, SLOW_ANSWER_SECONDS)
         reason = ""
         for _ in range(TRIES):
             try:
-                return parse(await reader.fetch(PATH))
+                return parse((await fetch(source, keys, PATH)).body)
             except (HttpError, UnsignedError, ValueError) as error:
                 reason = str(error)
         return reason

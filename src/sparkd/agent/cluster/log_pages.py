@@ -22,7 +22,7 @@ PATH = "/log"
 NAME_LIMIT = 64
 
 
-class Page(Struct, frozen=True):
+class LogPage(Struct, frozen=True):
     """One answer of a node."""
 
     node: Annotated[str, Meta(max_length=1000)]
@@ -33,7 +33,7 @@ class Page(Struct, frozen=True):
     """Why its journal can't be read."""
 
 
-_CODEC = StateFile("log", Page)
+_CODEC = StateFile("log", LogPage)
 """Encodes and decodes an answer. No file has this name."""
 
 
@@ -57,24 +57,24 @@ def answer(node: str, text: str) -> bytes:
     return b"" if query is None else dump(read_page(node, query))
 
 
-def read_page(node: str, query: Query) -> Page:
+def read_page(node: str, query: Query) -> LogPage:
     """The page of this node. Takes as long as the journal is read."""
     try:
         lines, trouble = read_journal(query), ""
     except OSError as error:
         lines, trouble = Lines(()), sanitize(str(error), 1000)
-    return Page(node, time.time_ns() // 1000, lines, trouble)
+    return LogPage(node, time.time_ns() // 1000, lines, trouble)
 
 
-def dump(page: Page) -> bytes:
+def dump(page: LogPage) -> bytes:
     return _CODEC.encode(page).encode()
 
 
-def parse(body: bytes) -> Page:
+def parse(body: bytes) -> LogPage:
     """The page of another node, printable. Raises ValueError."""
     page = _CODEC.decode(body)
     lines = (
         Line(line.at_us, sanitize(line.place, 64), line.priority, printable(line.text)) for line in page.lines.lines
     )
     name, is_cut = sanitize(page.node, NAME_LIMIT), page.lines.cut
-    return Page(name, page.now_us, Lines(tuple(lines), is_cut), sanitize(page.trouble))
+    return LogPage(name, page.now_us, Lines(tuple(lines), is_cut), sanitize(page.trouble))

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from sparkd.agent.cluster.client import PeerReader
+from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.lib.errors import Cause, PeerLostError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.status import phases
@@ -159,43 +159,39 @@ class PeerMonitor(Struct):
         peers = self.statuses()
         self.on_check(peers)
         now = self.clock()
-        silent: tuple[float, PeerStatus] | None = None
+        silences: list[tuple[float, PeerStatus]] = []
         away = ""
         for peer in peers:
             if (expected := self._expected.get(peer.rank)) is None:
                 continue
             if error := peer_lost_error(expected, peer):
                 raise error
-            heard_at = self.readers[peer.rank].heard_at or self._tracked_since
-            heard_at = max(heard_at, self.resumed_at())
-            seconds = max(0.0, now - heard_at)
+            heard_at = max(self.readers[peer.rank].heard_at or self._tracked_since, self.resumed_at())
             if peer.contact is Contact.REFUSED:
                 since = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_since)
                 away = away or self._await_agent(peer, now - since, since - heard_at)
-                continue
-            self._refused_at.pop(peer.rank, None)
-            if silent is None or seconds > silent[0]:
-                silent = seconds, peer
-        if silent is not None:
-            self.trouble = self._handle_silence(*silent, now) or away
-        else:
-            self.trouble = away
+            else:
+                self._refused_at.pop(peer.rank, None)
+                silences.append((max(0.0, now - heard_at), peer))
+        longest = max(silences, key=lambda silence: silence[0], default=None)
+        self.trouble = (self._handle_silence(*longest, now) if longest else "") or away
         return peers
 
-    def _await_agent(self, peer: PeerStatus, seconds: float, silent_seconds: float) -> str:
+    def _await_agent(self, peer: PeerStatus, away_seconds: float, silent_seconds: float) -> str:
         """The text to report while the next agent is awaited. Raises PeerLostError where none is, or for too long.
 
-        `seconds`: since the first refusal; `silent_seconds`: from the last answer until then.
+        `away_seconds`: since the first refusal; `silent_seconds`: from the last answer until then.
         """
         rank = f"rank {peer.rank} on {peer.name}"
         is_serving = peer.report is None or phases.answers_requests(peer.report)
         limit = self.return_seconds if is_serving else 0.0
-        # A machine that was silent for longer has restarted, unless the engine works, which needs all ranks.
+        # A machine that was silent for longer has restarted, unless the engine works, which needs all ranks. Without
+        # that proof the silence counts, too.
         proven = silent_seconds <= LATE_SECONDS or not limit or self._is_proven(silent_seconds)
-        is_over = seconds >= limit
-        if is_over or (proven is False and seconds + silent_seconds - LATE_SECONDS >= limit):
+        counted_seconds = away_seconds + silent_seconds - LATE_SECONDS if proven is False else away_seconds
+        if counted_seconds >= limit:
             reason = f"{peer.address} refuses connections, its agent ended without a report"
-            if not is_over:
+            if away_seconds < limit:
                 reason += f", {silent_seconds:.0f} s after its last answer, as where its machine has restarted"
             elif limit:
                 reason += f", and none came for {limit:.0f} s"
@@ -236,7 +232,8 @@ class PeerMonitor(Struct):
 
         Raises PeerLostError where the timeout has passed, and the engine does not answer.
         """
-        proof_seconds, is_over, proven = PROOF_SHARE * self.timeout_seconds, left_seconds <= 0, proof.take()
+        proof_seconds = PROOF_SHARE * self.timeout_seconds
+        is_over, proven = left_seconds <= 0, proof.take()
         if is_over and proven is False:
             raise PeerLostError(f"{lost.reason}, and the engine does not answer", lost.hint, cause=lost.cause)
         if proven is None or now - proof.taken_at >= (proof_seconds if proven else RETRY_SECONDS):

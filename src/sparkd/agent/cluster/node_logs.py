@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sparkd.agent.cluster.client import SignedClient, Source, UnsignedError
-from sparkd.agent.cluster.log_pages import Page, make_path, parse, read_page
+from sparkd.agent.cluster.client import SLOW_ANSWER_SECONDS, SignedClient, Source, UnsignedError
+from sparkd.agent.cluster.log_pages import LogPage, make_path, parse, read_page
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.cluster.membership import find_place, peers_of
 from sparkd.base.config import Settings
@@ -22,8 +22,6 @@ from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.slow_document import BUSY_STATUS
 from sparkd.base.lib.text import sanitize
 
-ANSWER_SECONDS = 8.0
-"""Limit for an answer: longer than reading a journal takes, and shorter than a handler may."""
 TRIES = 3
 """Requests to one node for a page."""
 TRY_AGAIN_SECONDS = 0.3
@@ -52,10 +50,22 @@ def merge(nodes: Iterable[list[Entry]]) -> list[Entry]:
     return sorted((entry for entries in nodes for entry in entries), key=lambda entry: entry.at_us)
 
 
+class NewLines(NamedTuple):
+    entries: list[Entry]
+    """The oldest first."""
+    trouble: str
+    """Why these may not be all, such as no answer of the node; empty where they are."""
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether the log could not be read at all."""
+        return bool(self.trouble) and not self.entries
+
+
 class NodeLog:
     """Reads the lines of one node, each of them once, also where its clock differs from this node's, or is set."""
 
-    def __init__(self, name: str, read: Callable[[Query], Awaitable[Page]]) -> None:
+    def __init__(self, name: str, read: Callable[[Query], Awaitable[LogPage]]) -> None:
         """`name`: its address, which is shown behind the name that it gives itself; empty for this node.
 
         `read` takes a query by that node's clock. It raises OSError, HttpError, UnsignedError, ValueError.
@@ -71,8 +81,8 @@ class NodeLog:
         self._shown = dict[tuple[int, str], None]()
         """Time and place of the last lines, as many as a page may have, in their order."""
 
-    async def next(self, query: Query) -> tuple[list[Entry], str]:
-        """The new lines, oldest first; and why they may not be all, such as no answer (empty where they are).
+    async def read_new(self, query: Query) -> NewLines:
+        """Read the lines that this reader has not returned yet.
 
         `query`: by this node's clock, as it was when this reader was made.
         """
@@ -80,13 +90,13 @@ class NodeLog:
             try:
                 page = await self._request(self._translate(query))
             except (OSError, HttpError, UnsignedError, ValueError) as error:
-                return [], sanitize(str(error))
+                return NewLines([], sanitize(str(error)))
             if not self._note_clock(page.now_us):
                 break  # else the bounds were those of another clock
         trouble = page.trouble or self._describe_cut(page)
-        return self._take_new(page), trouble
+        return NewLines(self._take_new(page), trouble)
 
-    async def _request(self, query: Query) -> Page:
+    async def _request(self, query: Query) -> LogPage:
         for _ in range(TRIES - 1):
             try:
                 return await self._read(query)
@@ -112,13 +122,13 @@ class NodeLog:
             self._last_us += moved_us
         return True
 
-    def _describe_cut(self, page: Page) -> str:
+    def _describe_cut(self, page: LogPage) -> str:
         lines = page.lines.lines
         if not page.lines.cut or (lines and (lines[0].at_us, lines[0].place) in self._shown):
             return ""
         return f"over {MOST_LINES} lines, or too long: the oldest are left out"
 
-    def _take_new(self, page: Page) -> list[Entry]:
+    def _take_new(self, page: LogPage) -> list[Entry]:
         ahead_us = page.now_us - time.time_ns() // 1000
         shift_us = ahead_us if abs(ahead_us) > CLOCK_US else 0
         name = f"{page.node} ({self.name})" if self.name else page.node
@@ -135,7 +145,7 @@ class NodeLog:
 async def open_logs(settings: Settings, host: Host) -> AsyncIterator[tuple[list[NodeLog], str]]:
     """The logs of all nodes, this one's first; and why those of the others are missing (empty where they are not)."""
 
-    async def read_own(query: Query) -> Page:
+    async def read_own(query: Query) -> LogPage:
         return await run_in_thread("log", partial(read_page, host.name(), query))
 
     logs, trouble = [NodeLog("", read_own)], ""
@@ -146,7 +156,7 @@ async def open_logs(settings: Settings, host: Host) -> AsyncIterator[tuple[list[
                 keys = KeyRing(host.files, settings.cluster.key_file).keys
                 own_address, port = settings.cluster.nodes[place.rank], settings.cluster.report_port
                 for peer in peers:
-                    client = SignedClient(Source(*peer, port, own_address, 0, ANSWER_SECONDS + 2), keys)
+                    client = SignedClient(Source(*peer, port, own_address, 0, SLOW_ANSWER_SECONDS), keys)
                     stack.push_async_callback(client.close)
                     logs.append(NodeLog(peer.address, partial(_request_page, client)))
         except ConfigError as error:  # this node's own lines explain it further
@@ -154,7 +164,7 @@ async def open_logs(settings: Settings, host: Host) -> AsyncIterator[tuple[list[
         yield logs, trouble
 
 
-async def _request_page(client: SignedClient, query: Query) -> Page:
+async def _request_page(client: SignedClient, query: Query) -> LogPage:
     answer = await client.request(make_path(query))
     if answer.status == BUSY_STATUS:
         raise BusyError("it answers another reader's request")

@@ -14,15 +14,8 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.plan import agreement
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.state.known_good import (
-    LOOKED_AT,
-    Facts,
-    excerpt_values,
-    find_differences,
-    group_files,
-    node_values,
-    read_known_good,
-)
+from sparkd.base.state.facts import READ_FROM_NODE, Facts, excerpt_values, find_differences, group_files, node_values
+from sparkd.base.state.known_good import read_known_good
 from sparkd.base.status.model import PeerStatus
 from sparkd.base.status.phases import PHASES
 from sparkd.base.status.publisher import Reporter
@@ -55,7 +48,7 @@ class Agreed(Struct):
         """The facts that a later start is compared with."""
         fingerprinted = bool(self.agreement.digest)
         values = self.agreement.values if fingerprinted else self.plan.shared
-        unread = {} if fingerprinted else dict.fromkeys(LOOKED_AT, "the start ended before this was read")
+        unread = {} if fingerprinted else dict.fromkeys(READ_FROM_NODE, "the start ended before this was read")
         known_software = self.reporter.report.versions
         sysctls = [name for name, _ in self.plan.sysctls]
         try:

@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 
 from sparkd import __version__
 from sparkd.agent.cluster.monitor import PeerMonitor
-from sparkd.agent.cluster.service import Cluster, join_cluster, start_status_server
+from sparkd.agent.cluster.service import Cluster, join_cluster
 from sparkd.agent.daemon.admission import Admission, Backoff
 from sparkd.agent.daemon.agreed import Agreed, PlanDifferences
 from sparkd.agent.daemon.context import Agent, Base, Context, OwnRank, PhaseReport
@@ -23,7 +23,8 @@ from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.daemon.switching import Switching
 from sparkd.agent.daemon.taking_over import AdoptableRank, first_report
-from sparkd.agent.status.kept import PageHistory
+from sparkd.agent.status.page_history import PageHistory
+from sparkd.agent.status.server import start_status_server
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
@@ -33,7 +34,7 @@ from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, ExitCode, find_action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redactor import Redactor
 from sparkd.base.plan.model import Node
 from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.state.rank_record import read_boot_id
@@ -166,7 +167,7 @@ def serve_observers(base: Base, reporter: Reporter, events: Events) -> None:
         keepalive_age=base.loop.keepalive_age,
         spawn=base.loop.spawn,
         events=events,
-        kept=PageHistory(partial(read_disk, base.host.files)),
+        history=PageHistory(partial(read_disk, base.host.files)),
     )
 
 

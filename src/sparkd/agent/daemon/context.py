@@ -23,8 +23,8 @@ from sparkd.base.lib.errors import RankEndedError
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
+from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.systemd import Journal, Notifier
-from sparkd.base.lib.text import Redactor
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.model import MemoryReport, Phase
 from sparkd.base.status.phases import may_follow

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 
 from sparkd.agent.actions import Actions
-from sparkd.agent.cluster.client import PeerReader, UnsignedError
+from sparkd.agent.cluster.client import UnsignedError
+from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import SIGNATURE_HEADER
 from sparkd.base.cluster.following import followed_context

@@ -18,15 +18,15 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.agreed import Agreed
 from sparkd.agent.daemon.context import Agent, Context
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.status.kept import Disk
+from sparkd.agent.status.page_history import Disk
 from sparkd.base.host.files import Files
 from sparkd.base.host.journal import Line, read_warnings
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.decline import describe_slower_load
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, last_load
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import KILLED, End
 from sparkd.base.status.figures import ActivityReport
 from sparkd.base.status.model import FindingReport, seconds_since, utc_now

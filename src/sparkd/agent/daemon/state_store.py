@@ -104,12 +104,12 @@ class StateStore(Struct):
         write = partial(self.actions.write_private, file.path, file.encode(value))
         return self._try_to_write(file.name, write, file.folder)
 
-    def exchange(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+    def compare_and_swap(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         """Replace `before` by `after`, or remove the file where that is None. As `write`.
 
         Returns False, too, where the file holds something else than `before`.
         """
-        return self._try_to_write(file.name, partial(self.actions.exchange_state, file, before, after))
+        return self._try_to_write(file.name, partial(self.actions.compare_and_swap, file, before, after))
 
     def _try_to_write(self, name: str, write: Callable[[], bool | None], folder: str = FOLDER) -> bool:
         try:

@@ -53,7 +53,7 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     if changed == current:
         return current, stamp
     with suppress(OSError):  # `raise_if_unwritten` reports it
-        if not actions.exchange_state(FILE, current, changed):
+        if not actions.compare_and_swap(FILE, current, changed):
             return begin_switch(config, host, actions, events)  # somebody has chosen again meanwhile
         stamp = _stamp_written(host, changed)
     if current.stage in (Stage.DRAINING, Stage.TRYING) and (changed is None or changed.stage is Stage.IN_FORCE):
@@ -73,7 +73,7 @@ def end_start(
     if switch is None or switch.stage is not Stage.TRYING or not (is_refused or is_left):
         return
     with suppress(OSError):  # then it counts as one try
-        is_taken = actions.exchange_state(FILE, switch, step(switch, Event.LEFT if is_left else Event.FAILED))
+        is_taken = actions.compare_and_swap(FILE, switch, step(switch, Event.LEFT if is_left else Event.FAILED))
         if is_taken and isinstance(error, ConfigError):
             _report_return(host, actions, events, switch, error.reason)
             raise NotReadyError(f"{describe_return(switch)}: {error.reason}", error.hint) from None

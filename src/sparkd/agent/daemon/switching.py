@@ -84,7 +84,7 @@ class Switching:
         if agent.store.read(lambda _files, _report: current_switch(agent.context.configured, agent.host)) is not None:
             return  # it was chosen after this process made its plan, and is for the next one
         choice = agent.store.read(lambda files, _report: FILE.load(files, faults.append))
-        if (choice is not None or faults) and agent.store.exchange(FILE, choice, None):
+        if (choice is not None or faults) and agent.store.compare_and_swap(FILE, choice, None):
             log, hint = (agent.events.warning, "sudo sparkd use --list") if faults else (agent.events.info, "")
             reason = faults[0] if faults else "the configuration has changed"
             log("rollback.plan.removed", reason=f"{reason}: {CONFIGURED} holds", hint=hint)
@@ -219,7 +219,7 @@ class Switching:
         if own_switch is None or choice is None or choice.chosen_at != own_switch.chosen_at:
             return False
         changed = step(choice, event)
-        if changed == choice or not self._agent.store.exchange(FILE, choice, changed):
+        if changed == choice or not self._agent.store.compare_and_swap(FILE, choice, changed):
             return False
         self.switch, self._look = changed, None  # a look that began before is outdated
         return True

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from sparkd.agent.actions.processes import Rank
-from sparkd.agent.preflight.engine_processes import PortUse, port_holders
 from sparkd.agent.preflight.fixes import stop_by_hand
+from sparkd.agent.preflight.port_uses import PortUse, port_holders
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
 from sparkd.base.host.sockets import Listener, find_peer, has_open

@@ -13,14 +13,14 @@ from sparkd.base.lib.errors import Action
 from sparkd.base.plan.inputs import CheckInputs
 
 F = TypeVar("F")
-SHOWN = 4
+MOST_NAMED = 4
 """Problems named in one reason; after fixing these, a person runs preflight again."""
 
 
 class Level(Enum):
     """The result of a check. UNKNOWN (it could not look) blocks as BLOCK does.
 
-    SKIPPED did not look, and blocks nothing: it needs a plan or docker, which a start waits for, or does not apply.
+    SKIPPED blocks nothing: the check does not apply, or lacks the plan or docker, for which a start waits anyway.
     """
 
     OK = "ok"
@@ -78,7 +78,7 @@ unknown = partial(Verdict, Level.UNKNOWN)
 def combine_verdicts(problems: Iterable[Verdict], good: str) -> Verdict:
     """Several problems as one verdict, the worst first. `good`: the reason where there are none.
 
-    A problem that blocks and carries fixes is cleared by these. `stuck` are those that block and carry none: they give
+    Its fixes clear it if every problem that blocks carries some. Otherwise a problem that blocks and carries none gives
     the hint and the action.
     """
     ranked = sorted(
@@ -87,18 +87,18 @@ def combine_verdicts(problems: Iterable[Verdict], good: str) -> Verdict:
     if not ranked:
         return ok(good)
     blocking = [problem for problem in ranked if problem.level.blocks]
-    stuck = [problem for problem in blocking if not problem.fixes]
-    more = f"; and {len(ranked) - SHOWN} more" if len(ranked) > SHOWN else ""
+    unfixable = [problem for problem in blocking if not problem.fixes]
+    more = f"; and {len(ranked) - MOST_NAMED} more" if len(ranked) > MOST_NAMED else ""
     return Verdict(
         level=ranked[0].level,
-        reason="; ".join(problem.reason for problem in ranked[:SHOWN]) + more,
-        hint=(stuck or ranked)[0].hint,
+        reason="; ".join(problem.reason for problem in ranked[:MOST_NAMED]) + more,
+        hint=(unfixable or ranked)[0].hint,
         fixes=tuple(dict.fromkeys(fix for problem in ranked for fix in problem.fixes)),
-        clears=bool(blocking) and not stuck,
+        clears=bool(blocking) and not unfixable,
         needs_person=any(problem.needs_person for problem in ranked),
-        action=(stuck or ranked)[0].action,
+        action=(unfixable or ranked)[0].action,
         unsure=any(problem.level is Level.UNKNOWN for problem in ranked),
-        awaits=stuck[0].awaits if stuck and all(problem.awaits for problem in stuck) else "",
+        awaits=unfixable[0].awaits if unfixable and all(problem.awaits for problem in unfixable) else "",
         offers=tuple(offer for problem in ranked for offer in problem.offers),
     )
 

@@ -1,4 +1,4 @@
-"""Finds the process trees of vLLM on this machine, their share of the GPU's memory, and who holds a port."""
+"""Finds the process trees of vLLM on this machine, and their share of the GPU's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import read_unexplained_bytes
 from sparkd.base.host.processes import Details, Process, ProcessTable
-from sparkd.base.host.sockets import Holder, Listener
 
 ENGINE_PREFIX = "VLLM::"
 WORKER_PREFIXES = (ENGINE_PREFIX, "ray::RayWorker")
@@ -45,11 +44,11 @@ class Member(Struct, frozen=True):
     comm: str
     state: str
     frees_bytes: int = 0
-    """Memory that its end would free: its own, and the GPU's once `with_memory` has added that."""
+    """Memory that its end would free: its own, and with `with_memory` the GPU's, too."""
 
 
 class Engine(Struct, frozen=True):
-    """A tree of vLLM's processes below one that lives and has none of vLLM above it."""
+    """A living process of vLLM that has no other above it, with all its descendants."""
 
     members: tuple[Member, ...]
     """Its processes, the topmost first."""
@@ -74,10 +73,8 @@ class Engine(Struct, frozen=True):
 
     def with_memory(self, extra_bytes: dict[int, int]) -> Engine:
         """The engine with the GPU's memory, by pid, added to what its members free."""
-        members = (
-            replace(member, frees_bytes=member.frees_bytes + extra_bytes.get(member.pid, 0)) for member in self.members
-        )
-        return replace(self, members=tuple(members))
+        sizes = ((member, member.frees_bytes + extra_bytes.get(member.pid, 0)) for member in self.members)
+        return replace(self, members=tuple(replace(member, frees_bytes=size) for member, size in sizes))
 
 
 def is_worker(process: Process) -> bool:
@@ -105,20 +102,21 @@ def is_serve(argv: tuple[str, ...]) -> bool:
 
 
 def find_engines(host: Host, table: ProcessTable) -> tuple[tuple[Engine, ...], dict[int, int]]:
-    """Every engine, and what only looks like one: the uid of its topmost process by pid.
+    """Every engine; and the topmost processes of those that only look like one, as uids by pid.
 
-    An engine is a topmost process of vLLM with its descendants. Names and arguments prove nothing: a real one is
-    root's, in a container, or has the GPU open.
+    Any user may choose the names and arguments of his processes: a real engine is root's, in a container, or has the
+    GPU open.
     """
-    candidates = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
+    candidates = {process.pid: process for process in table if not process.dead and _looks_like_engine(host, process)}
     tops = {pid: details for pid in table.topmost(candidates) if (details := host.details(candidates[pid])) is not None}
-    unproven = {pid: details.uid for pid, details in tops.items() if details.uid and not details.group.container_id}
-    top_of = {pid: top for top in unproven for pid in (top, *(process.pid for process in table.descendants(top)))}
-    for pid in {top_of[pid] for pid in _find_gpu_pids(host, table, top_of)}:
-        del unproven[pid]
-    engines = {pid: process for pid, process in candidates.items() if top_of.get(pid) not in unproven}
-    proven = (_read_engine(host, table, engines, candidates[pid], tops[pid]) for pid in tops if pid not in unproven)
-    return tuple(proven), unproven
+    uids = {pid: details.uid for pid, details in tops.items() if details.uid and not details.group.container_id}
+    trees = {pid: {pid, *(process.pid for process in table.descendants(pid))} for pid in uids}
+    gpu_pids = _find_gpu_pids(host, table, set[int]().union(*trees.values()))
+    unproven = {pid: uid for pid, uid in uids.items() if trees[pid].isdisjoint(gpu_pids)}
+    engine_pids = candidates.keys() - set[int]().union(*(trees[pid] for pid in unproven))
+    proven = {pid: details for pid, details in tops.items() if pid not in unproven}
+    engines = (_read_engine(host, table, engine_pids, candidates[pid], details) for pid, details in proven.items())
+    return tuple(engines), unproven
 
 
 def _find_gpu_pids(host: Host, table: ProcessTable, pids: Container[int]) -> set[int]:
@@ -133,30 +131,31 @@ def pids_of(engines: Iterable[Engine]) -> frozenset[int]:
     return frozenset(member.pid for engine in engines for member in engine.members)
 
 
-def _is_engine(host: Host, process: Process) -> bool:
+def _looks_like_engine(host: Host, process: Process) -> bool:
     if is_worker(process):
         return True
     return process.comm.startswith(MAIN_COMMS) and not process.kernel and is_serve(host.argv(process))
 
 
 def _read_engine(
-    host: Host, table: ProcessTable, engines: dict[int, Process], top: Process, details: Details
+    host: Host, table: ProcessTable, engine_pids: Container[int], top: Process, details: Details
 ) -> Engine:
     tree = [process for process in (top, *table.descendants(top.pid)) if process.pid > 1 and not process.dead]
     return Engine(
         members=tuple(_read_member(host, process) for process in tree),
         serves=not is_worker(top) or top.comm.startswith(API_SERVER),
         adopted=_is_adopted(host, table, top),
-        leader=_find_leader(table, engines, top),
+        leader=_find_leader(table, engine_pids, top),
         user=host.user(details.uid),
         container_id=details.group.container_id,
-        service_stop=_format_service_stop(host, details),
+        service_stop=format_service_stop(host, details),
         of_init=top.parent <= 1,
         of_user=details.uid != 0 and not details.group.container_id,
     )
 
 
-def _format_service_stop(host: Host, details: Details) -> str:
+def format_service_stop(host: Host, details: Details) -> str:
+    """The command that stops the systemd service of a process; empty outside a service."""
     group = details.group
     if not group.unit.endswith(".service"):
         return ""
@@ -166,8 +165,8 @@ def _format_service_stop(host: Host, details: Details) -> str:
 
 def _read_member(host: Host, process: Process) -> Member:
     details = host.details(process)
-    private_bytes = details.private_bytes if details else 0
-    return Member(process.pid, process.start_time, process.comm, process.state, private_bytes)
+    frees_bytes = details.frees_bytes if details else 0
+    return Member(process.pid, process.start_time, process.comm, process.state, frees_bytes)
 
 
 def _is_adopted(host: Host, table: ProcessTable, process: Process) -> bool:
@@ -179,13 +178,13 @@ def _is_adopted(host: Host, table: ProcessTable, process: Process) -> bool:
     return details is None or (details.namespace_pid == 1 and parent.group != process.group)
 
 
-def _find_leader(table: ProcessTable, engines: dict[int, Process], process: Process) -> Leader:
+def _find_leader(table: ProcessTable, engine_pids: Container[int], process: Process) -> Leader:
     leader = table.group_leader(process)
     if leader is None:
         return Leader.GONE
     if leader.pid == process.pid:
         return Leader.ITSELF
-    return Leader.ENGINE if leader.pid in engines else Leader.OTHER
+    return Leader.ENGINE if leader.pid in engine_pids else Leader.OTHER
 
 
 def gpu_memory_by_pid(host: Host, processes: Iterable[Process]) -> dict[int, int]:
@@ -207,61 +206,3 @@ def gpu_memory_by_pid(host: Host, processes: Iterable[Process]) -> dict[int, int
         reported_bytes = sum(size for size in listed.values() if size is not None)
         sizes[unreported[0]] = max(0, read_unexplained_bytes(host.files, host.meminfo()) - reported_bytes)
     return sizes
-
-
-EPHEMERAL = 32768
-"""The first port of those that the kernel assigns: an engine has a dozen, and they identify nothing."""
-
-
-class PortUse(Struct, frozen=True):
-    """A listening socket and its holder. `pid` is None where no readable process has it open."""
-
-    port: int
-    address: str
-    pid: int | None
-    comm: str = ""
-    user: str = ""
-    container_id: str = ""
-    start_time: int = 0
-    service_stop: str = ""
-    """The command that stops the holder's service, as in `Engine`."""
-
-
-def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tuple[PortUse, ...]:
-    """Ports below EPHEMERAL that these processes listen on."""
-    if not pids:
-        return ()
-    listeners = tuple(listener for listener in host.listeners() if listener.port < EPHEMERAL)
-    engine_processes = (process for process in table if process.pid in pids)
-    return tuple(_read_port_use(host, table, holder) for holder in host.port_holders(engine_processes, listeners))
-
-
-def port_holders(host: Host, table: ProcessTable, listeners: tuple[Listener, ...]) -> tuple[PortUse, ...]:
-    """The holder of each listener, in their order: of processes that share one, the oldest."""
-    uses = [_read_port_use(host, table, holder) for holder in host.port_holders(table, listeners)]
-    uses.sort(key=lambda use: _start_order_key(table, use), reverse=True)
-    oldest = {(use.address, use.port): use for use in uses}  # the last of each, so the oldest
-    return tuple(
-        oldest.get((listener.address, listener.port), PortUse(listener.port, listener.address, None))
-        for listener in listeners
-    )
-
-
-def _start_order_key(table: ProcessTable, use: PortUse) -> tuple[int, int]:
-    process = table.get(use.pid or 0)
-    return (process.start_time if process else 0, use.pid or 0)
-
-
-def _read_port_use(host: Host, table: ProcessTable, holder: Holder) -> PortUse:
-    use = PortUse(holder.listener.port, holder.listener.address, holder.pid)
-    process = table.get(holder.pid)
-    if process is None or (details := host.details(process)) is None:
-        return use
-    return replace(
-        use,
-        comm=process.comm,
-        user=host.user(details.uid),
-        container_id=details.group.container_id,
-        start_time=process.start_time,
-        service_stop=_format_service_stop(host, details),
-    )

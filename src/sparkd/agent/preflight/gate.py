@@ -56,7 +56,7 @@ class GateIO(Struct, frozen=True):
     """Publishes findings."""
 
 
-class Admission(Struct, frozen=True):
+class GateResult(Struct, frozen=True):
     """The outcome. `before`: the findings before the first fix; empty where nothing was changed."""
 
     before: tuple[Finding, ...]
@@ -68,10 +68,8 @@ class Admission(Struct, frozen=True):
         blocked = blocking(self.findings)
         if not blocked:
             return None
-        first = blocked[0]
-        others = (
-            f"; and {len(blocked) - 1} more: {', '.join(finding.id for finding in blocked[1:])}" if blocked[1:] else ""
-        )
+        first, *rest = blocked
+        others = f"; and {len(rest)} more: {', '.join(finding.id for finding in rest)}" if rest else ""
         reason = f"{first.id}: {first.verdict.reason}{others}"
         action = Action(first.verdict.required)
         if first.verdict.needs_person:
@@ -93,31 +91,32 @@ class Gate(Struct):
     host: Host
     policy: Preflight
     io: GateIO
-    memory: MemorySample | None = None
-    """The lowest available memory since some was last freed; None before the first look, and after fixes."""
-    hook_findings: tuple[Finding, ...] | None = None
-    """Findings of the hooks; None before these were run."""
-    before: tuple[Finding, ...] = ()
-    """The findings before the first fix."""
-    waited_seconds: float = 0.0
-    since: str = ""
-    """Time of day at which the wait began."""
-    rounds: int = 0
-    fixes: list[FixState] = field(default_factory=list)
     reported: dict[str, object] = field(default_factory=dict)
     """The decision that was last logged of each check, and the outcome of each fix."""
     given_up: set[str] = field(default_factory=set)
     """What warnings awaited until the time was over: it is not awaited again."""
+    _memory: MemorySample | None = None
+    """The least that was available since memory last came back."""
+    _hook_findings: tuple[Finding, ...] | None = None
+    """Findings of the hooks; None before these were run."""
+    _first_findings: tuple[Finding, ...] = ()
+    """The findings before the first fix."""
+    _waited_seconds: float = 0.0
+    _wait_began: str = ""
+    """Time of day."""
+    _rounds: int = 0
+    """Rounds of fixes."""
+    _fixes: list[FixState] = field(default_factory=list)
 
-    def admit(self) -> Admission:
+    def admit(self) -> GateResult:
         """Decide, after all waits and fixes. Raises BlockedError (10) or NeedsPersonError (17) for a refusal."""
-        admission = self.fix_and_recheck()
-        if (refusal := admission.refusal()) is not None:
+        result = self.fix_and_recheck()
+        if (refusal := result.refusal()) is not None:
             raise refusal
-        self.io.events.info("preflight.gate.passed", fixes=len(admission.fixes))
-        return admission
+        self.io.events.info("preflight.gate.passed", fixes=len(result.fixes))
+        return result
 
-    def fix_and_recheck(self) -> Admission:
+    def fix_and_recheck(self) -> GateResult:
         """Check until nothing more can be waited for or fixed. Waits and rounds are both bounded.
 
         Raises ConfigError for an id that no check has.
@@ -128,17 +127,17 @@ class Gate(Struct):
             self._report(findings)
             if self._wait_if_useful(findings):
                 continue
-            if self.hook_findings is None:
-                self.hook_findings = self.io.hooks()
-                self._report(self.hook_findings)
-            findings = (*findings, *self.hook_findings)
+            if self._hook_findings is None:
+                self._hook_findings = self.io.hooks()
+                self._report(self._hook_findings)
+            findings = (*findings, *self._hook_findings)
             self.io.show(findings)
             if not (fixes := self._find_untried_fixes(findings)):
-                return Admission(self.before, findings, tuple(self.fixes))
-            self.before = self.before or findings
-            self.rounds += 1
-            self.fixes += [self._apply(fix) for fix in fixes]
-            self.memory = None  # the fixes change it: the time to settle begins again
+                return GateResult(self._first_findings, findings, tuple(self._fixes))
+            self._first_findings = self._first_findings or findings
+            self._rounds += 1
+            self._fixes += [self._apply(fix) for fix in fixes]
+            self._memory = None  # the fixes change it: the time to settle begins again
 
     def _examine_with_deadline(self) -> tuple[Finding, ...]:
         """Run all checks in a thread. Raises BlockedError where there is no thread, or a check hangs."""
@@ -150,8 +149,8 @@ class Gate(Struct):
             raise BlockedError(str(error), HANG_HINT, IDS) from None
 
     def _examine(self) -> tuple[Finding, ...]:
-        self.memory = self._resample_memory()
-        checks = without_skipped(self.build_checks(self.memory), self.policy.skip)
+        self._memory = self._resample_memory()
+        checks = without_skipped(self.build_checks(self._memory), self.policy.skip)
         # A stray that survived its fix is judged differently from one that was just found.
         checks = tuple(
             replace(check, tried=self._list_tried()) if isinstance(check, StrayWorkers) else check for check in checks
@@ -164,27 +163,28 @@ class Gate(Struct):
             sample = sample_memory(self.host)
         except (OSError, ValueError):
             return None
-        return self.memory.merge(sample) if self.memory else sample
+        return self._memory.merge(sample) if self._memory else sample
 
     def _list_tried(self) -> frozenset[Identity]:
-        return frozenset(identity(state.fix) for state in self.fixes)
+        return frozenset(identity(state.fix) for state in self._fixes)
 
     def _wait_if_useful(self, findings: tuple[Finding, ...]) -> bool:
         """Wait for a moment, if waiting may help and time is left for it. Returns whether it waited."""
         awaited = self._describe_awaited(findings)
-        left_seconds = self.policy.wait_seconds - self.waited_seconds
+        left_seconds = self.policy.wait_seconds - self._waited_seconds
         if not awaited:
             return False
         if left_seconds <= 0:
             self.given_up.update(finding.verdict.awaits for finding in findings if finding.verdict.level is Level.WARN)
             return False
         self.io.show(findings)
-        if not self.waited_seconds:
-            self.since = time.strftime("%H:%M:%S UTC", time.gmtime())
+        if not self._waited_seconds:
+            self._wait_began = time.strftime("%H:%M:%S UTC", time.gmtime())
             self.io.events.info("preflight.wait.started", awaits=awaited, at_most_seconds=left_seconds)
-        pause_seconds = min(left_seconds, POLL_SECONDS if self.waited_seconds < 10 else SLOW_POLL_SECONDS)
-        self.io.wait(pause_seconds, f"waiting for {awaited} since {self.since}, {self.policy.wait_seconds} s at most")
-        self.waited_seconds += pause_seconds
+        pause_seconds = min(left_seconds, POLL_SECONDS if self._waited_seconds < 10 else SLOW_POLL_SECONDS)
+        reason = f"waiting for {awaited} since {self._wait_began}, {self.policy.wait_seconds} s at most"
+        self.io.wait(pause_seconds, reason)
+        self._waited_seconds += pause_seconds
         return True
 
     def _describe_awaited(self, findings: tuple[Finding, ...]) -> str:
@@ -200,7 +200,7 @@ class Gate(Struct):
         return " and ".join(dict.fromkeys(awaited)) if all(awaited) else ""
 
     def _find_untried_fixes(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
-        if self.rounds >= MAX_ROUNDS:
+        if self._rounds >= MAX_ROUNDS:
             return ()
         tried = self._list_tried()
         return tuple(fix for fix in fixes_to_apply(findings, self.policy.allow_fixes) if identity(fix) not in tried)
@@ -225,8 +225,10 @@ class Gate(Struct):
             if self.reported.get(finding.id) == decision(finding):
                 continue
             self.reported[finding.id] = decision(finding)
-            log_harmless = events.warning if verdict.level is Level.WARN else events.info
-            (events.error if verdict.level.blocks else log_harmless)(
+            log = events.warning if verdict.level is Level.WARN else events.info
+            if verdict.level.blocks:
+                log = events.error
+            log(
                 "preflight.check.judged",
                 check=finding.id,
                 verdict=verdict.level.value,

@@ -28,8 +28,8 @@ class NeededPath(Struct, frozen=True, rename={"requirement": "needed"}):  # its 
     """Whether its failure does not matter, as with `-` before a command of a unit."""
 
 
-class PathFacts(Struct, frozen=True, rename={"path": "needed"}):
-    path: NeededPath
+class PathFacts(Struct, frozen=True):
+    needed: NeededPath
     kind: Kind | None
     """What it is; None where it does not exist."""
     executable: bool = False
@@ -38,7 +38,7 @@ class PathFacts(Struct, frozen=True, rename={"path": "needed"}):
     @property
     def fault(self) -> str:
         """What is wrong with it; empty where nothing is."""
-        requirement = self.path.requirement
+        requirement = self.needed.requirement
         if self.kind is None:
             return "is in no mount" if requirement is Requirement.MOUNT else "does not exist"
         if requirement is Requirement.ANYTHING:

@@ -11,7 +11,7 @@ from sparkd.agent.preflight.check import AnyCheck, Finding, Level, Verdict, unkn
 from sparkd.agent.preflight.checks.compile_cache import CompileCache
 from sparkd.agent.preflight.checks.disk import DiskRoom
 from sparkd.agent.preflight.checks.docker import Docker, EngineImage, StaleContainer
-from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricLink, PeerClocks
+from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricLink
 from sparkd.agent.preflight.checks.foreign_units import ForeignUnits
 from sparkd.agent.preflight.checks.free_memory import FragmentedMemory, PageCache, SwapOff
 from sparkd.agent.preflight.checks.gid_index import GidIndex
@@ -20,9 +20,11 @@ from sparkd.agent.preflight.checks.kernel import Kernel, KernelSettings
 from sparkd.agent.preflight.checks.kernel_log import KernelLog
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.limits import Memlock, MemoryLimit, ShmSize
-from sparkd.agent.preflight.checks.memory import ModelMemory, UnifiedMemory
+from sparkd.agent.preflight.checks.memory import UnifiedMemory
 from sparkd.agent.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
+from sparkd.agent.preflight.checks.model_memory import ModelMemory
 from sparkd.agent.preflight.checks.paths import ScriptPaths
+from sparkd.agent.preflight.checks.peer_clocks import PeerClocks
 from sparkd.agent.preflight.checks.plan_lint import PlanLint
 from sparkd.agent.preflight.checks.ports import Listeners, Ports
 from sparkd.agent.preflight.checks.rdma import Rdma
@@ -80,9 +82,10 @@ RETIRED_IDS = ("resolver",)
 """Ids of checks that are gone: a configuration that names one is still good."""
 
 
-def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
-    """Build all checks. `earlier`: the memory's sample that its check compares with, where there was one."""
-    return tuple(check.from_inputs(replace(inputs, earlier=earlier)) for check in CHECKS)
+def build_checks(inputs: CheckInputs, memory_baseline: MemorySample | None = None) -> tuple[AnyCheck, ...]:
+    """Build all checks. `memory_baseline`: as in CheckInputs."""
+    inputs = replace(inputs, memory_baseline=memory_baseline)
+    return tuple(check.from_inputs(inputs) for check in CHECKS)
 
 
 def build_unplanned(settings: Settings) -> dict[str, AnyCheck | None]:
@@ -121,12 +124,11 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
 
 def evidence(facts: object) -> dict[str, object]:
     """The public fields of a Struct of facts, as JSON has them."""
-    names = (
-        zip(facts.__struct_fields__, facts.__struct_encode_fields__, strict=True) if isinstance(facts, Struct) else ()
-    )
-    return {
-        key: to_builtins(getattr(facts, name), str_keys=True, enc_hook=str) for name, key in names if name[0] != "_"
-    }
+    if not isinstance(facts, Struct):
+        return {}
+    names = zip(facts.__struct_fields__, facts.__struct_encode_fields__, strict=True)
+    values = ((key, getattr(facts, name)) for name, key in names if name[0] != "_")
+    return {key: to_builtins(value, str_keys=True, enc_hook=str) for key, value in values}
 
 
 def check_ids(policy: Preflight) -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import binascii
-import hmac
-import re
-from base64 import b64decode
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from ipaddress import ip_address
@@ -16,12 +11,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sparkd.agent.status.kept import PageHistory
-from sparkd.base.host.files import Files
-from sparkd.base.host.ownership import read_private
-from sparkd.base.lib.errors import ConfigError
+from sparkd.agent.status.page_history import PageHistory
 from sparkd.base.lib.http_connection import Handler, Request, Response
-from sparkd.base.lib.slow_document import SlowDocument
 from sparkd.base.lib.text import sanitize
 from sparkd.base.status.bounds import TEXT_LIMIT
 from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, load_seconds_left
@@ -30,7 +21,7 @@ from sparkd.base.status.publisher import Published
 if TYPE_CHECKING:
     from sparkd.agent.status.page import Page
 
-BEAT_LIMIT_SECONDS = 30.0
+STANDSTILL_SECONDS = 30.0
 """A main loop that has not turned for so long hangs: it turns at least every ten seconds."""
 RETRY_SECONDS = 10
 """Retry-After, where nothing better is known."""
@@ -41,21 +32,22 @@ PROBES = ("/livez", "/readyz")
 """Paths for load balancers. They need no token; without it the answer is one word."""
 PATHS = ("/", *PROBES, "/metrics", "/report")
 TEXT = "text/plain; charset=utf-8"
+CHALLENGE = ("WWW-Authenticate", 'Basic realm="sparkd", charset="UTF-8"')
+"""With this a browser asks for the password by itself, also without JavaScript."""  # words: keep
 
 
 def make_handler(
     published: Callable[[], Published],
-    beat_age: Callable[[], float],
+    keepalive_age: Callable[[], float],
     admits: Callable[[str], Awaitable[bool]] | None = None,
-    kept: PageHistory | None = None,
+    history: PageHistory | None = None,
 ) -> Handler:
     """Make the handler of requests, which runs in the event loop's thread.
 
-    `beat_age`: seconds since the agent's main loop last turned. `admits`: whether an Authorization header has the
-    token; None where none is needed. `kept`: what the page shows besides the report.
+    `keepalive_age`: seconds since the agent's main loop last turned. `admits`: whether an Authorization header has the
+    token; None where none is needed. `history`: what the page shows besides the report.
     """
-
-    history = kept or PageHistory()
+    page_history = history or PageHistory()
 
     @cache
     def page() -> Page:
@@ -65,9 +57,9 @@ def make_handler(
         from sparkd.base.status.view import View
 
         def view() -> View:
-            return View(datetime.now(UTC), alive=beat_age() <= BEAT_LIMIT_SECONDS)
+            return View(datetime.now(UTC), alive=keepalive_age() <= STANDSTILL_SECONDS)
 
-        return Page(lambda: build_page(published().report, view(), history), history.refresh)
+        return Page(lambda: build_page(published().report, view(), page_history), page_history.refresh)
 
     async def handle(request: Request) -> Response:
         (path, _, query), (report, text) = request.path.partition("?"), published()
@@ -86,11 +78,10 @@ def make_handler(
         return answer(path, report, text)
 
     def answer(path: str, report: NodeReport, text: str) -> Response:
-        age_seconds = beat_age()
-        if path in PROBES and age_seconds > BEAT_LIMIT_SECONDS:  # the phase in the report is as old
-            return _answer(
-                503, f"the agent's main loop has not turned for {age_seconds:.0f} s\n", retry_seconds=RETRY_SECONDS
-            )
+        age_seconds = keepalive_age()
+        if path in PROBES and age_seconds > STANDSTILL_SECONDS:  # the phase in the report is as old
+            reason = f"the agent's main loop has not turned for {age_seconds:.0f} s\n"
+            return _answer(503, reason, retry_seconds=RETRY_SECONDS)
         match path:
             case "/livez":
                 return _answer(200, "ok\n")
@@ -143,72 +134,3 @@ def _is_own_name(host: str, node: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-TOKEN_LIMIT_BYTES = 4096
-FRESH_SECONDS = 0.5
-"""Longest time until a new token counts."""
-CHALLENGE = ("WWW-Authenticate", 'Basic realm="sparkd", charset="UTF-8"')
-"""With this a browser asks for the password by itself, also without JavaScript."""  # words: keep
-_TOKEN = re.compile(rb"[!-~]{16,512}")
-_CREATION_HINT = "(umask 077; openssl rand -hex 32 >{path})"
-
-
-class TokenFile:
-    """The token of observe.token_file. Without a good file nobody is admitted.
-
-    `on_trouble` gets reason and hint, from any thread, once as long as the reason stays the same.
-    """
-
-    def __init__(
-        self,
-        files: Files,
-        path: str,
-        on_trouble: Callable[[str, str], object],
-        owner_uid: int = 0,
-        fresh_seconds: float = FRESH_SECONDS,
-    ) -> None:
-        self._files, self._path, self._owner_uid = files, path, owner_uid
-        self._on_trouble = on_trouble
-        self._trouble = ""
-        self._slow = SlowDocument("observers-token", self._read, fresh_seconds)  # it may lie on a share that hangs
-
-    async def admits(self, authorization: str) -> bool:
-        """Whether the header has the token: `Bearer TOKEN`, or Basic with the token as any user's password."""
-        token = await self._slow.get("") or b""
-        return bool(token) and hmac.compare_digest(_parse_token(authorization), token)
-
-    def _read(self, _query: str) -> bytes:
-        """The token in the file; empty without a good one, which is reported."""
-        token, trouble, hint = b"", "", ""
-        try:
-            token = read_token(self._files, self._path, self._owner_uid)
-        except ConfigError as error:
-            trouble, hint = error.reason, error.hint
-        if trouble not in ("", self._trouble):
-            self._on_trouble(trouble, hint)
-        self._trouble = trouble
-        return token
-
-
-def read_token(files: Files, path: str, owner_uid: int = 0) -> bytes:
-    """Read the token. Raises ConfigError where there is none, or others than its owner may read the file."""
-    try:
-        token = read_private(files, path, TOKEN_LIMIT_BYTES, owner_uid).content.strip()
-    except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist", _CREATION_HINT.format(path=path)) from None
-    if not _TOKEN.fullmatch(token):
-        reason = f"{path}: has no token, which is one line of 16 to 512 printable ASCII characters without blanks"
-        raise ConfigError(reason, _CREATION_HINT.format(path=path))
-    return token
-
-
-def _parse_token(authorization: str) -> bytes:
-    """The token in an Authorization header; empty where it has none."""
-    scheme, _, value = authorization.strip().partition(" ")
-    if scheme.lower() == "bearer":
-        return value.strip().encode("utf-8", "surrogatepass")
-    if scheme.lower() == "basic":
-        with suppress(binascii.Error, ValueError):
-            return b64decode(value.strip(), validate=True).partition(b":")[2]
-    return b""

@@ -71,16 +71,12 @@ def make_families(report: NodeReport, now: datetime) -> Iterator[Family]:
     yield from _make_declared_metrics("gpu", report.gpu)
     documentation = "Findings of preflight and of the watch since then, by id, level and action."
     yield _make_gauge("findings", documentation, _count_findings(report))
-    yield _make_gauge(
-        "restarts_last_day",
-        "Ends that nobody requested, in the day before this agent.",
-        _count_recent_ends(report, now),
-    )
+    documentation = "Ends that nobody requested, in the day before this agent."
+    yield _make_gauge("restarts_last_day", documentation, _count_recent_ends(report, now))
     documentation = "Launches of the engine on this node before this agent."
     yield _make_counter("launches", documentation, [({}, report.launches)])
-    yield _make_counter(
-        "ends", "Ends of those launches by cause.", _count_ends(report) if report.launches is not None else ()
-    )
+    ends = _count_ends(report) if report.launches is not None else ()
+    yield _make_counter("ends", "Ends of those launches by cause.", ends)
     documentation = "Messages of the kernel's log that matter, since the agent began."
     yield _make_counter("kernel_messages", documentation, _count_kernel_messages(report))
     yield from _make_peer_metrics(report)
@@ -94,21 +90,17 @@ def _count_findings(report: NodeReport) -> Samples:
 
 
 def _make_phase_metrics(report: NodeReport, now: datetime) -> Iterator[Family]:
-    yield _make_gauge(
-        "phase", "1 for the phase that the node is in.", _make_state_samples("phase", PHASES, report.phase.value)
-    )
+    states = _make_state_samples("phase", PHASES, report.phase.value)
+    yield _make_gauge("phase", "1 for the phase that the node is in.", states)
     phase_seconds = seconds_since(report.since, now)
     yield _make_single_gauge("phase_seconds", "Time in this phase.", phase_seconds)
     seconds_by_phase = {**report.phase_seconds, report.phase.value: report.phase_seconds.get(report.phase.value, 0)}
     seconds_by_phase[report.phase.value] += phase_seconds or 0
     times = (({"phase": phase}, max(0.0, seconds)) for phase, seconds in seconds_by_phase.items() if phase in PHASES)
     yield _make_counter("phase_time_seconds", "Time in each phase, of this agent.", times)
-    failure = (
-        [({"cause": _bound_cause(report.cause), "action": _bound_action(report.action)}, 1)] if report.cause else []
-    )
-    yield _make_gauge(
-        "failed", "1 for the cause of the end that the agent is about to come to, and its action.", failure
-    )
+    labels = {"cause": _bound_cause(report.cause), "action": _bound_action(report.action)}
+    documentation = "1 for the cause of the end that the agent is about to come to, and its action."
+    yield _make_gauge("failed", documentation, [(labels, 1)] if report.cause else [])
     blocked = [({"action": _bound_action(report.action)}, 1)] if report.phase is Phase.BLOCKED else []
     yield _make_gauge("blocked", "1 for the action that is required where the node is blocked.", blocked)
 
@@ -123,9 +115,8 @@ def _make_declared_metrics(part: str, figures: object) -> Iterator[Family]:
         elif metric.counter:
             yield _make_counter(metric.name, metric.help, [({}, None if value is None else max(0, value))])
         else:
-            yield _make_single_gauge(
-                metric.name, metric.help, None if value is None else value * metric.multiply / metric.divide
-            )
+            scaled_value = None if value is None else value * metric.multiply / metric.divide
+            yield _make_single_gauge(metric.name, metric.help, scaled_value)
 
 
 def _count_recent_ends(report: NodeReport, now: datetime) -> Samples:
@@ -174,9 +165,8 @@ def _make_peer_metrics(report: NodeReport) -> Iterator[Family]:
         for peer_report, labels in reports
         if peer_report.cause
     )
-    yield _make_gauge(
-        "peer_failed", "1 for the cause of the end in the last report of another node, and its action.", failures
-    )
+    documentation = "1 for the cause of the end in the last report of another node, and its action."
+    yield _make_gauge("peer_failed", documentation, failures)
 
 
 def _make_state_samples(
@@ -223,9 +213,8 @@ def _make_counter(name: str, documentation: str, samples: Samples) -> Family:
 def _fill(family: Family, suffix: str, samples: Samples) -> Family:
     for labels, value in samples:
         if value is not None:
-            family.add_sample(
-                family.name + suffix, {key: _bound_label(text) for key, text in labels.items()}, float(value)
-            )
+            bounded_labels = {key: _bound_label(text) for key, text in labels.items()}
+            family.add_sample(family.name + suffix, bounded_labels, float(value))
     return family
 
 

@@ -9,8 +9,8 @@ from shlex import quote
 
 from msgspec.json import decode
 
-from sparkd.agent.status.kept import POINTS, Disk, PageHistory, Point, find_spans
 from sparkd.agent.status.page import Element, element
+from sparkd.agent.status.page_history import POINTS, Disk, PageHistory, Point, find_spans
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import Bench, Launch, Smoke
 from sparkd.base.status.figure_texts import (
@@ -186,9 +186,8 @@ def _build_bar(style: str, label: str, value: str, share: float | None, *below: 
     """A bar; without a share it only shows that work is being done."""
     value_attribute = {} if share is None else {"value": f"{share:.3f}"}
     texts = element("span", "", element("span", "", label), element("span", "", value))
-    return element(
-        "div", f"bar {style}", texts, element("progress", "", aria_label=label, max="1", **value_attribute), *below
-    )
+    progress = element("progress", "", aria_label=label, max="1", **value_attribute)
+    return element("div", f"bar {style}", texts, progress, *below)
 
 
 def _build_curves(points: Sequence[Point]) -> Iterator[Element]:
@@ -198,9 +197,8 @@ def _build_curves(points: Sequence[Point]) -> Iterator[Element]:
         known_values = [value for value in values if value is not None]
         if len(values) > 1 and any(known_values):
             text = f"{format_text.format(known_values[-1])}, at most {format_text.format(max(known_values))}"
-            drawing = _build_svg(
-                f"{label}, last hour: {text}", f"0 -2 {POINTS - 1} 102", _draw_path(values, top or max(known_values))
-            )
+            path = _draw_path(values, top or max(known_values))
+            drawing = _build_svg(f"{label}, last hour: {text}", f"0 -2 {POINTS - 1} 102", path)
             texts = element("span", "", element("span", "", label), element("span", "", text))
             yield element("div", "curve", texts, drawing)
     if len(points) > 1:

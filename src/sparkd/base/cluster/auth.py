@@ -106,11 +106,14 @@ class KeyRing:
         is only reported; another thread reads it.
         """
         self._files, self._path, self._owner_uid, self._optional = files, path, owner_uid, optional
-        self._on_trouble, self._on_older, self._remind_at = on_trouble, on_older, 0.0
+        self._on_trouble, self._on_older = on_trouble, on_older
         self._trouble = ""
+        self._remind_at = 0.0
+        """When `on_older` is called next, by the monotonic clock, as `_read_at` is."""
         self._lock = Lock()
         self._is_reading, self._read_at = False, float("-inf")
         self._known_facts: FileFacts | None = None
+        """The file at its last good read; None makes the next call read it again."""
         self._keys = known if known or optional else read_keys(files, path, owner_uid)
         if optional:
             self.latest()

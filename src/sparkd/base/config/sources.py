@@ -16,7 +16,8 @@ from sparkd.base.config.layers import Check, Key, Layers, Location, known_keys
 from sparkd.base.config.settings import Settings
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import did_you_mean, parse_json, read_file
+from sparkd.base.lib.text import did_you_mean, parse_json
+from sparkd.base.lib.text_file import read_file
 from sparkd.base.vllm.args import TABLES as ARG_TABLES
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"

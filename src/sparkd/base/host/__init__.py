@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sparkd.base.host import disks, gpu, meminfo, network, owner, processes, shm, sockets, units
 from sparkd.base.host.docker import DockerFacts, read_containers
@@ -26,8 +26,8 @@ from sparkd.base.lib.text import sanitize
 class Host:
     """One machine. Each method reads it again; nothing is cached.
 
-    What is no file (docker, the GPU's driver) is passed as a function, so that a tree can hold it as data.
-    Methods raise OSError or ValueError where they cannot read.
+    docker and the GPU's driver are no files: `docker` and `gpu` replace what is recorded of them in a tree of files, or
+    what a live machine answers. Methods raise OSError or ValueError where they cannot read.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Host:
         return meminfo.read_free_memory(self.files)
 
     def tensor_sizes(self, folder: str) -> Mapping[str, int]:
-        """Bytes by tensor of the model in this folder, as `weights.read_sizes`. Raises OSError, ValueError."""
-        from sparkd.base.host import model_folder, weights
+        """Bytes by tensor of the model in this folder, as `safetensors.read_sizes`. Raises OSError, ValueError."""
+        from sparkd.base.host import model_folder, safetensors
 
-        return weights.read_sizes(self.files, model_folder.list_tensor_files(self.files, folder))
+        return safetensors.read_sizes(self.files, model_folder.list_tensor_files(self.files, folder))
 
     def addresses(self) -> tuple[str, ...]:
         return network.read_addresses(self.files)
@@ -102,13 +102,15 @@ class Host:
             return sockets.read_listeners(self.files)
 
     def unanswered_requests(self, port: int) -> tuple[PendingRequest, ...]:
-        """Requests without an answer, by the kernel; none for a tree of files. If there are too many to read in time,
-        one unknown request is returned.
+        """Requests without an answer, by the kernel; none for a tree of files, and where the kernel can't be queried.
+        If there are too many to read in time, one unknown request is returned.
         """
         try:
             return sockets.read_unanswered(port) if self.live else ()
-        except OSError as error:
-            return sockets.UNKNOWN if isinstance(error, TimeoutError) else ()
+        except TimeoutError:
+            return (sockets.UNKNOWN_REQUEST,)
+        except OSError:
+            return ()
 
     def port_holders(self, among: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
         return sockets.find_holders(self.files, among, wanted)
@@ -118,7 +120,7 @@ class Host:
         return shm.read_segments(self.files, time.time(), named)
 
     def shm_used_bytes(self) -> int:
-        """Memory in the host's own /dev/shm, by its file system where it is one of its own."""
+        """Memory in the host's own /dev/shm: by its file system where it is a mount, else by its files."""
         if self.live and os.path.ismount(shm.FOLDER):
             counts = disks.count_room(shm.FOLDER)
             return counts.total_bytes - counts.free_bytes
@@ -150,13 +152,14 @@ class Host:
 
     def gpu_users(self, among: Iterable[Process]) -> OpenFiles:
         """Processes with the GPU's devices open, except this one: a query of the driver opens them too."""
-        own = os.getpid() if self.live else 0
-        return gpu.gpu_users(self.files, (process for process in among if process.pid != own))
+        return gpu.gpu_users(self.files, self._without_own(among))
 
     def gpu_mappers(self, among: Iterable[Process]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """As `gpu.gpu_mappers`, without this process."""
-        own = os.getpid() if self.live else 0
-        return gpu.gpu_mappers(self.files, (process for process in among if process.pid != own))
+        return gpu.gpu_mappers(self.files, self._without_own(among))
+
+    def _without_own(self, among: Iterable[Process]) -> Iterator[Process]:
+        return (process for process in among if not self.live or process.pid != os.getpid())
 
     def _gpu(self) -> GpuFacts:
         return gpu.read_driver() if self.live else gpu.read_fixture(self.files)

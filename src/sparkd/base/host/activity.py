@@ -23,7 +23,9 @@ _FRAME = re.compile(r"\] ([\w.]+)\+")
 
 
 class Activity(Struct, frozen=True):
-    """Sums since the processes began, with ended children. `faults`: memory touched for the first time, not read."""
+    """Sums since the processes began, with ended children. `faults`: page faults without a read, as at the first touch
+    of memory.
+    """
 
     disk_bytes: int = 0
     """Read from disks and file servers, not from the page cache, and written to files on them: a download counts. A
@@ -47,7 +49,7 @@ def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
 
 
 def read_waits(files: Files, processes: Sequence[Process], most: int = 4) -> tuple[str, frozenset[int]]:
-    """The `most` common places where threads wait, as text, and the ids of those stopped or uninterruptible now.
+    """Text of the `most` places where most threads wait, and the ids of threads stopped or uninterruptible now.
 
     Raises OSError.
     """

@@ -56,7 +56,7 @@ def path(image_id: str, name: str) -> str:
     return f"{ROOT}/{image_id.removeprefix('sha256:')}/{name}"
 
 
-def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
+def count_folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
     """The cache at `path`, counted up to `most` entries. Raises OSError where the folder can't be read."""
     try:
         facts = files.stat(path)
@@ -67,7 +67,7 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
     if facts.kind is not Kind.FOLDER:
         return Folder(path, facts.kind.value)
     sizes, cut_paths = list[int](), list[str]()
-    for file in entries(files.real(path), most, cut_paths.append):
+    for file in walk_files(files.real(path), most, cut_paths.append):
         try:
             sizes.append(file.stat(follow_symlinks=False).st_size)
         except FileNotFoundError:  # removed meanwhile
@@ -77,13 +77,13 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
     return Folder(path, "folder", len(sizes), sum(sizes), not cut_paths, facts.uid, bool(facts.permissions & 0o002))
 
 
-def others(files: Files, image_id: str) -> tuple[Folder, ...]:
+def count_others(files: Files, image_id: str) -> tuple[Folder, ...]:
     """The folders of all other images, which share one bound on what is counted."""
     own_id, entries_left = image_id.removeprefix("sha256:"), MOST_ENTRIES
     folders = []
     for name in files.names_if_any(ROOT):
         if IMAGE.fullmatch(name) and name != own_id:
-            folders.append(folder(files, f"{ROOT}/{name}", entries_left))
+            folders.append(count_folder(files, f"{ROOT}/{name}", entries_left))
             entries_left = max(0, entries_left - folders[-1].files)
     return tuple(folders)
 
@@ -92,8 +92,8 @@ def describe_all(files: Files) -> str:
     """A line for each cache of each image, with its size and age. Raises OSError."""
     lines = []
     for image in (f"{ROOT}/{name}" for name in files.names_if_any(ROOT) if IMAGE.fullmatch(name)):
-        for cache in (folder(files, f"{image}/{name}") for name in files.names_if_any(image)):
-            newest = max(map(_read_change_time, entries(files.real(cache.path))), default=0.0)
+        for cache in (count_folder(files, f"{image}/{name}") for name in files.names_if_any(image)):
+            newest = max(map(_read_change_time, walk_files(files.real(cache.path))), default=0.0)
             age = f", the newest of {datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC" if newest else ""
             counted = f"{cache.files:,} files{'' if cache.whole else ' and more'}, {size(cache.bytes)}"
             lines.append(f"{cache.path}: {cache.kind}, {counted}{age}\n")
@@ -103,7 +103,7 @@ def describe_all(files: Files) -> str:
 def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
     """Files of kernels in an image's caches, as far as they are counted. Raises OSError."""
     tops = (files.real(path(image_id, name)) for name in names)
-    return sum(file.name.endswith(KERNELS) for top in tops for file in entries(top))
+    return sum(file.name.endswith(KERNELS) for top in tops for file in walk_files(top))
 
 
 def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[int, int]:
@@ -117,7 +117,7 @@ def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[in
         return 0, 0
     cache_path = path(image_id, cache_name)
     real_path, builds = files.real(cache_path), dict[str, list[str]]()
-    for file in entries(real_path):
+    for file in walk_files(real_path):
         if file.name == NINJA or file.name.endswith((".o", ".so")):
             builds.setdefault(file.path.rpartition("/")[0], []).append(file.name)
     built, needed = 0, 0
@@ -129,7 +129,7 @@ def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[in
     return min(built, needed), needed
 
 
-def entries(
+def walk_files(
     top: str, most: int = MOST_SEARCHED, cut: Callable[[str], object] = lambda _: None
 ) -> Iterator[os.DirEntry[str]]:
     """Everything below `top` except folders, up to `most` entries. Links are not followed.

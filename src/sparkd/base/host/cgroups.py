@@ -1,4 +1,4 @@
-"""The control group of a process: the container and the systemd unit that it runs in.
+"""Control groups: the container and the systemd unit that a process runs in, and the kernel's memory charged to groups.
 
 A user may give the groups below his own (user@1000.service) any name, that of a container too. So the owner of a
 group's folder counts: docker's groups and systemd's own belong to root.
@@ -76,10 +76,10 @@ def read_charged_bytes(files: Files) -> int | None:
     whose command line leaves it out.
     """
     is_left_out = "cgroup.memory=" in (files.text_if_any("/proc/cmdline", limit=65536) or "")
-    return None if is_left_out else _read_group(files, ROOT)
+    return None if is_left_out else _read_charge(files, ROOT)
 
 
-def _read_group(files: Files, folder: str) -> int | None:
+def _read_charge(files: Files, folder: str) -> int | None:
     """As `read_charged_bytes`, of one group and those below it."""
     counts = dict(_COUNT.findall(files.text_if_any(f"{folder}/memory.stat", limit=65536) or ""))
     if counts.get("kernel", "0") == "0":
@@ -90,8 +90,8 @@ def _read_group(files: Files, folder: str) -> int | None:
 
 
 def find_charged(files: Files) -> tuple[str, int]:
-    """The unit below a slice of the system that is charged most of `read_charged_bytes`, and its bytes; ("", 0) if none
-    can be read.
+    """The unit below a slice of the system to which most of `read_charged_bytes` is charged, and its bytes; ("", 0) if
+    none can be read.
     """
     charged = [("", 0)]
     with suppress(OSError):
@@ -105,7 +105,7 @@ def _list_charged(files: Files, folder: str) -> Iterator[tuple[str, int]]:
     with suppress(OSError):
         for unit in filter(_GROUP.fullmatch, files.names(folder)):
             with suppress(OSError):  # it has just ended
-                yield unit, _read_group(files, f"{folder}/{unit}") or 0
+                yield unit, _read_charge(files, f"{folder}/{unit}") or 0
 
 
 def is_frozen(files: Files, pid: int) -> bool:

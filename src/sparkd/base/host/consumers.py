@@ -36,7 +36,7 @@ def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[in
             continue
         with suppress(*GONE, PermissionError, ValueError):
             status = read_status(files, process.pid)
-            size = status.private_bytes + gpu_bytes.get(process.pid, 0)
+            size = status.frees_bytes + gpu_bytes.get(process.pid, 0)
             identity = "small", "", str(status.uid)
             if size >= SMALLEST_BYTES:
                 identity = _identify(read_group(files, process.pid), process)

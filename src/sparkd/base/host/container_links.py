@@ -24,18 +24,20 @@ def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
     """
 
     def read_link(here: str, rest: list[str]) -> str:
-        containing = (mount for mount in binds if _is_below(here, mount.target))
-        bind = max(containing, key=lambda mount: len(mount.target), default=None)
-        if bind is None and not any(_is_below(mount.target, here) for mount in binds):
+        containing = (bind for bind in binds if _is_below(here, bind.target))
+        innermost = max(containing, key=lambda bind: len(bind.target), default=None)
+        if innermost is None and not any(_is_below(bind.target, here) for bind in binds):
             raise _OutsideError("/".join([here, *rest[::-1]]))
-        if bind is None or here == bind.target:
-            raise FileNotFoundError
-        return files.link(bind.source + here[len(bind.target) :])
+        if innermost is None or here == innermost.target:
+            raise FileNotFoundError  # a folder of the container, no link
+        return files.link(innermost.source + here[len(innermost.target) :])
 
     try:
         follow(path, read_link)
-    except (_OutsideError, OSError) as error:
-        return error.filename if isinstance(error, OSError) else str(error)
+    except _OutsideError as error:
+        return str(error)
+    except OSError as error:  # too many links
+        return str(error.filename)
     return ""
 
 

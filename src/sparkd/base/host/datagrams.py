@@ -84,7 +84,7 @@ def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tu
 
 
 def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[PathMtu, ...]:
-    """Send each address large datagrams at their times, and once a small one, until an answer decides on the large."""
+    """Send each address up to three large datagrams, and one small one, until it is known whether the large arrive."""
     started_at = time.monotonic()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         pairs = [(Datagram(address, port, mtu), Datagram(address, port, SMALL_BYTES)) for address in addresses]
@@ -97,13 +97,15 @@ def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[Path
                     large.send()
                     if send_at == SMALL_AT_SECONDS:
                         small.send()
-            while (
-                any(large.arrived is None for large, _ in pairs)
-                and (seconds_left := started_at + end_at - time.monotonic()) > 0
-            ):
-                for key, _ in selector.select(seconds_left):
-                    key.data.receive()
+            _receive_answers(selector, [large for large, _ in pairs], started_at + end_at)
         return tuple(
             PathMtu(address, False if large.arrived is None and small.arrived else large.arrived)
             for address, (large, small) in zip(addresses, pairs, strict=True)
         )
+
+
+def _receive_answers(selector: selectors.BaseSelector, awaited: list[Datagram], deadline: float) -> None:
+    """Receive answers until it is known of all `awaited` whether they arrived, or until the deadline."""
+    while any(datagram.arrived is None for datagram in awaited) and (seconds := deadline - time.monotonic()) > 0:
+        for key, _ in selector.select(seconds):
+            key.data.receive()

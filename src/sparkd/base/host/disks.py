@@ -67,7 +67,7 @@ class Room(Counts, frozen=True):
 
 def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
     """Space in the paths' order, without paths of which a tree of files has no record. Raises OSError, ValueError."""
-    is_read_only_by_target = _list_mounts(host.files)
+    is_read_only_by_target = _read_only_by_target(host.files)
     recorded = {} if host.live else host.files.recorded("disks", dict[str, Counts]) or {}
     rooms = []
     for path in paths:
@@ -106,7 +106,7 @@ def unescape(path: str) -> str:
 
 
 def count_room(path: str) -> Counts:
-    """Space at `path`, or at the nearest folder above it that exists."""
+    """Space at an absolute path, or at the nearest folder above it that exists."""
     from sparkd.base.host import os_stats
 
     while True:
@@ -119,8 +119,8 @@ def count_room(path: str) -> Counts:
         return Counts(total, free, file_system.f_ffree if file_system.f_files else None)
 
 
-def _list_mounts(files: Files) -> dict[str, bool]:
-    """Whether each mount is read-only, by its target."""
+def _read_only_by_target(files: Files) -> dict[str, bool]:
+    """Whether each mount is read-only, by its target; empty where the mounts are unreadable."""
     for process in MOUNT_VIEWS:
         with suppress(FileNotFoundError, PermissionError):
             return {mount.target: not READ_ONLY.isdisjoint(mount.options) for mount in read_mounts(files, process)}

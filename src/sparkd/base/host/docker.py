@@ -6,7 +6,6 @@ systemd holds /run/docker.sock while dockerd is down, and a single GET on it wou
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 
 from sparkd.base.host import sockets
-from sparkd.base.lib.dockerd import reader as dockerd
+from sparkd.base.lib.dockerd import reader
 from sparkd.base.lib.dockerd.reader import FAILED, SOCKET, DockerError, DockerReader
 
 if TYPE_CHECKING:
@@ -112,19 +111,18 @@ def _listens(host: Host, pid: str) -> bool:
     /proc/net/unix (proc(5), SO_ACCEPTCON) is read in chunks and never decoded: any user can make it very long, and
     forge rows of any bytes by a socket whose name has line ends.
     """
-    open_sockets = {
-        os.fsencode(target) for _, target in host.files.links(f"/proc/{pid}/fd") if target.startswith("socket:")
-    }
+    inodes = frozenset(sockets.list_inodes(host.files, int(pid)))
     if host.live:
         with suppress(OSError):
-            listens = sockets.is_listening_under((int(target[8:-1]) for target in open_sockets), SOCKETS)
+            listens = sockets.is_listening_under(inodes, SOCKETS)
             if listens is not None:
                 return listens
+    inode_words = {b"%d" % inode for inode in inodes}
     incomplete = b""
     for chunk in host.files.chunks("/proc/net/unix"):
         *lines, incomplete = (incomplete + chunk).split(b"\n")
         rows = (row for row in map(bytes.split, lines) if len(row) > 7 and row[3] == b"00010000" and row[7] in SOCKETS)
-        if any(b"socket:[%b]" % row[6] in open_sockets for row in rows):
+        if any(row[6] in inode_words for row in rows):
             return True
     return False
 
@@ -206,9 +204,17 @@ def _read_container(docker: DockerReader, summary: object) -> ContainerFacts | N
             "State": {"Running": bool(is_running), "Pid": int(pid)},
             "HostConfig": {"RestartPolicy": {"Name": str(policy)}},
         }:
-            name, pairs = name.removeprefix("/"), _sort_labels(labels)
+            image, command = _parse_start(detail)
             return ContainerFacts(
-                full_id, name, pairs, is_running, pid, image_id, policy or "no", *_parse_start(detail)
+                id=full_id,
+                name=name.removeprefix("/"),
+                labels=_sort_labels(labels),
+                running=is_running,
+                pid=pid,
+                image_id=image_id,
+                restart_policy=policy or "no",
+                image=image,
+                command=command,
             )
     raise DockerError(f"the description of container {full_id[:12]} is not as docker's")
 
@@ -256,4 +262,4 @@ def follow_log(host: Host, container_id: str, since: str) -> Iterator[tuple[int,
     """`lib.dockerd.reader.follow_log`. Raises DockerError, also where docker is not running."""
     if not running(host):
         raise DockerError("docker is away")
-    yield from dockerd.follow_log(container_id, since, host.files.real(SOCKET))
+    yield from reader.follow_log(container_id, since, host.files.real(SOCKET))

@@ -94,10 +94,8 @@ def find_built(docker: DockerReader, ref: str) -> tuple[str, BuiltFrom | None]:
     """Name and origin of the image that was built before: of the same name, else the newest one of its repository,
     since an import names an image by its content. Raises DockerError.
     """
-    images = docker.images()  # the newest one first
-    lists = (image.get("RepoTags") for image in images if isinstance(image, dict)) if isinstance(images, list) else ()
     repository = split_name(ref)[0]
-    tags = [tag for names in lists for tag in _texts(names) if split_name(tag)[0] == repository]
+    tags = [tag for tag in _list_names(docker, "RepoTags") if split_name(tag)[0] == repository]
     origins = ((name, read_built(docker, name)) for name in (ref, *tags[:8]))
     return next(((name, built) for name, built in origins if built), ("", None))
 
@@ -124,13 +122,16 @@ def read_image(docker: DockerReader, ref: str) -> Image | None:
 
 def read_names(docker: DockerReader) -> tuple[str, ...]:
     """Names of all images here that have one, by tag and by digest. Raises DockerError."""
-    match docker.images():
-        case [*images]:
-            lists = (
-                image.get(key) for image in images if isinstance(image, dict) for key in ("RepoTags", "RepoDigests")
-            )
-            return tuple(sorted({name for names in lists for name in _texts(names) if "<none>" not in name}))
-    return ()
+    names = _list_names(docker, "RepoTags", "RepoDigests")
+    return tuple(sorted({name for name in names if "<none>" not in name}))
+
+
+def _list_names(docker: DockerReader, *keys: str) -> Iterator[str]:
+    """Names under these keys of all images, those of the newest image first. Raises DockerError."""
+    images = docker.images()
+    for image in images if isinstance(images, list) else ():
+        for key in keys if isinstance(image, dict) else ():
+            yield from _texts(image.get(key))
 
 
 def read_digest(host: Host, image_id: str, name: str) -> str:
@@ -144,6 +145,28 @@ def digest_of(image: Image, name: str) -> str:
     repository = re.sub(r"^docker\.io/|@.*|:[^/]*$", "", name)
     wanted = re.compile(rf"{re.escape(repository)}@sha256:[0-9a-f]{{64}}")
     return next(filter(wanted.fullmatch, image.digests), "")
+
+
+def image_identity(docker: DockerReader, ref: str) -> str | None:
+    """`identity_of` an image of this node, None where there is no such image. Raises DockerError."""
+    return identity_of(docker.image(ref), ref)
+
+
+def identity_of(description: object, ref: str) -> str | None:
+    """SHA-256 of an image's layers and configuration, None for a description that is None. Raises DockerError.
+
+    Equal on all nodes that have the image, while ids are not: docker's classic store names an image by the digest of
+    its config, containerd's by that of its manifest. Both name layers by their unpacked content. Empty values are left
+    out, since versions of docker differ in which they list.
+    """
+    match description:
+        case None:
+            return None
+        case {"RootFS": {"Layers": [*layers]}, "Config": dict() | None as config}:
+            known = {key: value for key in CONFIG_KEYS if (value := (config or {}).get(key))}
+            canonical = json.dumps({"layers": layers, "config": known}, sort_keys=True, separators=(",", ":"))
+            return sha256(canonical.encode()).hexdigest()
+    raise DockerError(f"the description of image {ref} is not as docker's")
 
 
 def read_architecture(docker: DockerReader) -> str:
@@ -183,25 +206,3 @@ def _build_labels(labels: object) -> tuple[tuple[str, str], ...]:
     pairs = sorted((str(key), str(value)) for key, value in labels.items()) if isinstance(labels, dict) else []
     build_labels = [(sanitize(key, 80), sanitize(value)) for key, value in pairs if key.startswith(LABELS)]
     return tuple(build_labels[:24])
-
-
-def image_identity(docker: DockerReader, ref: str) -> str | None:
-    """`identity_of` an image of this node, None where there is no such image. Raises DockerError."""
-    return identity_of(docker.image(ref), ref)
-
-
-def identity_of(description: object, ref: str) -> str | None:
-    """SHA-256 of an image's layers and configuration, None for a description that is None. Raises DockerError.
-
-    Equal on all nodes that have the image, while ids are not: docker's classic store names an image by the digest of
-    its config, containerd's by that of its manifest. Both name layers by their unpacked content. Empty values are left
-    out, since versions of docker differ in which they list.
-    """
-    match description:
-        case None:
-            return None
-        case {"RootFS": {"Layers": [*layers]}, "Config": dict() | None as config}:
-            known = {key: value for key in CONFIG_KEYS if (value := (config or {}).get(key))}
-            canonical = json.dumps({"layers": layers, "config": known}, sort_keys=True, separators=(",", ":"))
-            return sha256(canonical.encode()).hexdigest()
-    raise DockerError(f"the description of image {ref} is not as docker's")

@@ -1,4 +1,4 @@
-"""Reads below one root folder, which no symlink leads out of; and where symlinks lead inside a container.
+"""Reads below one root folder, which no symlink leads out of.
 
 A tree of files holds under `FIXTURE` what a machine has beside its files: `docker/PATH.json` is the body of docker's
 answer to GET PATH without its query, PATH.500.json one with which docker failed. The files that `Files.recorded` reads:
@@ -78,6 +78,7 @@ class FileFacts(Struct, frozen=True):
     device: int
     inode: int
     links: int
+    """Hard links, its own name included."""
     modified_at_seconds: float
     """Wall clock, seconds since 1970."""
 

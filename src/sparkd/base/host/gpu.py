@@ -23,7 +23,7 @@ T = TypeVar("T")
 DEADLINE_SECONDS = 10.0
 """The first call without persistence mode initialises the GPU, which takes one to two seconds."""
 AWAITED = "the GPU's driver"
-"""The driver as it is named by checks that got no answer, and wait for one."""
+"""The driver's name in a verdict that waits for its answer (`Verdict.awaits`)."""
 
 _DEVICE = re.compile(r"/dev/nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-caps/.*)\Z")
 _MAPPED = re.compile(rb"^\S+ \S+ \S+ \S+ \d+ +/dev/nvidia", re.MULTILINE)

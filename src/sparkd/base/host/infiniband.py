@@ -13,7 +13,7 @@ from sparkd.base.lib.text import sanitize
 FOLDER = "/sys/class/infiniband"
 PCI = "/sys/bus/pci/devices"
 CONNECTX = "0x15b3"
-"""Vendor of each ConnectX card, whether its driver runs or not."""
+"""PCI vendor of each ConnectX card, which is shown whether its driver runs or not."""
 MAX_HCAS, MAX_PORTS, MAX_GIDS = 64, 16, 1024
 """Limits of what is read; a ConnectX-7 has one port per HCA and 256 GIDs."""
 ROCE_V2 = "RoCE v2"
@@ -77,18 +77,19 @@ def interfaces(files: Files, hca: str) -> tuple[str, ...]:
 def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
     """RDMA devices of an interface, by name; for a bond or a VLAN, those of its lower interfaces.
 
-    Each is followed by its twins: a port of a DGX Spark's ConnectX-7 is two devices with four PCIe lanes each, and one
-    alone gets half of the bandwidth (98 Gb/s, 161 with both: tonyd2wild (Vision), pull request 35).
+    Behind them come the twins of the interface's own devices: a port of a DGX Spark's ConnectX-7 is two devices with
+    four PCIe lanes each, and one alone gets half of the bandwidth (98 Gb/s, 161 with both: tonyd2wild (Vision), pull
+    request 35).
     """
     if not interface:
         return ()
     try:
         wanted = {interface, *(name for link in network.read_links(files, interface) for name in link.lower)}
-        carried = {hca: set(interfaces(files, hca)) for hca in hca_names(files)}
+        names_by_hca = {hca: interfaces(files, hca) for hca in hca_names(files)}
     except (OSError, ValueError):  # the check of the fabric reports it
         return ()
-    carriers = [hca for hca, names in carried.items() if wanted & names]
-    twins = [twin for hca in carriers if interface in carried[hca] for twin in _find_usable_twins(files, hca)]
+    carriers = [hca for hca, names in names_by_hca.items() if not wanted.isdisjoint(names)]
+    twins = [twin for hca in carriers if interface in names_by_hca[hca] for twin in _find_usable_twins(files, hca)]
     return tuple(dict.fromkeys([*carriers, *twins]))
 
 
@@ -116,7 +117,7 @@ def find_twins(files: Files, name: str) -> tuple[Hca, ...]:
 
 
 def _read_families(files: Files, hca: Hca) -> set[bool]:
-    """The values of `ipv4` among the routable RoCE v2 addresses of its active ports."""
+    """Families of the routable RoCE v2 addresses of its active ports: True for IPv4, False for IPv6."""
     active = (port.number for port in hca.ports if port.state == ACTIVE)
     gids = (gid for number in active for gid in read_gids(files, hca.name, number))
     return {gid.ipv4 for gid in gids if gid.kind == ROCE_V2 and not gid.link_local}

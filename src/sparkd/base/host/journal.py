@@ -15,7 +15,9 @@ from msgspec import Meta, Struct
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.units import OWN_UNITS
-from sparkd.base.lib.text import Redactor, parse_json, printable
+from sparkd.base.lib import start_thread
+from sparkd.base.lib.redactor import Redactor
+from sparkd.base.lib.text import parse_json, printable
 
 MOST_LINES, MOST_BYTES = 2_000, 4 << 20
 """Limits of one answer, its bytes as JSON: there a letter of another script takes six, an emoji twelve."""
@@ -102,10 +104,8 @@ def parse_line(printed: bytes, redact: Callable[[str], str]) -> Line | None:
     with suppress(ValueError):
         match parse_json(printed):
             case {"__CURSOR": str(cursor), **fields}:
-                at_us, text = (
-                    _parse_number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US),
-                    _decode_message(fields.get("MESSAGE")),
-                )
+                at_us = _parse_number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US)
+                text = _decode_message(fields.get("MESSAGE"))
                 priority = _parse_number(fields.get("PRIORITY"), 7)
                 if at_us is not None and text is not None:
                     place = next((part[2:66] for part in cursor.split(";") if part.startswith("i=")), "")
@@ -141,7 +141,7 @@ def _run(
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(seconds, process.kill)
         try:
-            deadline.start()
+            start_thread(deadline)
             collected, is_whole = collect(process.stdout or ())
             if not is_whole:
                 process.kill()

@@ -2,14 +2,14 @@
 
 import errno
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.base.host import weights
+from sparkd.base.host import safetensors, weights
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.text import parse_json, sanitize
 
@@ -86,8 +86,8 @@ def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
     if not names:
         return ModelFolder(exists=False)
     reader = _Folder(files, folder, names)
-    small_names = (name for name in names if name in weights.DECIDING or name.endswith(_TOKENIZER_ENDS))
-    small_flaws = [reader.find_flaw(name, reader.check_small) for name in small_names]
+    small_names = (name for name in names if name in weights.SMALL_FILES or name.endswith(_TOKENIZER_ENDS))
+    small_flaws = [reader.find_small_flaw(name) for name in small_names]
     shard_set = reader.examine_weights() if shards else reader.list_weights()
     return ModelFolder(
         exists=True,
@@ -133,26 +133,28 @@ class _Folder:
         self._folder = folder
         self._names = names
 
-    def find_flaw(self, name: str, check: Callable[[str], str]) -> Flaw | None:
-        """What `check` finds wrong with a file, or why that can't be read."""
+    def find_small_flaw(self, name: str) -> Flaw | None:
+        """What is wrong with a file that is read as a whole, or why it can't be read; None where nothing is."""
         try:
-            fault = check(name)
+            fault = self._check_small(name)
         except OSError as error:
-            if error.errno in _GONE:
-                return Flaw(name, "is missing" if name not in self._names else "is a link to nothing")
-            return Flaw(name, f"can't be read: {error.strerror or type(error).__name__}", unreadable=True)
+            return self._explain(name, error)
         return Flaw(name, fault) if fault else None
 
-    def check_small(self, name: str) -> str:
-        """What is wrong with a file that is read as a whole; empty where nothing is. Raises OSError."""
+    def _explain(self, name: str, error: OSError) -> Flaw:
+        if error.errno in _GONE:
+            return Flaw(name, "is missing" if name not in self._names else "is a link to nothing")
+        return Flaw(name, f"can't be read: {error.strerror or type(error).__name__}", unreadable=True)
+
+    def _check_small(self, name: str) -> str:
         path = f"{self._folder}/{name}"
         facts = self._files.stat(path)
         if facts.kind is not Kind.FILE:
             return f"is a {facts.kind.value}, not a file"
         if not facts.size_bytes:
             return "" if name in _SPARE and "tokenizer.json" in self._names else "is empty"
-        if self._files.head(path, len(weights.LFS_POINTER)) == weights.LFS_POINTER:
-            return weights.POINTER
+        if self._files.head(path, len(safetensors.LFS_POINTER)) == safetensors.LFS_POINTER:
+            return safetensors.LFS_FAULT
         if name not in CONFIGS:
             return ""
         with suppress(ValueError):
@@ -185,38 +187,35 @@ class _Folder:
         suffix = "." + names[0].rpartition(".")[2] if names else ""
         return Shards(suffix, len(names), opened=names)
 
-    def _check_index(self, index: str) -> Shards:
-        indices = list[weights.Index]()
-
-        def check(name: str) -> str:
-            if wrong := self.check_small(name):
-                return wrong
-            indices.append(weights.read_index(self._files, f"{self._folder}/{name}"))
-            return "is cut off" if not indices[0].whole else "" if indices[0].shards else "names no shards"
-
-        if flaw := self.find_flaw(index, check):
+    def _check_index(self, name: str) -> Shards:
+        if flaw := self.find_small_flaw(name):
             return Shards(SAFETENSORS, flaws=(flaw,))
-        return replace(self._check_shards(indices[0].shards), indexed_bytes=indices[0].total_bytes)
+        try:
+            index = weights.read_index(self._files, f"{self._folder}/{name}")
+        except OSError as error:
+            return Shards(SAFETENSORS, flaws=(self._explain(name, error),))
+        if not (index.whole and index.shards):
+            return Shards(SAFETENSORS, flaws=(Flaw(name, "names no shards" if index.whole else "is cut off"),))
+        return replace(self._check_shards(index.shards), indexed_bytes=index.total_bytes)
 
     def _check_shards(self, shards: Iterable[str]) -> Shards:
         names = sorted(shards)
-        sizes: list[int] = []
-
-        def check(name: str) -> str:
-            if weights.leaves(name):
-                return "is outside of the model's folder"
-            size, wrong = weights.find_flaw(self._files, f"{self._folder}/{name}")
-            sizes.append(size)
-            return wrong
-
-        flaws = [flaw for name in names if (flaw := self.find_flaw(name, check))]
-        return Shards(
-            format=SAFETENSORS,
-            count=len(names),
-            size_bytes=sum(sizes),
-            flaws=tuple(flaws),
-            opened=tuple(name for name in names if not weights.leaves(name)),
-        )
+        flaws: list[Flaw] = []
+        opened: list[str] = []
+        size_bytes = 0
+        for name in names:
+            if weights.is_outside(name):
+                flaws.append(Flaw(name, "is outside of the model's folder"))
+                continue
+            opened.append(name)
+            try:
+                shard_bytes, fault = safetensors.find_fault(self._files, f"{self._folder}/{name}")
+            except OSError as error:
+                flaws.append(self._explain(name, error))
+            else:
+                size_bytes += shard_bytes
+                flaws += [Flaw(name, fault)] if fault else []
+        return Shards(SAFETENSORS, len(names), size_bytes, flaws=tuple(flaws), opened=tuple(opened))
 
     def list_unfinished(self) -> tuple[str, ...]:
         names = [name for name in self._names if _UNFINISHED.fullmatch(name)]

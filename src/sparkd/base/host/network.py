@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -17,7 +18,7 @@ MAX_LOWER = 16
 """A bond of a DGX Spark has four members at most."""
 OPTIMISTIC, TENTATIVE = 0x04, 0x40
 """IFA_F_OPTIMISTIC and IFA_F_TENTATIVE of linux/if_addr.h."""
-RTF_UP, RTF_GATEWAY, RTF_REJECT = 0x0001, 0x0002, 0x0200
+RTF_UP, RTF_GATEWAY = 0x0001, 0x0002
 """Flags of linux/route.h."""
 ELSEWHERE = "203.0.113.1"
 """An address of TEST-NET-3 (RFC 5737), which no network has."""
@@ -90,10 +91,8 @@ def link_names(files: Files) -> tuple[str, ...]:
 
 def default_routes(files: Files) -> Mapping[str, str]:
     """Gateways of IPv4's default routes by interface; 0.0.0.0 for one without."""
-    rows = (line.split() for line in (files.text_if_any("/proc/net/route") or "").splitlines()[1:])
-    return {
-        row[0]: str(IPv4Address(_parse_hex(row[2]))) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"
-    }
+    defaults = (route for route in _read_routes(files) if not route.destination and not route.netmask)
+    return {route.interface: str(IPv4Address(route.gateway)) for route in defaults}
 
 
 def find_answering(files: Files, addresses: Iterable[str]) -> Mapping[str, bool]:
@@ -148,7 +147,7 @@ def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
     try:
         if isinstance(wanted, IPv6Address):
             return tuple(sorted({interface for carried, interface, _ in _read_if_inet6(files) if carried == wanted}))
-        subnets = list(_find_subnets(files.text("/proc/net/route"), wanted))
+        subnets = list(_find_subnets(files, wanted))
     except OSError:
         return ()
     narrowest = max((length for length, _ in subnets), default=0)
@@ -158,7 +157,7 @@ def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
 def subnet_of(files: Files, address: str) -> str:
     """The directly connected IPv4 network of an address, such as 192.168.1.0/24; empty where none is known."""
     with suppress(OSError, ValueError):
-        lengths = [length for length, _ in _find_subnets(files.text("/proc/net/route"), IPv4Address(address))]
+        lengths = [length for length, _ in _find_subnets(files, IPv4Address(address))]
         return str(IPv4Network((address, max(lengths)), strict=False))
     return ""
 
@@ -171,16 +170,30 @@ def _read_if_inet6(files: Files) -> Iterator[tuple[IPv6Address, str, int]]:
             yield IPv6Address(bytes.fromhex(words[0])), words[5], int(words[4], 16)
 
 
-def _find_subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]:
+class _Route(NamedTuple):
+    interface: str
+    destination: int
+    gateway: int
+    flags: int
+    netmask: int
+
+
+def _read_routes(files: Files) -> Iterator[_Route]:
+    """IPv4's routes in the main table, without those that drop packets, whose interface is `*`."""
+    for row in map(str.split, (files.text_if_any("/proc/net/route") or "").splitlines()[1:]):
+        with suppress(ValueError):  # another format
+            interface, destination, gateway, flags, _, _, _, netmask = row[:8]
+            route = _Route(interface, _parse_hex(destination), _parse_hex(gateway), int(flags, 16), _parse_hex(netmask))
+            if interface != "*":
+                yield route
+
+
+def _find_subnets(files: Files, address: IPv4Address) -> Iterator[tuple[int, str]]:
     """Prefix length and interface of every directly connected subnet that contains the address."""
-    for line in table.splitlines()[1:]:
-        try:
-            name, destination, _, flags, _, _, _, mask = line.split()[:8]
-            bits, route, network = int(flags, 16), _parse_hex(mask), _parse_hex(destination)
-        except ValueError:  # another format
-            continue
-        if route and bits & RTF_UP and not bits & (RTF_GATEWAY | RTF_REJECT) and int(address) & route == network:
-            yield route.bit_count(), name
+    for route in _read_routes(files):
+        is_direct = route.flags & RTF_UP and not route.flags & RTF_GATEWAY
+        if route.netmask and is_direct and int(address) & route.netmask == route.destination:
+            yield route.netmask.bit_count(), route.interface
 
 
 def _parse_hex(word: str) -> int:

@@ -46,6 +46,7 @@ def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
             rows.clear()
         elif row := _OOM_ROW.fullmatch(record.text):
             rows.append((int(row[2]) * mmap.PAGESIZE, row[1], sanitize(row[3], 20)))
+        # A user may give a group a name with another `task_memcg=`: then it is not known which one the kernel wrote.
         elif (kill := _OOM_KILL.fullmatch(record.text)) and record.text.count("task_memcg=") == 1:
             yield OomKill(record.seconds, kill["group"], _describe_kill(kill, sorted(rows, reverse=True)))
             rows.clear()

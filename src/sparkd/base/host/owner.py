@@ -22,8 +22,6 @@ from sparkd.base.lib.text import sanitize
 OWNER_LOCK, OWNER_FILE = "/run/sparkd/hands.lock", "/run/sparkd/owner.json"
 UNNAMED = f"the process that holds {OWNER_LOCK}, which {OWNER_FILE} does not name"
 FIND_HOLDER = f"see which it is: sudo fuser -v {OWNER_LOCK}"
-
-
 HANDED = "RELOADED_SPARKD"
 """Variable by which a program hands the lock and its invocation to the one that replaces it in the same process."""
 
@@ -78,9 +76,10 @@ def read_account(files: Files) -> NodeOwner | None:
 
 
 def _is_held(files: Files) -> bool:
-    """Whether a process holds the lock. Any user can make the table of the kernel's locks too large to read.
+    """Whether a process holds the lock, by taking it here for a moment, shared with other readers.
 
-    A process that acquires the lock tries it for longer than this takes.
+    A process that wants the lock tries for longer than that. Any user can make the table of the kernel's locks too
+    large to read.
     """
     try:
         lock_fd = os.open(files.real(OWNER_LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

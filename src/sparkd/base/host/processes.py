@@ -70,7 +70,8 @@ class Details(Struct, frozen=True):
     group: Group = Group()
 
     @property
-    def private_bytes(self) -> int:
+    def frees_bytes(self) -> int:
+        """Memory that its end frees, if no other process has the shared part, too."""
         return self.anonymous_bytes + self.shared_bytes
 
 

@@ -2,36 +2,24 @@
 
 import re
 import socket
-from collections.abc import Container, Iterable
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from itertools import product
+from collections.abc import Container, Iterable, Iterator
+from ipaddress import IPv4Address, IPv6Address
+from itertools import chain, product
 
 from msgspec import Struct
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, Process, open_files, overgrown
 from sparkd.base.host.sock_diag import (
-    ADDRESS_AT,
-    ANY_COOKIE,
-    ATTRIBUTE,
-    INET_DIAG_INFO,
     INET_DIAG_SKV6ONLY,
-    INODE_AT,
-    MESSAGE_BYTES,
-    PORT_AT,
-    REQUEST,
     TCP_CLOSE_WAIT,
     TCP_ESTABLISHED,
-    TCP_INFO,
     TCP_LISTEN,
-    UDIAG_SHOW_NAME,
-    UID_AT,
-    UNIX_DIAG_NAME,
-    UNIX_MESSAGE_BYTES,
-    UNIX_REQUEST,
-    dump_connections,
-    query_one,
-    records,
+    TcpInfo,
+    TcpSocket,
+    dump_tcp,
+    find_listening_name,
+    find_tcp,
 )
 
 _LISTENING = re.compile(
@@ -42,7 +30,8 @@ TABLE_BYTES = 16 << 20
 """Some 100,000 sockets."""
 
 BEGIN_MILLISECONDS = 1000
-"""A server that streams sends its headers at once, or when it has tokenized the prompt: its first token comes later."""
+"""Time in which a server that streams sends its headers: at once, or when it has tokenized the prompt. What is sent
+after that is the answer itself."""
 
 
 class Listener(Struct, frozen=True):
@@ -73,8 +62,8 @@ class PendingRequest(Struct, frozen=True):
     begun: bool = False
 
 
-UNKNOWN = (PendingRequest(2.0),)
-"""What stands for requests that can't be listed: one that is old enough for a canary."""
+UNKNOWN_REQUEST = PendingRequest(2.0)
+"""Stands for requests that can't be listed. It is old enough for a canary (`health.DOUBT_SECONDS`)."""
 
 
 def read_listeners(files: Files) -> tuple[Listener, ...]:
@@ -98,11 +87,17 @@ def find_holders(files: Files, processes: Iterable[Process], wanted: tuple[Liste
     return tuple(dict.fromkeys(Holder(by_target[file.target], file.pid) for file in opened))
 
 
+def list_inodes(files: Files, pid: int) -> Iterator[int]:
+    """Inodes of the sockets that a process has open. Raises OSError."""
+    for _, target in files.links(f"/proc/{pid}/fd"):
+        if target.startswith("socket:["):
+            yield int(target.removeprefix("socket:[").removesuffix("]"))
+
+
 def has_open(files: Files, pid: int, inodes: Container[int]) -> bool:
     """Whether a process has one of these sockets open; False once it has ended. Raises OSError."""
     try:
-        opened = (target for _, target in files.links(f"/proc/{pid}/fd") if target.startswith("socket:["))
-        return any(int(target[8:-1]) in inodes for target in opened)
+        return any(inode in inodes for inode in list_inodes(files, pid))
     except GONE:
         return False
 
@@ -112,26 +107,15 @@ def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
 
     The kernel selects, so that other sockets cost nothing. Raises OSError: OvergrownError where they are too many.
     """
-    listeners: list[Listener] = []
-    uids: list[int] = []
+    listening: list[TcpSocket] = []
     try:
         for port, family in product(ports or (0,), (socket.AF_INET, socket.AF_INET6)):
-            for message in dump_connections(family, 1 << TCP_LISTEN, port=port):
-                uids.append(int.from_bytes(message[UID_AT:INODE_AT], "little"))
-                listeners.append(_parse_listener(family, message))
+            listening.extend(dump_tcp(family, 1 << TCP_LISTEN, port=port))
     except TimeoutError:
-        raise overgrown(files, "more listening sockets than can be read", uids) from None
-    return tuple(listeners)
-
-
-def _parse_listener(family: int, message: bytes) -> Listener:
-    attributes = records(message[MESSAGE_BYTES:], ATTRIBUTE)
-    raw = message[ADDRESS_AT : ADDRESS_AT + (4 if family == socket.AF_INET else 16)]
-    return Listener(
-        address=str(IPv4Address(raw) if family == socket.AF_INET else IPv6Address(raw)),
-        port=int.from_bytes(message[PORT_AT : PORT_AT + 2], "big"),
-        inode=int.from_bytes(message[INODE_AT:MESSAGE_BYTES], "little"),
-        only_ipv6=any(kind == INET_DIAG_SKV6ONLY and any(value) for kind, value in attributes),
+        raise overgrown(files, "more listening sockets than can be read", (row.uid for row in listening)) from None
+    return tuple(
+        Listener(row.address, row.port, row.inode, only_ipv6=any(row.attributes.get(INET_DIAG_SKV6ONLY, b"")))
+        for row in listening
     )
 
 
@@ -142,12 +126,9 @@ def is_listening_under(inodes: Iterable[int], names: Container[bytes]) -> bool |
     """
     is_known = False
     for inode in inodes:
-        message = query_one(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE))
-        if message is not None:  # None: of another family
-            is_known, listens = True, message[2] == TCP_LISTEN
-            attributes = records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
-            if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
-                return True
+        if (name := find_listening_name(inode)) in names:
+            return True
+        is_known = is_known or name is not None
     return False if is_known else None
 
 
@@ -157,37 +138,35 @@ def find_peer(own: socket.socket) -> Peer | None:
     Raises OSError, also where this kernel has no tcp_diag.
     """
     local, remote = own.getsockname(), own.getpeername()
-    answer = query_one(_pack_connection(own.family, remote, local))
-    if answer is None and query_one(_pack_connection(own.family, local, remote)) is None and own.getpeername():
+    peer = find_tcp(own.family, remote, local)
+    if peer is None and find_tcp(own.family, local, remote) is None:
+        own.getpeername()  # raises OSError where the connection has ended, which the kernel does not know either
         raise FileNotFoundError("this kernel has no tcp_diag: sudo modprobe tcp_diag")
-    if answer is None or len(answer) < MESSAGE_BYTES or answer[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
+    if peer is None or not peer.inode or peer.state not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
-    inode = int.from_bytes(answer[INODE_AT:MESSAGE_BYTES], "little")
-    return Peer(int.from_bytes(answer[UID_AT:INODE_AT], "little"), inode) if inode else None
-
-
-def _pack_connection(family: int, *ends: tuple[str, int]) -> bytes:
-    ports = (end[1].to_bytes(2, "big") for end in ends)
-    addresses = (ip_address(end[0].partition("%")[0]).packed for end in ends)
-    return REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, *ports, *addresses, bytes(4) + ANY_COOKIE)
+    return Peer(peer.uid, peer.inode)
 
 
 def read_unanswered(port: int) -> tuple[PendingRequest, ...]:
-    """Requests to this local port to which nothing was sent later than BEGIN_MILLISECONDS. Raises OSError.
+    """Requests to this local port whose last byte was followed by no data, or by some within BEGIN_MILLISECONDS alone.
 
-    They are seen by the TCP connections of this network namespace. A connection with a stream has been sent data later,
-    and does not count. One that uploads slowly counts, and so does one that is idle after an answer, which has begun.
+    The kernel reports when data last came and was sent on each TCP connection of this network namespace, not what. So a
+    stream does not count. A slow upload counts, and so does a connection that is idle after an answer, which has begun.
+    Raises OSError.
     """
     states = 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT
-    clocks = (
-        TCP_INFO.unpack_from(value)
-        for family in (socket.AF_INET, socket.AF_INET6)
-        for message in dump_connections(family, states, 1 << (INET_DIAG_INFO - 1), port)
-        for kind, value in records(message[MESSAGE_BYTES:], ATTRIBUTE)
-        if kind == INET_DIAG_INFO and len(value) >= TCP_INFO.size
-    )
+    families = (socket.AF_INET, socket.AF_INET6)
+    connections = chain.from_iterable(dump_tcp(family, states, info=True, port=port) for family in families)
+    infos = (connection.info for connection in connections)
     return tuple(
-        PendingRequest(received_ms / 1000, begun=bool(sent) and sent_ms <= received_ms)
-        for sent_ms, received_ms, received, sent in clocks
-        if received and (not sent or received_ms <= sent_ms + BEGIN_MILLISECONDS)  # of a new connection, sent_ms is 0
+        PendingRequest(
+            info.ms_since_received / 1000, begun=info.segments_sent > 0 and info.ms_since_sent <= info.ms_since_received
+        )
+        for info in infos
+        if info is not None and info.segments_received and not _has_followed(info)
     )
+
+
+def _has_followed(info: TcpInfo) -> bool:
+    """Whether data was sent later than BEGIN_MILLISECONDS after the last byte that came."""
+    return info.segments_sent > 0 and info.ms_since_sent + BEGIN_MILLISECONDS < info.ms_since_received

@@ -68,7 +68,7 @@ class Enabled(NamedTuple):
 
 
 def is_stop_ordered() -> bool:
-    """Whether systemd is to stop or restart an agent, which is to end the rank too. True also without its answer."""
+    """Whether systemd has a job to stop or restart a unit of sparkd's. True also where systemctl does not answer."""
     import subprocess  # here, so that code that only reads files can start no program
 
     command = ("systemctl", "list-jobs", "--no-legend", "--plain", *OWN_UNITS)
@@ -83,11 +83,13 @@ def read_unit(files: Files, name: str) -> Unit | None:
     """A unit as systemd merges it; None where there is no such unit. Raises OSError, ValueError."""
     for folder in SEARCH_PATH:
         main = f"{folder}/{name}"
-        if masked := _is_mask(files, main):
+        is_masked = _is_mask(files, main)
+        if is_masked is None:
+            continue
+        if is_masked:
             return Unit(name, (main,), masked=True, commands=())
-        if masked is not None:
-            sources = (main, *find_drop_ins(files, drop_in_folders(name)))
-            return Unit(name, sources, masked=False, commands=_read_commands(files, sources))
+        sources = (main, *find_drop_ins(files, drop_in_folders(name)))
+        return Unit(name, sources, masked=False, commands=_read_commands(files, sources))
     return None
 
 

@@ -8,8 +8,8 @@ from sparkd.base.host import Host, docker, kernel, meminfo
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.text import sanitize, size
 
-PLACES = ("BOOT_IMAGE=", "initrd=")
-"""Words of the command line with the kernel's path: its version is enough."""
+KERNEL_PATHS = ("BOOT_IMAGE=", "initrd=")
+"""Words of the command line that are left out: they have the kernel's version, which is a fact of its own."""
 LIMIT = 100
 
 
@@ -31,7 +31,7 @@ def read_local_versions(host: Host) -> Mapping[str, str]:
 def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
     """Facts by name; unknown ones are left out. `sysctls`: names of settings to include."""
     facts: dict[str, str] = {}
-    if words := [word for word in kernel.read_command_line(host.files) if not word.startswith(PLACES)]:
+    if words := [word for word in kernel.read_command_line(host.files) if not word.startswith(KERNEL_PATHS)]:
         facts["boot.command_line"] = " ".join(words)
     with suppress(OSError, ValueError):
         facts["boot.memory"] = size(host.meminfo().total_bytes)

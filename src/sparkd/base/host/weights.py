@@ -1,34 +1,27 @@
-"""A model's weights: which files there are, whether each is complete, and what identifies them: names, sizes, hashes.
+"""A model's files: weights, their index, config.json, and what identifies them: names, sizes, hashes.
 
 `manifest` reads no weights: 149 GB would take as long as loading them. Hugging Face's client keeps the SHA-256 of a
 download: in its cache a file is a link into `blobs`, named by the hash; in a folder of `hf download --local-dir` it is
 the second line of `.cache/huggingface/download/NAME.metadata`. Small files have a git hash of 40 digits.
-
-A safetensors file: 8 bytes, little-endian, with the header's length; the header, JSON, with the end of each tensor;
-tensors, to the last byte. Its library (safetensors 0.8) refuses a file that is shorter or longer.
 """
 
 import errno
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import Annotated
 
-import msgspec
 from msgspec import Struct
 
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.shm import File
-from sparkd.base.lib import prepared
 from sparkd.base.lib.text import natural_order, parse_json
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 INDEX = ".index.json"
-DECIDING_ENDS = (INDEX, ".jinja", ".model", ".tiktoken", ".py")
-DECIDING = frozenset(
+SMALL_FILE_ENDS = (INDEX, ".jinja", ".model", ".tiktoken", ".py")
+SMALL_FILES = frozenset(
     ("config.json", "generation_config.json", "params.json", "adapter_config.json", "quantize_config.json",
      "quant_config.json", "hf_quant_config.json", "tokenizer.json", "tokenizer_config.json", "tekken.json",
      "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.json",
@@ -48,16 +41,6 @@ DOWNLOADS = ".cache/huggingface/download"
 """Where `hf download --local-dir` keeps unfinished files."""
 CHUNK_BYTES = 8 << 20
 
-HEADER_LIMIT_BYTES = 100_000_000
-_HALVED = {"F32": 2, "F64": 4}
-LFS_POINTER = b"version https://git-lfs"
-"""Start of the placeholder that git keeps until git-lfs has fetched the file."""
-POINTER = "is a git-lfs pointer, not the file"
-
-_LENGTH_BYTES = 8
-_TAIL_BYTES = 4096
-"""End of a header, whose last entry is usually the tensor that ends last. An entry takes some 100 bytes."""
-_END = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,18}\s*,\s*(\d{1,18})\s*\]')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 300
 _NAMED = re.compile(rb':\s*"([^"\\]{1,255}\.(?:safetensors|bin|gguf|pth?))"')
@@ -83,7 +66,7 @@ def manifest(files: Files, folder: str) -> Manifest:
     values: dict[str, str] = {}
     bytes_left = HASHED_IN_ALL_BYTES
     for name in files.names(folder):
-        is_small = name in DECIDING or name.endswith(DECIDING_ENDS)
+        is_small = name in SMALL_FILES or name.endswith(SMALL_FILE_ENDS)
         if is_small and (bytes_left := bytes_left - _hashed_bytes(files, f"{folder}/{name}")) < 0:
             raise OSError(errno.EFBIG, f"more than {HASHED_IN_ALL_BYTES >> 20} MiB of files that are hashed", folder)
         if is_small or name.endswith(WEIGHTS):
@@ -119,7 +102,7 @@ def read_index(files: Files, path: str) -> Index:
     return Index(shards, total_bytes, first_byte == b"{" and tail.rstrip()[-1:] == b"}")
 
 
-def leaves(shard: str) -> bool:
+def is_outside(shard: str) -> bool:
     """Whether a name in an index leads out of the model's folder."""
     return shard.startswith("/") or ".." in shard.split("/")
 
@@ -175,7 +158,7 @@ def compute_hash(files: Files, path: str, report: Callable[[int], None]) -> str:
 
 def _describe(files: Files, folder: str, name: str, *, hashed: bool) -> str:
     """The value of a file in a Manifest: its hash if `hashed` and not too large, else its size."""
-    if leaves(name):
+    if is_outside(name):
         return "outside of the model's folder"
     path = f"{folder}/{name}"
     try:
@@ -213,73 +196,3 @@ def list_shards(files: Files, folder: str) -> tuple[File, ...]:
                 shard = File(files.resolved(path), facts.device, facts.inode, facts.size_bytes)
                 shards.setdefault(shard.identity, shard)
     return tuple(shards.values())
-
-
-def find_flaw(files: Files, path: str) -> tuple[int, str]:
-    """Size and fault of a safetensors file; the fault is empty where the file is complete. Raises OSError.
-
-    Reads 4 KiB of a complete file that the library wrote, and at most the header of any other.
-    """
-    with files.opened(path) as fd:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return 0, "is no file"
-        return status.st_size, _find_fault(fd, status.st_size)
-
-
-def _find_fault(fd: int, size: int) -> str:
-    """The fault of an open safetensors file of `size` bytes; empty where it is complete."""
-    if not size:
-        return "is empty"
-    first = os.pread(fd, len(LFS_POINTER), 0)
-    if first == LFS_POINTER:
-        return POINTER
-    header_bytes = int.from_bytes(first[:_LENGTH_BYTES], "little")
-    if not 2 <= header_bytes <= HEADER_LIMIT_BYTES or first[_LENGTH_BYTES:][:1] not in (b"{", b""):
-        return "is not in the safetensors format"
-    data_bytes = size - _LENGTH_BYTES - header_bytes
-    if data_bytes < 0:
-        return "is cut off in its header"
-    data_end = 0
-    for tail_bytes in (min(header_bytes, _TAIL_BYTES), header_bytes):
-        tail = os.pread(fd, tail_bytes, _LENGTH_BYTES + header_bytes - tail_bytes)
-        data_end = max(map(int, _END.findall(tail)), default=0)
-        if data_end == data_bytes:
-            return ""
-    whole_bytes = _LENGTH_BYTES + header_bytes + data_end
-    return (
-        f"is cut off: {size} of {whole_bytes} bytes"
-        if size < whole_bytes
-        else f"has {size} bytes, its header says {whole_bytes}"
-    )
-
-
-_Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-
-
-class _Tensor(Struct):
-    dtype: str
-    data_offsets: tuple[_Offset, _Offset]
-
-
-def read_sizes(files: Files, paths: Iterable[str]) -> dict[str, int]:
-    """The bytes of each tensor once it is loaded, by the headers of safetensors files: 8 MB in all for 66,000 tensors.
-
-    vLLM loads tensors of 32 and 64 bits as 16 bits. Raises OSError, ValueError.
-    """
-    sizes: dict[str, int] = {}
-    for path in paths:
-        with files.opened(path) as fd:
-            header_bytes = int.from_bytes(os.pread(fd, _LENGTH_BYTES, 0), "little")
-            if header_bytes > 16 << 20 or len(sizes) > 1_000_000:
-                raise ValueError(f"{path} has a header of {header_bytes} bytes, after {len(sizes)} tensors")
-            content = os.pread(fd, header_bytes, _LENGTH_BYTES)
-        try:
-            for name, raw_tensor in msgspec.json.decode(content, type=dict[str, msgspec.Raw]).items():
-                if name != "__metadata__":
-                    tensor = msgspec.json.decode(raw_tensor, type=prepared(_Tensor))
-                    begin, end = tensor.data_offsets
-                    sizes[name] = sizes.get(name, 0) + max(0, end - begin) // _HALVED.get(tensor.dtype, 1)
-        except RecursionError:
-            raise ValueError(f"{path} has a header of another form") from None
-    return sizes

@@ -150,7 +150,7 @@ class UnreadableError(AwaitedError):
 
 
 class ChoiceError(ConfigError):
-    """The chosen plan can't be made any more: what is configured may do."""
+    """The chosen plan can't be made any more. What is configured may still be launched."""
 
 
 NOT_NOW = frozenset(

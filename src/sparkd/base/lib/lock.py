@@ -11,7 +11,7 @@ POLL_SECONDS = 0.02
 
 
 def open_lock(path: Path) -> int:
-    """Open, or create, a lock file that only root can open and so hold. A folder that others can read, they can lock.
+    """Open, or create, a lock file that only root can open, and so hold: what others can read they can lock.
 
     It is never removed: a lock on an unlinked file would exclude nobody.
     """

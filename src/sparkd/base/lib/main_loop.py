@@ -244,12 +244,12 @@ class MainLoop:
         """
         self.keepalive()
         must_return = self._news or (self.endings.urgent and not shielded)
-        seconds = 0.0 if must_return else max(0.0, min(deadline - time.monotonic(), self._slice_seconds))
-        due_at = time.monotonic() + seconds
-        stood_still = due_at - seconds - self._turned_at
+        began_at = time.monotonic()
+        seconds = 0.0 if must_return else max(0.0, min(deadline - began_at, self._slice_seconds))
+        stood_still = began_at - self._turned_at
         self._loop.turn(seconds)
         self._turned_at = time.monotonic()
-        if max(stood_still, self._turned_at - due_at) > STILL_SECONDS:
+        if max(stood_still, self._turned_at - began_at - seconds) > STILL_SECONDS:
             self.resumed_at = self._turned_at
         news, self._news = self._news, False
         if shielded:

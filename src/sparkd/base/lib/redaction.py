@@ -1,7 +1,7 @@
 """Text that others can read: without known secrets in any form, without what looks like one, without prompts.
 
-For events, reports, messages, state and `sparkd capture`. `base.lib.text.Redactor` is for each line of the engine's
-log, and leaves more in. This one may take too much out: some file's name, a word of a hint.
+For events, reports, messages, state and `sparkd capture`. `base.lib.redactor` is for each line of the engine's log,
+and leaves more in. This one may take too much out: some file's name, a word of a hint.
 """
 
 import base64
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redactor import Redactor
 
 HIDDEN = "***"
 _TOKENS = (
@@ -63,15 +63,12 @@ _PRIVATE_KEY = (
 _IDS = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"
 """A group behind a user's name, as in docker's `--user 1000:1000`: it is no password."""
 _METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
-_NAME_MARKS = ("secret", "pass", "credential", "pwd", "psk", "key", "token", "auth", "cookie", "hook", "sig")
+_SECRETS_MARKS = ("secret", "pass", "credential", "pwd", "psk")
+_NAME_MARKS = (*_SECRETS_MARKS, "key", "token", "auth", "cookie", "hook", "sig")
 _RULES = tuple(
     (marks, re.compile(pattern, re.ASCII | re.IGNORECASE | re.DOTALL), replacement)
     for marks, pattern, replacement in (
-        (
-            ("-----begin",),
-            _PRIVATE_KEY,
-            HIDDEN,
-        ),
+        (("-----begin",), _PRIVATE_KEY, HIDDEN),
         # In URLs: users with passwords, and queries.
         (("://",), r"(\b[a-z][a-z0-9+.-]{1,20}://)(?:[^\s/@\"'<>]{0,500}+@)+", rf"\1{HIDDEN}@"),
         (("://",), rf"(://(?:{_HOOKS})/)[^\s\"'<>]+", rf"\1{HIDDEN}"),
@@ -111,7 +108,7 @@ _RULES = tuple(
             (marks, rf"({name}{_EQUALS})(?!{harmless}){_VALUE}", rf"\1{HIDDEN}")
             for marks, name, harmless in (
                 (_NAME_MARKS, _NAME, _HARMLESS),
-                (_NAME_MARKS[:5], _NEVER_A_COUNT, f"(?:{_PLAIN}){_END}"),
+                (_SECRETS_MARKS, _NEVER_A_COUNT, f"(?:{_PLAIN}){_END}"),
             )
         ),
         # - name: NAME, and below it value: VALUE

@@ -1,39 +1,18 @@
-"""Text: bounded reads of files, sanitized and redacted output, sizes, suggestions, and tables of a command's output."""
+"""Text: sanitized output, sizes, suggestions, and tables of a command's output."""
 
-import errno
 import json
-import os
 import re
-import stat
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from unicodedata import combining, east_asian_width
 
-from sparkd.base.lib.errors import AwaitedError, ConfigError, UsageError, unreadable
-
-UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+from sparkd.base.lib.errors import UsageError
 
 GIB = 1 << 30
 MIB = 1 << 20
-LIMIT_BYTES = 1 << 20
-"""Limit of a file that a person wrote."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_SECRET_WORDS = re.compile(
-    r"(?i)((?:api[-_]?key|token|password|authorization)['\"]?\s*[=:]\s*['\"]?(?:bearer\s+)?)([^\s'\",}]{4,})"
-    r"|\b(hf_[A-Za-z0-9]{16,}|(?:sk-|nvapi-)[A-Za-z0-9_-]{16,})"
-)
-_MARKS = ("key", "token", "password", "authorization", "hf_", "sk-", "nvapi-")
-"""Each match of `_SECRET_WORDS` contains one. Most lines have none, and this test costs a tenth of the search."""
-_NO_SECRET = re.compile(
-    r"(?i)(?:\d[\d,.]*|none|null|true|false|\*+"
-    r"|(?!.*(?:hf_|sk-|nvapi-))/(?:etc|home|opt|root|run|srv|var)/[\w./-]+)$"
-)
-"""Values that are no secrets: counts, words such as null, and the path of the file that has the secret."""
-SHORTEST_SECRET = 4
-"""Shorter secrets are not searched for: their letters are in every line."""
 
 
 def printable(text: str) -> str:
@@ -45,6 +24,12 @@ def sanitize(text: str, limit: int = 200) -> str:
     """Text for a name: one line of at most `limit` characters, unprintable ones escaped."""
     line = _escape(text[: limit + 1])
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def _escape(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def cell_width(text: str) -> int:
@@ -102,6 +87,21 @@ def format_clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
+def format_utc(stamp: str) -> str:
+    """The stamp for people, to the minute."""
+    return f"{sanitize(stamp[:16]).replace('T', ' ')} UTC"
+
+
+def parse_time(flag: str, text: str, least: int, most: int) -> int:
+    """Seconds of a duration such as 90s. Raises UsageError, also outside of `least` to `most` seconds."""
+    match = re.fullmatch(r"([0-9]{1,7})(s|min|m|h|d)", text, re.ASCII)
+    units = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+    seconds = int(match[1]) * units[match[2]] if match else -1
+    if not least <= seconds <= most:
+        raise UsageError(f"{flag} {sanitize(text, 40)}: needed is {least}s to {most // 3600}h, such as 90s, 30min, 2h")
+    return seconds
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?`, or empty where no known word is similar.
 
@@ -146,94 +146,12 @@ def parse_json(text: str | bytes) -> object:
 
 def validator_message(message: str) -> str:
     """A message of pydantic's in plainer words."""
-    readable = (
+    return (
         message.removeprefix("Value error, ")
         .replace("Input should be", "must be")
         .replace("a valid string", "text in quotes")
+        .replace("a valid tuple", "a list in brackets")
     )
-    return readable.replace("a valid tuple", "a list in brackets")
-
-
-def read_file(path: Path) -> str:
-    """The UTF-8 text of a regular file. Raises FileNotFoundError, or ConfigError for any other fault."""
-    return read_owned_file(path)[0]
-
-
-def read_owned_file(path: Path) -> tuple[str, int]:
-    """As `read_file`, with the uid of the file's owner."""
-    try:
-        content, owner = _read_regular(path)
-    except FileNotFoundError:
-        if path.is_symlink():
-            hint = "correct the link, or mount what holds the file"
-            raise AwaitedError(f"{path}: is a link to a file that does not exist", hint) from None
-        raise
-    except OSError as error:
-        reason = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
-        raise unreadable(error)(reason + "; try sudo" * (error.errno == errno.EACCES and os.geteuid() != 0)) from None
-    if len(content) > LIMIT_BYTES:
-        raise ConfigError(f"{path}: is larger than {LIMIT_BYTES} bytes")
-    try:
-        return content.decode("utf-8-sig"), owner
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}: line {line}: is no UTF-8 text") from None
-
-
-def _read_regular(path: Path) -> tuple[bytes, int]:
-    """At most LIMIT_BYTES and one more, and the owner. What is judged is read: a user may put a device there."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path}: is no regular file")
-        with Path(f"/proc/self/fd/{fd}").open("rb") as stream:
-            return stream.read(LIMIT_BYTES + 1), status.st_uid
-    finally:
-        os.close(fd)
-
-
-def _escape(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-class Redactor:
-    """Replaces known secrets, also in the forms of repr() and JSON, and likely keys and tokens, by `***`.
-
-    It is applied to each line of the engine's log. The forms of `base.lib.redaction` would cost a third more, its rules
-    far more, and they take out some words that people need.
-    """
-
-    def __init__(self, values: Iterable[str] = ()) -> None:
-        lines = {line.strip() for value in values for line in value.splitlines()}  # a key file is logged line by line
-        forms = {form for line in lines if len(line) >= SHORTEST_SECRET for form in self.forms(line)}
-        known = sorted(forms, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
-
-    def forms(self, secret: str) -> Iterable[str]:
-        """The secret plain, in Python's notation (in either kind of quotes) and in JSON."""
-        in_single_quotes = repr(f"{secret}'\"")[1:-4]
-        in_json = (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
-        return secret, repr(secret)[1:-1], in_single_quotes, *in_json
-
-    def hide_known(self, text: str) -> str:
-        return self._known.sub("***", text) if self._known else text
-
-    def __call__(self, text: str) -> str:
-        text = self.hide_known(text)
-        lower = text.lower()
-        # Other letters than ASCII may match when case is ignored: the Kelvin sign is a k.
-        if text.isascii() and not any(mark in lower for mark in _MARKS):
-            return text
-        return _SECRET_WORDS.sub(_hide, text)
-
-
-def _hide(match: re.Match[str]) -> str:
-    if match[3]:
-        return "***"
-    return match[0] if _NO_SECRET.match(match[2]) else f"{match[1]}***"
 
 
 GAP = "  "
@@ -259,13 +177,5 @@ Parts: TypeAlias = Sequence[str | Table]
 
 
 def plain(parts: Parts) -> str:
+    """The parts below each other, without tables that have no row."""
     return "\n".join(str(part) for part in parts if isinstance(part, str) or part.rows)
-
-
-def parse_time(flag: str, text: str, least: int, most: int) -> int:
-    """Seconds of a duration such as 90s. Raises UsageError, also outside of `least` to `most` seconds."""
-    match = re.fullmatch(r"([0-9]{1,7})(s|min|m|h|d)", text, re.ASCII)
-    seconds = int(match[1]) * UNITS[match[2]] if match else -1
-    if not least <= seconds <= most:
-        raise UsageError(f"{flag} {sanitize(text, 40)}: needed is {least}s to {most // 3600}h, such as 90s, 30min, 2h")
-    return seconds

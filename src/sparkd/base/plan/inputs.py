@@ -87,8 +87,8 @@ class CheckInputs(Struct, frozen=True):
     """Addresses of the other nodes, in rank order."""
     drop_in: DropIn | None = None
     """The drop-in of this role's systemd unit, as it should be by the settings."""
-    earlier: MemorySample | None = None
-    """The memory before this round of checks; None for a single round, which waits for none to be freed."""
+    memory_baseline: MemorySample | None = None
+    """The least memory that was available since some last came back; None for a single look, as in a dry run."""
 
     @property
     def plan(self) -> LaunchPlan:

@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from sparkd.base.config.layers import MOST_FAULTS, Check, Key, Layers, Location
 from sparkd.base.lib.errors import AwaitedError, ConfigError
-from sparkd.base.lib.text import format_key, read_file
+from sparkd.base.lib.text import format_key
+from sparkd.base.lib.text_file import read_file
 from sparkd.base.recipes.image import TAGS
 from sparkd.base.recipes.lookup import find_file
 from sparkd.base.recipes.schema import Recipe

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from statistics import median
 
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import format_utc, sanitize
+from sparkd.base.state.facts import Facts, excerpt_values, find_differences, group_files
 from sparkd.base.state.history import Launch
-from sparkd.base.state.known_good import Facts, excerpt_values, find_differences, format_utc, group_files
 
 FEWEST, MOST_EARLIER = 3, 10
 """Earlier values that show what is usual: with fewer there is no judgement, and of more the last ones count."""

@@ -46,7 +46,9 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
     mode: int = PRIVATE
     folder: str = FOLDER
     notice: str = ""
-    """A path in /run that each exchange writes, unless /run is full: a process that waits for one reads no disk."""
+    """A path in /run that each exchange writes, unless /run is full. A process that waits for a change reads that path,
+    and no disk.
+    """
 
     @property
     def path(self) -> str:

@@ -9,8 +9,8 @@ from msgspec import Struct, field
 
 from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import Cause
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import FOLDER
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 
 PATH = f"{FOLDER}/history.db"

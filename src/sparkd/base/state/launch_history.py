@@ -29,7 +29,7 @@ BOOTS_KEPT = 8
 IMAGES_KEPT = 32
 """Images with what their recipes assert; the oldest results go first."""
 MOST_FACTS, NAME_LENGTH, VALUE_LENGTH = 400, 300, 1200
-"""Both tables fit into the file even if each character takes twelve bytes of JSON."""
+"""Limits of `tried` and of `good`, which both fit into the file even if each character takes twelve bytes of JSON."""
 IMAGE = "image.identity"
 """The fact that identifies an image."""
 REASON_LIMIT, FAULT_LIMIT = 1000, 400

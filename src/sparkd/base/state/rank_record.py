@@ -64,7 +64,8 @@ LOG_POSITION = f"{FILE.folder}/log-position"
 """File that says how far its log is in the journal, in docker's notation."""
 
 GUARD = "/run/sparkd-guard/rank"
-"""File by which a killer finds the rank of the killer before it: floor; pid and start of rank, agent and killer."""
+"""File of the guard outside of the agent, by which the next guard finds the rank: the floor of memory in bytes; pid and
+start time each of the rank, the agent and the guard."""
 GUARD_COMM = "sparkd-guard"
 RECORD_HINT = "the next start of the agent sets that file aside"
 

@@ -111,7 +111,12 @@ class Kept(Struct, frozen=True):
     digest: str
 
 
-class _File(StateFile[Kept], frozen=True):
+_DOCUMENT = StateFile("head-config.json", SharedConfig)
+
+
+class _KeptFile(StateFile[Kept], frozen=True):
+    """The document's file, read with the digest of its bytes."""
+
     def decode(self, content: bytes) -> Kept:
         """The document as `dump` made it, within its bounds. Raises ValueError."""
         config = _DOCUMENT.decode(content)
@@ -123,8 +128,7 @@ class _File(StateFile[Kept], frozen=True):
         return Kept(config, digest_of(content))
 
 
-FILE = _File("head-config.json", Kept)
-_DOCUMENT = StateFile(FILE.name, SharedConfig)
+FILE = _KeptFile(_DOCUMENT.name, Kept)
 
 
 def make_shared(settings: Settings, recipe: Recipe, image_id: str, script: str, files: Files) -> SharedConfig:
@@ -148,9 +152,7 @@ def read_shareable(files: Files, path: str, *, any_mode: bool) -> bytes | None:
     the fabric unencrypted.
     """
     with suppress(OSError):
-        opened = files.itself(
-            files.resolved(path), FILE_BYTES
-        )  # its facts are the opened file's: the path may be replaced
+        opened = files.itself(files.resolved(path), FILE_BYTES)  # facts of that very file: the path may be replaced
         if opened.facts.kind is Kind.FILE and (any_mode or opened.facts.permissions & 0o004):
             return opened.content
     return None

@@ -18,9 +18,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from sparkd.base.config import Engine, Settings
+from sparkd.base.lib.text import format_utc
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import StateFile
-from sparkd.base.state.known_good import Entry, ImageId, Plain, format_utc
+from sparkd.base.state.known_good import Entry, ImageId, Plain
 from sparkd.base.status.model import FindingReport, seconds_since, utc_now
 
 AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
@@ -129,8 +130,10 @@ class Switch(Struct, frozen=True):
         return (FindingReport("rollback" if self.chosen.proven else "use", "warn", reason, self.chosen.hint),)
 
     def expired(self, now: datetime) -> bool:
-        until = self.to.until if self.to is not None and self.stage in (Stage.TRYING, Stage.IN_FORCE) else ""
-        return bool(until) and seconds_since(until, now) != 0.0  # None: no valid time, and such a plan is over
+        """Whether the time of the plan that serves, or is tried, is over. It is also where `until` is no time."""
+        if self.to is None or not self.to.until or self.stage not in (Stage.TRYING, Stage.IN_FORCE):
+            return False
+        return seconds_since(self.to.until, now) != 0.0  # 0 for all that is still to come
 
 
 def label(chosen: Chosen | None) -> str:

@@ -40,9 +40,8 @@ def activity_figures(activity: ActivityReport) -> dict[str, str]:
     }
     slow = {title: f"{value:.1f}" for title, value in rates.items() if 0 < value < SLOW_TOKENS}
     texts = {title: f"{min(max(0, value), MOST):,.0f}" for title, value in (rates | counts).items()} | slow
-    return texts | {
-        title: f"{share:.0%}" for title, value in shares.items() if (share := bounded_share(value)) is not None
-    }
+    known_shares = ((title, bounded_share(value)) for title, value in shares.items())
+    return texts | {title: f"{share:.0%}" for title, share in known_shares if share is not None}
 
 
 def gpu_text(gpu: GpuReport) -> str:
@@ -76,8 +75,6 @@ def bar(share: float) -> str:
 def sparkline(used_percent: tuple[int, ...]) -> str:
     """One line of the last samples, newest on the right. Each character shows the highest of six samples."""
     samples_each = 6
-    groups = [used_percent[max(0, end - samples_each) : end] for end in range(len(used_percent), 0, -samples_each)][
-        :BAR_WIDTH
-    ]
-    highest = (min(max(0, *group), 100) for group in reversed(groups))
+    ends = range(len(used_percent), 0, -samples_each)[:BAR_WIDTH]
+    highest = (min(max(0, *used_percent[max(0, end - samples_each) : end]), 100) for end in reversed(ends))
     return "".join(SHADES[top * (len(SHADES) - 1) // 100] for top in highest).rjust(BAR_WIDTH)

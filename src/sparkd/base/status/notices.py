@@ -127,6 +127,7 @@ def _make_notice(event: str, report: NodeReport, text: str, now: float, cause: s
 
 
 def _note_service(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+    """A message that the service begins, or that it is lost and nobody requested that."""
     if report.phase in IN_SERVICE:
         return (state, None) if state.serving else _begin_service(state, report, now)
     has_failed = report.phase is Phase.FAILED
@@ -137,7 +138,7 @@ def _note_service(state: NotifyState, report: NodeReport, now: float, _: float) 
     if report.phase in (Phase.STOPPING, Phase.STOPPED) or not reason:
         return state, None  # on request
     state = replace(state, lost_at=now)
-    if state.guarded == _find_ended(state, report):
+    if state.guarded == _find_ended(state, report):  # the memory guard's message says it
         return state, None
     return state, _make_notice(LOST, report, f"{state.recipe} no longer serves: {reason}", now, cause)
 
@@ -233,9 +234,8 @@ def unit_down(
 
     `status`: the unit's last one.
     """
-    text = sanitize(
-        f"{unit} ended with exit code {code} and stays down: {status or f'journalctl -u {unit}'}", TEXT_LIMIT
-    )
+    reason = status or f"journalctl -u {unit}"
+    text = sanitize(f"{unit} ended with exit code {code} and stays down: {reason}", TEXT_LIMIT)
     if text == state.down:
         return state, ()
     state = replace(state, down=text, serving=False, lost_at=state.lost_at or (now if state.serving else None))
@@ -255,10 +255,8 @@ def enqueue(state: NotifyState, notices: tuple[Notice, ...], ways: tuple[str, ..
     if len(state.held) == QUEUE_LIMIT or (state.held and not 0 <= now - state.held[0].at < SUMMARY_SECONDS):
         # The next change is held back, too, unless FLAP_SECONDS have been quiet.
         state = replace(_add_to_queue(state, _summarize(state.held, now), ways), held=(), changes=(now,) * FLAP_CHANGES)
-    unsent = tuple(
-        queued for queued in state.queue if now - queued.notice.at < QUEUE_SECONDS and {*queued.ways} & {*ways}
-    )
-    unsent = unsent[-QUEUE_LIMIT:]
+    fresh = (queued for queued in state.queue if now - queued.notice.at < QUEUE_SECONDS)
+    unsent = tuple(queued for queued in fresh if {*queued.ways} & {*ways})[-QUEUE_LIMIT:]
     return replace(state, queue=unsent, dropped=state.dropped + len(state.queue) - len(unsent))
 
 
@@ -278,6 +276,5 @@ def sent(state: NotifyState, queued: Queued, way: str) -> NotifyState:
     """The state after this message was sent by this way."""
     position = state.queue.index(queued)
     remaining = replace(queued, ways=tuple(other for other in queued.ways if other != way))
-    return replace(
-        state, queue=(*state.queue[:position], *([remaining] if remaining.ways else []), *state.queue[position + 1 :])
-    )
+    rest = (remaining,) if remaining.ways else ()
+    return replace(state, queue=(*state.queue[:position], *rest, *state.queue[position + 1 :]))

@@ -108,7 +108,7 @@ class Reporter:
             self.report = replace(self.report, since=utc_now(), phase_seconds=self._end_phase(before.phase))
             if self.report.phase not in IN_SERVICE:
                 self.report = replace(self.report, activity=None, health=None, gpu=None)
-        if self._due() or _urgent_parts(self.report) != _urgent_parts(before):
+        if self._is_due() or _urgent_parts(self.report) != _urgent_parts(before):
             self.publish()
 
     def replace_finding(self, finding_id: str, finding: FindingReport | None) -> None:
@@ -132,7 +132,7 @@ class Reporter:
             self._used_percent = (*self._used_percent, used)[-SAMPLES:]
         self.report = replace(self.report, memory=replace(memory, used_percent=self._used_percent))
 
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         elapsed_seconds = self._clock() - self._published_at
         if elapsed_seconds < PACE_SECONDS or not _differ(self.report, self._last):
             return False

@@ -187,20 +187,19 @@ def _describe_ended(report: NodeReport) -> Headline:
 def _make_node(peer: PeerStatus, view: View) -> NodeView:
     report = peer.report
     why, advice = _find_trouble(report, peer.contact)
-    place = _name_node(report.node if report else "", peer.address)
+    name = _name_node(report.node if report else "", peer.address)
     if report is not None and view.alive and peer.contact is Contact.ANSWERS:
-        level, age = LEVELS.get(report.phase, ""), view.age(report.since)
-        node = NodeView(
-            peer.rank, place, level, report.phase.value, age, cause(report), why, advice, report, living=report
-        )
+        level, phase, age = LEVELS.get(report.phase, ""), report.phase.value, view.age(report.since)
+        causes = _describe_cause(report)
+        node = NodeView(peer.rank, name, level, phase, age, causes, why, advice, report, living=report)
         return replace(node, left=describe_time_left(report.engine, view.now)) if node.loading else node
     age = view.age(peer.since)
     last_known = f" ({report.phase.value})" if report else ""
     phase = (CONTACTS[peer.contact].format(age=age) if view.alive else "not known") + last_known
     # Why there is no answer, then what its last report says:
     reason = sanitize(peer.said, TEXT_LIMIT) if peer.contact in (Contact.SILENT, Contact.UNSIGNED) else ""
-    causes = _join_causes(reason, cause(report) if report else "")
-    node = NodeView(peer.rank, place, "unknown", phase, age if view.alive else "", causes, why, advice, report)
+    causes = _join_causes(reason, _describe_cause(report) if report else "")
+    node = NodeView(peer.rank, name, "unknown", phase, age if view.alive else "", causes, why, advice, report)
     return replace(node, is_awaited=view.alive and peer.contact is Contact.UNHEARD)
 
 
@@ -209,7 +208,7 @@ def _name_node(node: str, address: str) -> str:
     return f"{shown_node} ({shown_address})" if shown_node and shown_address else shown_node or shown_address
 
 
-def cause(report: NodeReport) -> str:
+def _describe_cause(report: NodeReport) -> str:
     """The present message with its action, and the last cause; the message only where it is news."""
     message = "" if report.phase in (Phase.LOADING, Phase.SERVING) else sanitize(report.message, TEXT_LIMIT)
     message = "; ".join(filter(None, (message, report.action and f"action: {shorten(report.action)}")))

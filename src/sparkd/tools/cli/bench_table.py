@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from sparkd.base.lib.text import Parts, Table, sanitize
-from sparkd.base.state.known_good import format_utc
-from sparkd.tools.measure.bench import Result
+from sparkd.base.lib.text import Parts, Table, format_utc, sanitize
+from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Spread, expected_figure, find_level, ratio
 from sparkd.tools.measure.measuring import format_latency
 from sparkd.tools.measure.past import Usual
@@ -15,7 +14,7 @@ NONE = "-"
 Expect = Mapping[str, object]
 
 
-def tables(benchmark: Result, expect: Expect, usual: Usual | None) -> Parts:
+def tables(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> Parts:
     """Title, tables and notes for a terminal."""
     parts: list[str | Table] = [
         f"{sanitize(benchmark.model, 30)} by {sanitize(benchmark.recipe, 40)}",
@@ -26,7 +25,7 @@ def tables(benchmark: Result, expect: Expect, usual: Usual | None) -> Parts:
     return [*parts, *notes(benchmark, usual)]
 
 
-def markdown(benchmark: Result, expect: Expect, usual: Usual | None) -> str:
+def markdown(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> str:
     """The same text as Markdown."""
     names = f"`{sanitize(benchmark.model)}`, recipe `{sanitize(benchmark.recipe)}`"
     lines = [f"{names}, sparkd {benchmark.version}, {benchmark.made[:10]}: {_describe_lengths(benchmark)}"]
@@ -35,12 +34,12 @@ def markdown(benchmark: Result, expect: Expect, usual: Usual | None) -> str:
     return "\n".join([*lines, *notes(benchmark, usual)])
 
 
-def _make_tables(benchmark: Result, expect: Expect, usual: Usual | None) -> list[list[tuple[str, ...]]]:
+def _make_tables(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> list[list[tuple[str, ...]]]:
     """Tables with at least one row below their headings."""
     return [rows for rows in (level_rows(benchmark, expect, usual), depth_rows(benchmark.depths)) if rows[1:]]
 
 
-def _describe_lengths(benchmark: Result) -> str:
+def _describe_lengths(benchmark: Benchmark) -> str:
     arrivals = ", staggered" if any(level.arrivals == "staggered" for level in benchmark.levels) else ""
     return f"{benchmark.prompt_tokens} tokens in, {benchmark.answer_tokens} out{arrivals}"
 
@@ -49,7 +48,7 @@ def _format_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def level_rows(benchmark: Result, expect: Expect, usual: Usual | None) -> list[tuple[str, ...]]:
+def level_rows(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [LEVELS]
     for level in benchmark.levels:
         rate, first = level.output_tokens_per_second, level.first_token_seconds
@@ -88,7 +87,7 @@ def depth_rows(depths: Sequence[Depth]) -> list[tuple[str, ...]]:
     ]
 
 
-def notes(benchmark: Result, usual: Usual | None) -> list[str]:
+def notes(benchmark: Benchmark, usual: Usual | None) -> list[str]:
     """Lines below the tables, after an empty one."""
     lines = ["recipe, usual: the ratio to their figure; first: until the first token"] if benchmark.levels else []
     for level in benchmark.levels:
@@ -109,7 +108,7 @@ def notes(benchmark: Result, usual: Usual | None) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _describe_cold(benchmark: Result) -> list[str]:
+def _describe_cold(benchmark: Benchmark) -> list[str]:
     """Lines that name what was slowed by the compilation of kernels."""
     cold = [f"{level.concurrency} requests" for level in benchmark.levels if level.compiled]
     cold += [f"the prompt of {depth.prompt_tokens:,}" for depth in benchmark.depths if depth.compiled]
@@ -118,7 +117,7 @@ def _describe_cold(benchmark: Result) -> list[str]:
     return [f"cold, kernels were compiled meanwhile: {', '.join(cold)}", "next, once more: sudo sparkd bench"]
 
 
-def _find_idle_positions(benchmark: Result) -> list[str]:
+def _find_idle_positions(benchmark: Benchmark) -> list[str]:
     """A drafter's positions at which no level has accepted a token."""
     shares_by_position = zip(*(level.accepted for level in benchmark.levels if level.accepted), strict=False)
     return [str(position) for position, shares in enumerate(shares_by_position, 1) if not any(shares)]

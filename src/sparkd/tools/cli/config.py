@@ -1,39 +1,28 @@
-"""`sparkd config` and `sparkd plan`: print or check the settings, and print their plan. No secret is printed."""
+"""`sparkd config`: print or check the settings. No secret is printed."""
 
 import argparse
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 
-from msgspec.structs import replace
-
 from sparkd.agent.daemon.notify import read_url
-from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.hooks import check_program
-from sparkd.agent.status.http_api import read_token
+from sparkd.agent.status.token_file import read_token
 from sparkd.base.cluster import auth, following, membership
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Loaded as LoadedSettings
-from sparkd.base.config import Settings, load_settings, load_with_origins, reference
+from sparkd.base.config import Settings, load_with_origins, reference
 from sparkd.base.host import Host
 from sparkd.base.host.ownership import read_private
-from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
-from sparkd.base.lib.text import printable
-from sparkd.base.plan.build import make_plan
-from sparkd.base.plan.compile_jobs import read_room
+from sparkd.base.lib.errors import ConfigError, SparkdError
 from sparkd.base.plan.fingerprint import hash_user_script
-from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.plan.memory_sum import read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.secret_files import read_secrets
-from sparkd.base.recipes.additions import COMPILE_JOBS, HCAS, INTERFACE
 from sparkd.base.recipes.loader import LoadedRecipe, load_recipe
 from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT, recipe_folders
 from sparkd.base.state.shared_config import overridden_keys
 from sparkd.base.state.vllm_tables import find_table
 from sparkd.tools.cli import console
-from sparkd.tools.node.plan_text import describe_plan, plan_as_json
 from sparkd.tools.node.recipe_lint import lint
 
 
@@ -49,14 +38,6 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     )
     check.set_defaults(run=check_settings)
     console.add_json(check)
-
-
-def add_plan(parser: argparse.ArgumentParser) -> None:
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object")
-    form.add_argument("--script", action="store_true", help="print the launch script alone")
-    parser.add_argument("--rank", type=int, help="plan for this rank of cluster.nodes, as configured")
-    parser.set_defaults(run=show_plan)
 
 
 def show_settings(args: argparse.Namespace) -> None:
@@ -84,44 +65,48 @@ def _check_settings(host: Host, loaded: LoadedSettings) -> Iterator[str]:
     from sparkd.agent.preflight.runner import check_ids
 
     settings, is_root = loaded.settings, not os.geteuid()
-    recipe = partial(load_recipe, settings.engine.recipe, recipe_folders())
-    # The recipe is a step of its own: where the node's place is wrong, no plan would read it.
-    recipe_steps = [] if settings.cluster.follow_head else [recipe]
-    is_unset = not (settings.engine.recipe or settings.cluster.follow_head)
-    context = partial(membership.make_context, settings, host)
-    private = _find_private_readers(settings, host)
-    private_steps = private.values() if is_root else ()
-    steps = [partial(membership.find_place, settings, host)] if is_unset else [*recipe_steps, context]
-    _run_steps(partial(check_ids, settings.preflight), *steps, *private_steps, partial(_check_programs, settings, host))
-    node = None if is_unset else context()
-    warnings = [] if node is None else _check_plan(node, recipe, host)
+    follows_head = settings.cluster.follow_head
+    is_set_up = bool(settings.engine.recipe or follows_head)
+    load_own_recipe = partial(load_recipe, settings.engine.recipe, recipe_folders())
+    private_readers = _find_private_readers(settings, host)
+    steps: list[Callable[[], object]] = [partial(check_ids, settings.preflight)]
+    if is_set_up:
+        # The recipe is a step of its own: where the node's place is wrong, no plan would read it.
+        steps += [] if follows_head else [load_own_recipe]
+        steps.append(partial(membership.make_context, settings, host))
+    else:
+        steps.append(partial(membership.find_place, settings, host))
+    steps += private_readers.values() if is_root else ()
+    steps.append(partial(_check_programs, settings, host))
+    _run_steps(*steps)
+    node = membership.make_context(settings, host) if is_set_up else None
+    warnings = _check_plan(node, load_own_recipe, host) if node else []
     yield f"settings are good ({', '.join(str(path) for path in loaded.files) or 'no file'})"
     if node is None:
         yield f"{NOT_SET_UP}\nnext: {SET_UP_HINT}"
         return
-    recipe_source = recipe().files[0] if node.followed is None else f"of the head {node.plan.node.head_address}"
-    overridden = overridden_keys(loaded.origins) if node.followed else ()
-    yield f"recipe {node.recipe.name} is good ({recipe_source})"
+    origin = f"of the head {node.plan.node.head_address}" if node.followed else load_own_recipe().files[0]
+    yield f"recipe {node.recipe.name} is good ({origin})"
     yield from warnings
-    yield from (
-        f"{name} in {loaded.origins[name]} has no effect, the head decides it: take it out" for name in overridden
-    )
-    files = (*private, *(secret.file for secret in node.plan.secrets), node.plan.user_script)
-    names = ", ".join(filter(None, files))
+    for name in overridden_keys(loaded.origins) if node.followed else ():
+        yield f"{name} in {loaded.origins[name]} has no effect, the head decides it: take it out"
+    private_files = (*private_readers, *(secret.file for secret in node.plan.secrets), node.plan.user_script)
+    names = ", ".join(filter(None, private_files))
     if names and not is_root:
         yield f"not looked at, since only root can read them: {names}\nnext: sudo sparkd config check"
 
 
-def _check_plan(node: NodeContext, recipe: Callable[[], LoadedRecipe], host: Host) -> list[str]:
+def _check_plan(node: NodeContext, load_own_recipe: Callable[[], LoadedRecipe], host: Host) -> list[str]:
     """Warnings about the recipe and the files that the plan names. Raises ConfigError."""
-    warnings = list[str]()
+    is_root = not os.geteuid()
+    warnings: list[str] = []
     steps: list[Callable[[], object]] = []
     if node.followed is None:
-        steps.append(lambda: warnings.extend(_lint_recipe(recipe(), node.settings, host)))
-    if not os.geteuid():
+        steps.append(lambda: warnings.extend(_lint_recipe(load_own_recipe(), node.settings, host)))
+    if is_root:
         steps += [partial(read_secrets, host.files, node.plan), partial(hash_user_script, host, node.plan)]
     _run_steps(*steps)
-    return [*warnings, *([] if os.geteuid() else _warn_of_open_secrets(node.plan, host))]
+    return [*warnings, *(_warn_of_open_secrets(node.plan, host) if is_root else ())]
 
 
 def _warn_of_open_secrets(plan: LaunchPlan, host: Host) -> Iterator[str]:
@@ -173,51 +158,3 @@ def _run_steps(*steps: Callable[[], object]) -> None:
                 hints[error.hint] = None
     if reasons:
         raise ConfigError("\n".join(reasons), "\n".join(hints))
-
-
-def show_plan(args: argparse.Namespace) -> None:
-    """Print a plan made from the configuration, and the memory that the sizes of the model's files come to."""
-    configured, host = load_settings(os.environ), Host()
-    node = membership.resolve_context(configured, None, host) if args.rank is None else None
-    plan = _make_plan_of_rank(configured, args.rank) if node is None else node.plan
-    settings = configured if node is None else node.settings
-    demand = room = None
-    with suppress(OSError, ValueError):
-        demand = read_sum(plan, settings, host)
-    if node is not None:
-        with suppress(OSError, ValueError):
-            room = read_room(plan, settings, host, demand)
-            plan = membership.plan_to_launch(node, room.jobs)
-    if args.json:
-        print(plan_as_json(plan))
-    elif args.script:
-        print(plan.script, end="")
-    else:
-        switch_findings = node.switch.findings if node and node.switch else ()
-        unbuilt = read_unbuilt(CheckInputs(plan, settings), host)
-        text = f"{describe_plan(plan, switch_findings, demand, room, unbuilt)}\n\n{plan.script}"
-        print("\n".join(map(printable, text.rstrip("\n").split("\n"))))
-
-
-def read_unbuilt(inputs: CheckInputs, host: Host) -> str:
-    """Version of FlashInfer of which the image has no prebuilt kernels; empty where it has, or was not checked here."""
-    with suppress(OSError, ValueError):
-        checked = EngineImage.from_inputs(inputs).probe(host).checked
-        return checked.unbuilt if checked else ""
-    return ""
-
-
-def _make_plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
-    """The plan of another node. Raises UsageError where `cluster.nodes` has no such rank."""
-    recipe = None
-    if settings.cluster.follow_head:
-        context = membership.make_context(settings, Host())
-        settings, recipe = context.settings, context.recipe
-    if not 0 <= rank < max(1, len(settings.cluster.nodes)):
-        raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
-    recipe = recipe or load_recipe(settings.engine.recipe, recipe_folders()).recipe
-    # What only that node knows stays as its placeholder.
-    node = replace(membership.node_of_rank(settings, rank), compile_jobs=COMPILE_JOBS)
-    if node.cluster_size > 1:
-        node = replace(node, interface=node.interface or INTERFACE, hcas=node.hcas or (HCAS,))
-    return make_plan(recipe, settings, node)

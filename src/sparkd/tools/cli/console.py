@@ -1,4 +1,4 @@
-"""Tables, progress, a live screen and questions: by rich on a terminal, as plain text elsewhere.
+"""Tables, a live screen and questions: by rich on a terminal, as plain text elsewhere.
 
 Nothing is read as rich's markup: every cell is a Text, in which a control character is written out.
 """
@@ -11,24 +11,20 @@ import os
 import re
 import shutil
 import sys
-import threading
-import time
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Self, TextIO
 
-from sparkd.base.lib import start_thread
 from sparkd.base.lib.errors import UsageError
-from sparkd.base.lib.text import GAP, Parts, Table, plain, printable, sanitize, size
+from sparkd.base.lib.text import GAP, Parts, Table, plain, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"ok": "green", "warn": "yellow", "block": "bold red", "unknown": "magenta", "skipped": "dim"}
+"""Styles of rich, by the level of a row."""
 LEAST_WIDTH = 16
 """A flexible column is at least this wide. A terminal too narrow for that breaks the line itself."""
-BAR_WIDTH, FIGURES_WIDTH = 14, 40
-"""Columns of a progress's bar, and of its figures with the space between."""
 
 
 def on_terminal() -> bool:
@@ -67,7 +63,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _make_console(file: TextIO, columns: int | None = None) -> Console:
+def make_console(file: TextIO, columns: int | None = None) -> Console:
     """Make rich's console. `columns`: None for those of the terminal."""
     from rich.console import Console
 
@@ -94,7 +90,7 @@ def _show_table(table: Table) -> None:
             row[-1].truncate(width - fixed_width, overflow="ellipsis")
         row[0].stylize(STYLES.get(level, ""))
         rich_table.add_row(*row, style="bold" if table.heading and not number else "")
-    _make_console(sys.stdout, width).print(rich_table)
+    make_console(sys.stdout, width).print(rich_table)
 
 
 class Screen:
@@ -103,11 +99,12 @@ class Screen:
     def __init__(self) -> None:
         from rich.live import Live
 
-        console = _make_console(sys.stdout)
+        console = make_console(sys.stdout)
         self._live = Live(
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
-        self._shown: object = None
+        self._drawn: object = None
+        """The lines that were drawn last, and the size for which; None before the first."""
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -127,8 +124,8 @@ class Screen:
             lines[screen_size.height - 1 :] = [
                 (f"… {len(lines) - screen_size.height + 1} more lines: sparkd status", "")
             ]
-        if (lines, screen_size) != self._shown:
-            self._shown = lines, screen_size
+        if (lines, screen_size) != self._drawn:
+            self._drawn = lines, screen_size
             texts = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line, _ in lines]
             for text, (_, level) in zip(texts, lines, strict=True):
                 text.stylize(STYLES.get(level, ""), 0, (text.plain.find(GAP) + 1) or None)
@@ -140,104 +137,6 @@ def _split_lines(part: str | Table) -> Iterable[tuple[str, str]]:
     if isinstance(part, str):
         return [(part, "")]
     return zip_longest(str(part).splitlines(), part.levels, fillvalue="") if part.rows else ()
-
-
-TICK_SECONDS = 30.0
-
-
-class Ticker:
-    """A context manager that prints a line each 30 s, where stderr is no terminal, as in a log or through ssh.
-
-    `text`: what is done now.
-    """
-
-    def __init__(self, text: str, every_seconds: float = TICK_SECONDS) -> None:
-        self._text, self._every_seconds = text, every_seconds
-        self._began, self._ended = time.monotonic(), threading.Event()
-        self._thread = threading.Thread(target=self._tick, name="ticker", daemon=True)
-
-    def __enter__(self) -> Self:
-        if not sys.stderr.isatty():
-            start_thread(self._thread)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def show(self, text: str) -> None:
-        """Show what is done now. Any thread may call it."""
-        self._text = text
-
-    def close(self) -> None:
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(1)  # a line that is being written comes before what the caller prints
-
-    def line(self) -> str:
-        return f"{self._text}: for {time.monotonic() - self._began:.0f} s"
-
-    def _tick(self) -> None:
-        while not self._ended.wait(self._every_seconds):
-            print(printable(self.line()), file=sys.stderr, flush=True)
-
-
-class Progress(Ticker):
-    """A bar on stderr, or a ticker's lines, for the bytes of some files. Any thread may call it.
-
-    It is a context manager, since it hides the cursor. `total_bytes`: None where that is not known.
-    """
-
-    def __init__(self, files: int, total_bytes: int | None, every_seconds: float = TICK_SECONDS) -> None:
-        super().__init__("", every_seconds)
-        self._files, self._number, self._total_bytes, self._done_bytes = files, 0, total_bytes, 0
-        self._bar = None
-        if not sys.stderr.isatty():
-            return
-        from rich import progress
-        from rich.table import Column
-
-        one_line = Column(no_wrap=True)
-        self._bar = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(BAR_WIDTH),
-            progress.DownloadColumn(binary_units=True, table_column=one_line),
-            progress.TransferSpeedColumn(table_column=one_line),
-            progress.TimeRemainingColumn(table_column=one_line),
-            console=_make_console(sys.stderr),
-            transient=True,
-        )
-        self._task = self._bar.add_task("", total=total_bytes)
-
-    def line(self) -> str:
-        done = f"{super().line()}, {size(self._done_bytes)}"
-        if self._total_bytes is None:
-            return done
-        share = min(1.0, self._done_bytes / self._total_bytes) if self._total_bytes else 1.0
-        return f"{done} of {size(self._total_bytes)}, {share:.0%}"
-
-    def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
-        return super().__enter__()
-
-    def close(self) -> None:
-        super().close()
-        if self._bar:
-            self._bar.stop()
-
-    def next(self, name: str) -> None:
-        """Show the name and number of the next file."""
-        self._number += 1
-        self.show(sanitize(f"{self._number}/{self._files} {name}"))
-        if self._bar:
-            name_width = max(8, self._bar.console.width - BAR_WIDTH - FIGURES_WIDTH)
-            self._bar.update(self._task, description=sanitize(f"{self._number}/{self._files} {name}", name_width))
-
-    def done(self, size_bytes: int) -> None:
-        """Count so many more bytes as done; a number below zero takes some back."""
-        self._done_bytes += size_bytes
-        if self._bar:
-            self._bar.update(self._task, advance=size_bytes)
 
 
 def prompt(question: str) -> str:

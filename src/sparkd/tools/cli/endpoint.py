@@ -11,6 +11,7 @@ from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.vllm.args import KEY_VARIABLE
 from sparkd.tools.cli import console
 from sparkd.tools.node import endpoint
+from sparkd.tools.node.clients import CLIENTS, ClientEndpoint, snippet
 
 AT_HEAD = "a file of the head: run this there"
 
@@ -18,8 +19,8 @@ AT_HEAD = "a file of the head: run this there"
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="print one JSON object, with every client's text")
-    client_help = f"print its text: {', '.join(endpoint.CLIENTS)}"
-    formats.add_argument("--client", choices=sorted(endpoint.CLIENTS), metavar="NAME", help=client_help)
+    client_help = f"print its text: {', '.join(CLIENTS)}"
+    formats.add_argument("--client", choices=sorted(CLIENTS), metavar="NAME", help=client_help)
     parser.set_defaults(run=show_endpoint)
 
 
@@ -28,29 +29,29 @@ def show_endpoint(args: argparse.Namespace) -> None:
     node = membership.resolve_context(load_settings(os.environ), None, host)
     plan, (keyed, key_file) = node.plan, find_key(node)
     url, note = find_url(plan, host)
-    offer = endpoint.Offer(url, plan.served_name, endpoint.context_tokens(plan, host), keyed)
+    offer = ClientEndpoint(url, plan.served_name, endpoint.context_tokens(plan, host), keyed)
     state = endpoint.read_state(host)
     if args.client:
         if keyed:
             print(f"# the key, from {key_file or AT_HEAD}: export {KEY_VARIABLE}=...")
-        print(endpoint.snippet(args.client, offer), end="")
+        print(snippet(args.client, offer), end="")
     elif args.json:
         offer_fields = {**offer._asdict(), "answer_tokens": offer.answer_tokens, "prompt_tokens": offer.prompt_tokens}
         own = {"serving": state.serving, "state": state.text, "note": note, "key_file": key_file, "recipe": plan.recipe}
-        texts = {name: endpoint.snippet(name, offer) for name in endpoint.CLIENTS}
+        texts = {name: snippet(name, offer) for name in CLIENTS}
         console.show_json(**own, **offer_fields, clients=texts)
     else:
         console.show([Table(_rows(offer, state, note, key_file))])
 
 
-def _rows(offer: endpoint.Offer, state: endpoint.State, note: str, key_file: str) -> list[tuple[str, str]]:
+def _rows(offer: ClientEndpoint, state: endpoint.State, note: str, key_file: str) -> list[tuple[str, str]]:
     tokens, prompt, answer = offer.context_tokens, offer.prompt_tokens, offer.answer_tokens
     context = "not known: the engine takes it from the model"
     if tokens:
         context = f"{tokens:,} tokens, prompt and answer together: beside an answer of {answer:,} (max_tokens) at most "
         context += f"{prompt:,} of prompt; where that is longer, the answer is cut, by older vLLM refused (HTTP 400)"
     first_try, *more = endpoint.request_lines(offer.url, key_file) if key_file or not offer.keyed else (AT_HEAD,)
-    clients = endpoint.CLIENTS.items()
+    clients = CLIENTS.items()
     rows = [
         ("url", offer.url),
         *([("", note)] if note else []),

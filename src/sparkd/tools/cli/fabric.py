@@ -12,6 +12,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ExitCode
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.tools.cli import console
+from sparkd.tools.cli.progress import Ticker
 from sparkd.tools.measure.fabric import SLOW, Result, describe_twins, judge
 from sparkd.tools.measure.fabric_test import measure_all
 from sparkd.tools.measure.traffic_programs import STREAMS
@@ -31,7 +32,7 @@ def add_fabric(parser: argparse.ArgumentParser) -> None:
 
 
 def run_test(args: argparse.Namespace) -> int:
-    with console.Ticker("measures the ports"):
+    with Ticker("measures the ports"):
         results, failures = measure_all(load_settings(os.environ), Host())
     for measurement in results:
         print(as_json(measurement)) if args.json else console.show(render(measurement))

@@ -17,10 +17,11 @@ from sparkd.base.vllm.args import check_path
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.cli.parser import name_or_path
 from sparkd.tools.setup import cluster_key
+from sparkd.tools.setup.choice import Wishes
 from sparkd.tools.setup.cluster_key import NEW_KEY
 from sparkd.tools.setup.node_files import NodeFiles
 from sparkd.tools.setup.setup_manifest import Setup
-from sparkd.tools.setup.wizard import Wishes, Wizard
+from sparkd.tools.setup.wizard import Wizard
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +63,7 @@ def init(args: argparse.Namespace) -> None:
     _refuse_options(args)
     if args.new_cluster_key:
         path, setup = load_settings(os.environ).cluster.key_file, Setup()
-        with setup.alone():
+        with setup.hold_lock():
             print(cluster_key.rotate_key(path, setup) if args.rotate else cluster_key.create_key(path, setup))
         return
     wizard = Wizard(

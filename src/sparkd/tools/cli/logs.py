@@ -48,28 +48,30 @@ def show_logs(args: argparse.Namespace) -> None:
 
 async def _print_logs(settings: Settings, query: Query, args: argparse.Namespace) -> None:
     """Print the nodes' lines, and a node's trouble each time it changes. Raises BlockedError where no node answers."""
-    marker, troubles = FailureMarker(), dict[str, str]()
+    marker = FailureMarker()
+    reported_troubles: dict[str, str] = {}  # by the node's name, as `NodeLog` has it
     async with open_logs(settings, Host()) as (logs, peer_trouble):
         if peer_trouble:
-            _report_trouble("", f"only this node's lines: {sanitize(peer_trouble, 400)}", as_json=args.json)
+            report_trouble("", f"only this node's lines: {sanitize(peer_trouble, 400)}", as_json=args.json)
         while True:
-            answers = await asyncio.gather(*(log.next(query) for log in logs))
-            if entries := merge(lines for lines, _ in answers):
+            answers = await asyncio.gather(*(log.read_new(query) for log in logs))
+            entries = merge(answer.entries for answer in answers)
+            if entries:
                 _print_entries(entries, marker, as_json=args.json)
-            for log, (_, trouble) in zip(logs, answers, strict=True):
-                if trouble != troubles.get(log.name, ""):
-                    troubles[log.name] = trouble
-                    _report_trouble(log.name or "this node", trouble, as_json=args.json)
+            for log, answer in zip(logs, answers, strict=True):
+                if answer.trouble != reported_troubles.get(log.name, ""):
+                    reported_troubles[log.name] = answer.trouble
+                    report_trouble(log.name or "this node", answer.trouble, as_json=args.json)
             if not args.follow:
                 break
             await asyncio.sleep(1)
-    if not any(lines or not trouble for lines, trouble in answers):
+    if all(answer.is_unread for answer in answers):
         raise BlockedError("no node's log can be read", "on each node: journalctl -u sparkd-head -u sparkd-worker")
-    if not (args.json or entries):
+    if not entries and not args.json:
         print(f"no lines since {args.since}; what the node does now: sparkd status")
 
 
-def _report_trouble(node: str, trouble: str, *, as_json: bool) -> None:
+def report_trouble(node: str, trouble: str, *, as_json: bool) -> None:
     """Print a node's trouble to stderr, and as JSON among its lines. `trouble`: empty where the node answers again."""
     print(f"sparkd: {node and f'{node}: '}{trouble or 'answers again'}", file=sys.stderr, flush=True)
     if as_json:
@@ -193,7 +195,8 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 def capture(args: argparse.Namespace) -> None:
     from sparkd.tools.measure.interrupts import catch_ends
-    from sparkd.tools.support.capture_collector import Collector, summarize  # it can act; `explain` can't
+    from sparkd.tools.support.capture_collector import Collector  # it can act; `explain` can't
+    from sparkd.tools.support.summary import summarize
 
     catch_ends()
     collector = Collector(Host())

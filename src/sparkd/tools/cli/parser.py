@@ -1,4 +1,4 @@
-"""Command lines: mistakes become a UsageError with the likely option and where the help is; recipes by name or path."""
+"""Command lines: a mistake is a UsageError with the likely option and where the help is. Shared words and options."""
 
 import argparse
 import os
@@ -43,3 +43,16 @@ class Parser(argparse.ArgumentParser):
         """The command before a message, such as `bench: `; empty for sparkd itself."""
         command = self.prog.partition(" ")[2]
         return f"{command}: " if command else ""
+
+
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    """Add the options by which a command that copies to other nodes chooses these."""
+    parser.add_argument(
+        "--to",
+        metavar="ADDRESS",
+        action="append",
+        default=[],
+        help="node to copy to, by address or by name in ssh's configuration, given for each one; all others of "
+        "cluster.nodes by default",
+    )
+    parser.add_argument("--user", help="user to log in as there; ssh's own choice by default")

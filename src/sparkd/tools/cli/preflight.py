@@ -18,8 +18,8 @@ from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.lib.text import did_you_mean, reflow
 from sparkd.tools.cli import console
 from sparkd.tools.node import render
-from sparkd.tools.node.dry_run import look_without_plan, only_look
-from sparkd.tools.node.render import Shown
+from sparkd.tools.node.dry_run import examine_plan, examine_without_plan
+from sparkd.tools.node.render import PreflightReport
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def preflight(args: argparse.Namespace) -> int:
     return code
 
 
-def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
+def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, ExitCode]:
     """Judge the GPU under load. Raises ConfigError where there is no plan, and as `measure_gpu`."""
     from sparkd.tools.measure.gpu import measure_gpu  # as below
     from sparkd.tools.measure.interrupts import catch_ends
@@ -71,11 +71,11 @@ def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     args.all = True
     catch_ends()  # or the container would outlive this
     node = resolve_context(load_settings(os.environ), args.role, host)
-    shown = Shown(host.name(), node.role, False, tuple(measure_gpu(node, host)), ())
+    shown = PreflightReport(host.name(), node.role, False, tuple(measure_gpu(node, host)), ())
     return shown, _choose_code(shown)
 
 
-def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
+def _examine(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, ExitCode]:
     """Run the checks, with fixes if these are allowed.
 
     Without a plan, a mere look checks what needs none; raises ConfigError where fixes may be applied. Else raises as
@@ -90,7 +90,7 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     except ConfigError as error:
         if may_fix:
             raise
-        look = partial(look_without_plan, error, args.role, config, host)
+        look = partial(examine_without_plan, error, args.role, config, host)
         return _look_after_fix(args.fix, look, host), error.code
     for finding in node.switch.findings if node.switch is not None else ():
         hint = f" ({finding.hint})" if finding.hint else ""
@@ -100,18 +100,18 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
 
         shown = fix_node(node, config, host)
     else:
-        shown = _look_after_fix(args.fix, partial(only_look, node, config, host), host)
+        shown = _look_after_fix(args.fix, partial(examine_plan, node, config, host), host)
     return shown, _choose_code(shown)
 
 
-def _choose_code(shown: Shown) -> ExitCode:
+def _choose_code(shown: PreflightReport) -> ExitCode:
     blocked = blocking(shown.findings)
     if not blocked:
         return ExitCode.GOOD
     return ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED
 
 
-def _look_after_fix(pid: int | None, look: Callable[[], Shown], host: Host) -> Shown:
+def _look_after_fix(pid: int | None, look: Callable[[], PreflightReport], host: Host) -> PreflightReport:
     """End the process `pid`, if one is given; then look."""
     if pid is None:
         return look()

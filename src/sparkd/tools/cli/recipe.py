@@ -122,17 +122,27 @@ def show_recipe(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(loaded.recipe.model_dump(mode="json", by_alias=True), indent=2))
         return
-    for origin in explanation.explain(loaded, _load_settings()):
-        value, instead = json.dumps(origin.value, ensure_ascii=False), json.dumps(origin.instead_of, ensure_ascii=False)
-        replaced = "" if origin.instead_of is None else f", instead of {sanitize(instead, 60)}"
-        print(printable(f"{f'{origin.key}: {value}':<60} # {origin.by}: {origin.where}{replaced}"))
-    ref, images = loaded.recipe.image.ref, None
+    for explained in explanation.explain(loaded, _load_settings()):
+        replaced_value = sanitize(json.dumps(explained.instead_of, ensure_ascii=False), 60)
+        replaced = "" if explained.instead_of is None else f", instead of {replaced_value}"
+        value = json.dumps(explained.value, ensure_ascii=False)
+        _print_value(f"{explained.key}: {value}", f"{explained.by}: {explained.where}{replaced}")
+    _print_built(loaded.recipe.image.ref)
+
+
+def _print_value(value: str, source: str) -> None:
+    print(printable(f"{value:<60} # {source}"))
+
+
+def _print_built(ref: str) -> None:
+    """Print how the image that is here was built, where sparkd built it and this user may query docker."""
+    images = None
     with suppress(DockerError):  # such as for users other than root
         images = docker.query(Host(), lambda reader: (read_image(reader, ref), read_built(reader, ref)))
     image, built = images or (None, None)
-    image_source = f"the image that is here, of {image.created[:10]}" if image else ""
+    source = f"docker: the image that is here, of {image.created[:10]}" if image else "docker: "
     for number, line in enumerate(built.lines() if built else ()):
-        print(printable(f"{f'image.built[{number}]: {json.dumps(line)}':<60} # docker: {image_source}"))
+        _print_value(f"image.built[{number}]: {json.dumps(line)}", source)
 
 
 def _load_settings() -> config.Loaded | None:

@@ -20,7 +20,8 @@ from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
-from sparkd.base.lib.text import LIMIT_BYTES, printable, read_owned_file, sanitize
+from sparkd.base.lib.text import printable, sanitize
+from sparkd.base.lib.text_file import LIMIT_BYTES, read_owned_file
 from sparkd.base.recipes.lookup import SUFFIX
 from sparkd.tools.cli import console
 from sparkd.tools.importers import convert
@@ -60,7 +61,7 @@ def import_recipes(args: argparse.Namespace) -> ExitCode:
     return code
 
 
-def _deliver(args: argparse.Namespace, place: Place, conversion: convert.Result, before: str = "") -> ExitCode:
+def _deliver(args: argparse.Namespace, place: Place, conversion: convert.Conversion, before: str = "") -> ExitCode:
     """Write the recipe, or print it behind the text `before`; and print its notes."""
     if args.write:
         write(place, conversion, args.force)
@@ -113,7 +114,7 @@ def _make_place(args: argparse.Namespace) -> Place:
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder}: is no folder")
     used_folder = ADMINISTRATORS if find_writable(Files(), folder) else Path(folder)
-    return replace(place, folder=used_folder, origin=Path(folder))
+    return replace(place, folder=used_folder, write_folder=Path(folder))
 
 
 def _find_image(ref: str) -> Image | None:
@@ -136,12 +137,12 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
     conversion = convert.import_text(text, path, overrides, (), place, None)
     print(conversion.text, end="", flush=True)
     _print_notes(conversion, args.write)
-    if args.write and (args.yes or console.confirm(f"write it to {place.origin}? [y/N] ")):
+    if args.write and (args.yes or console.confirm(f"write it to {place.write_folder}? [y/N] ")):
         write(place, conversion, args.force)
     return ExitCode.BLOCKED if conversion.missing else ExitCode.GOOD
 
 
-def _print_notes(conversion: convert.Result, written: Path | None) -> None:
+def _print_notes(conversion: convert.Conversion, written: Path | None) -> None:
     for note in conversion.notes:
         print(note, file=sys.stderr)
     if conversion.missing and not written:
@@ -153,29 +154,29 @@ def _print_notes(conversion: convert.Result, written: Path | None) -> None:
 def _refuse_existing(place: Place, name: str) -> None:
     """Raise ConfigError where a recipe of this name exists, or would be hidden. Elsewhere the latter is printed."""
     file = f"{name}{SUFFIX}"
-    for path in (place.origin / file, place.folder / file):
+    for path in (place.write_folder / file, place.folder / file):
         if path.exists():
             raise ConfigError(f"{path}: exists already", "--force writes over it")
     if (recipes_dir() / file).exists():
         reason = f"{name} is a recipe of sparkd, which this one would hide"
-        if place.origin.resolve() == ADMINISTRATORS.resolve():
+        if place.write_folder.resolve() == ADMINISTRATORS.resolve():
             raise ConfigError(reason, "--force writes it")
         print(f"{reason} in {ADMINISTRATORS}", file=sys.stderr)
 
 
-def write(place: Place, conversion: convert.Result, force: bool) -> None:
+def write(place: Place, conversion: convert.Conversion, force: bool) -> None:
     """Write the files, and the recipe last: where that exists, they do, too. Raises ConfigError, SharedFolderError."""
     from sparkd.agent.actions import files
     from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner
 
-    folder, recipe_file = place.origin, f"{conversion.name}{SUFFIX}"
+    folder, recipe_file = place.write_folder, f"{conversion.name}{SUFFIX}"
     if not force:
         _refuse_existing(place, conversion.name)
 
     def write_files() -> None:
         for name, file in conversion.files.items():  # in a folder that is named by their content
-            files.write(folder / name, file.content, 0o755 if file.executable else 0o644, durable=True, over=True)
-        files.write(folder / recipe_file, conversion.text, 0o644, durable=True, over=force)
+            files.write(folder / name, file.content, 0o755 if file.executable else 0o644, durable=True, overwrite=True)
+        files.write(folder / recipe_file, conversion.text, 0o644, durable=True, overwrite=force)
 
     try:
         as_owner(folder, write_files)
@@ -190,7 +191,7 @@ def write(place: Place, conversion: convert.Result, force: bool) -> None:
     _print_next(conversion, folder / recipe_file)
 
 
-def _print_next(conversion: convert.Result, written: Path) -> None:
+def _print_next(conversion: convert.Conversion, written: Path) -> None:
     print(written)
     if conversion.missing:
         print(f"{NOT_YET[0].upper()}{NOT_YET[1:]}. What is missing first:")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparkd.base.lib.log import Events, ProcessLog
 
 FLUSH_SECONDS = 5.0
+"""Limit for journald to take the agent's last lines."""
 STOP_FLUSH_SECONDS = 0.2
 """Limit after a stop where journald takes nothing: no line is left that a person needs, and systemd waits."""
 ROLES = ("head", "worker")
@@ -31,7 +32,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=ROLES, help="only containers of this role")
-    parser.set_defaults(run=sweep)
+    parser.set_defaults(run=sweep_containers)
 
 
 def add_reload(parser: argparse.ArgumentParser) -> None:
@@ -100,13 +101,13 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> ExitCode:
     return error.code
 
 
-def sweep(args: argparse.Namespace) -> int:
+def sweep_containers(args: argparse.Namespace) -> int:
     from sparkd.base.host import Host
     from sparkd.base.lib.systemd import invocation_id
-    from sparkd.tools.node.sweep import is_left, sweep
+    from sparkd.tools.node.sweep import end_orphans, is_left
 
     host, invocation = Host(), invocation_id(os.environ)
     if invocation and is_left(host, args.role, os.environ):
         print("the agent has crashed, and its engine serves: it is left to the next agent, or ends in a minute")
         return ExitCode.GOOD
-    return sweep(host, invocation, args.role, print)
+    return end_orphans(host, invocation, args.role, print)

@@ -17,7 +17,9 @@ from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import console
-from sparkd.tools.setup import system_config
+from sparkd.tools.setup.sysctl import HEADER, PATH, SysctlManager
+from sparkd.tools.setup.unit_files import UnitFiles
+from sparkd.tools.setup.watchdog import PANIC, apply_watchdog, revert_watchdog, with_panic
 
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
 
@@ -36,7 +38,7 @@ def add_units(parser: argparse.ArgumentParser) -> None:
 def manage_units(args: argparse.Namespace) -> None:
     wanted = units.no_dropins() if args.action == "remove" else units.dropins(load_settings(os.environ))
     if args.action in ("install", "remove"):
-        print("\n".join(system_config.UnitFiles().install(wanted)) or "nothing to change")
+        print("\n".join(UnitFiles().install(wanted)) or "nothing to change")
     elif args.action == "check":
         if differences := units.drift(wanted, Files()):
             raise ConfigError("\n".join(differences))
@@ -63,7 +65,7 @@ def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
     if args.action == "show" and args.json:
-        manager = system_config.SysctlManager(Path("/"))
+        manager = SysctlManager(Path("/"))
         console.show_table(list_settings(manager, _keep_panic(_find_recipe_in_use(), manager)), "settings")
         return
     chosen = args.action == "apply" and args.watchdog
@@ -75,27 +77,27 @@ def run_action(
     action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watchdog: bool = False
 ) -> Iterator[str]:
     """Carry out show, apply or revert, and yield the lines to print as they come, so that an error follows them."""
-    manager = system_config.SysctlManager(root)
+    manager = SysctlManager(root)
     if action == "revert":
         try:
             yield from (reverted := manager.revert())
         finally:
-            yield from (removed := system_config.revert_watchdog(root))
+            yield from (removed := revert_watchdog(root))
         yield from () if reverted or removed else ("nothing to take back",)
         return
     plain_recipe = recipe_in_use()
-    recipe = system_config.with_panic(plain_recipe) if watchdog else _keep_panic(plain_recipe, manager)
+    recipe = with_panic(plain_recipe) if watchdog else _keep_panic(plain_recipe, manager)
     if action == "show":
         hint = "; to have it reset itself: sudo sparkd tune apply --watchdog" if recipe is plain_recipe else ""
         yield from (*show_tuning(manager, recipe), f"{read_recovery(Files(str(root))).text}{hint}")
         return
     yield from apply_tuning(manager, recipe)
-    yield from system_config.apply_watchdog(root) if watchdog else ()
+    yield from apply_watchdog(root) if watchdog else ()
 
 
-def _keep_panic(recipe: Recipe, manager: system_config.SysctlManager) -> Recipe:
+def _keep_panic(recipe: Recipe, manager: SysctlManager) -> Recipe:
     """The recipe, with the settings of PANIC where they are applied: they stay until `revert`."""
-    return system_config.with_panic(recipe) if system_config.PANIC.keys() <= manager.saved().keys() else recipe
+    return with_panic(recipe) if PANIC.keys() <= manager.saved().keys() else recipe
 
 
 def _find_recipe_in_use() -> Recipe:
@@ -109,13 +111,13 @@ def _find_recipe_in_use() -> Recipe:
     return load_recipe(settings.engine.recipe, recipe_folders()).recipe
 
 
-def show_tuning(manager: system_config.SysctlManager, recipe: Recipe) -> Iterator[str]:
+def show_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
     table = list_settings(manager, recipe)
     yield from (str(table), "") if table.rows[1:] else ()
     yield _describe_source(recipe)
 
 
-def list_settings(manager: system_config.SysctlManager, recipe: Recipe) -> Table:
+def list_settings(manager: SysctlManager, recipe: Recipe) -> Table:
     manager.file_content()  # raises for a file that sparkd has not written
     proposed, previous = recipe.host.sysctls, manager.saved()
     names = sorted({*proposed, *previous})
@@ -123,18 +125,18 @@ def list_settings(manager: system_config.SysctlManager, recipe: Recipe) -> Table
     return Table([HEADINGS, *(tuple(cell or "-" for cell in row) for row in cells)])
 
 
-def apply_tuning(manager: system_config.SysctlManager, recipe: Recipe) -> Iterator[str]:
+def apply_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
     if not recipe.host.sysctls:
         yield _describe_source(recipe)
         yield from manager.revert() or ["nothing to take back"]
         return
     yield from manager.apply(recipe.host.sysctls, sysctl_file(recipe))
-    yield f"{system_config.PATH} sets {len(recipe.host.sysctls)} at each boot; `sparkd tune revert` takes that back"
+    yield f"{PATH} sets {len(recipe.host.sysctls)} at each boot; `sparkd tune revert` takes that back"
 
 
 def sysctl_file(recipe: Recipe) -> str:
     lines = [f"{name} = {value}" for name, value in sorted(recipe.host.sysctls.items())]
-    head = f"{system_config.HEADER}; `sparkd tune revert` removes it and gives back what was set before."
+    head = f"{HEADER}; `sparkd tune revert` removes it and gives back what was set before."
     return "\n".join([head, f"# {_describe_source(recipe)}", *lines, ""])
 
 

@@ -18,9 +18,9 @@ from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, ExitCode, UsageError
-from sparkd.base.lib.text import Table, parse_time, sanitize
+from sparkd.base.lib.text import Table, format_utc, parse_time, sanitize
 from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
-from sparkd.base.state.known_good import Entry, format_utc
+from sparkd.base.state.known_good import Entry
 from sparkd.base.state.switch import CONFIGURED, Stage, Switch, label
 from sparkd.base.status.model import read_living_report
 from sparkd.tools.cli import console
@@ -28,6 +28,7 @@ from sparkd.tools.cli.parser import name_or_path
 from sparkd.tools.measure.image_trial import ImageTrial
 from sparkd.tools.measure.measuring import only_one
 from sparkd.tools.node import known_good, switching
+from sparkd.tools.node.rollback import configured_plan, end_rollback, roll_back
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
 
@@ -88,13 +89,13 @@ def rollback(args: argparse.Namespace) -> None:
         if membership.follows_head(config, place := membership.find_place(config, host)):
             reason = f"this node runs what its head, {place.head_address}, decides (cluster.follow_head)"
             raise UsageError(reason, "sudo sparkd rollback there")
-    for line in known_good.end_rollback(config, host) if args.end else known_good.roll_back(args.plan, config, host):
+    for line in end_rollback(config, host) if args.end else roll_back(args.plan, config, host):
         print(line, flush=True)  # at once: a later step may hang at a dead disk of a model
 
 
 def list_plans(plans: Sequence[Entry], config: Settings, host: Host) -> Table:
     """A table with a row for each plan that is known good."""
-    configured, chosen = known_good.configured_plan(config, host), None
+    configured, chosen = configured_plan(config, host), None
     with suppress(ConfigError):
         switch = membership.resolve_context(config, None, host).switch
         chosen = switch.chosen if switch is not None else None
@@ -124,7 +125,9 @@ def add_use(parser: argparse.ArgumentParser) -> None:
 
 
 def use(args: argparse.Namespace) -> int:
-    use_seconds, drain_seconds = _read_times(args)
+    _refuse_combination(args)
+    drain_seconds = parse_time("--drain", args.drain, 0, 3600)
+    use_seconds = parse_time("--for", args.time, 60, 90 * 86400) if args.time else 0  # 0: without an end
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", shlex.join(["sudo", "sparkd", *sys.argv[1:]]))
     config, host = load_settings(os.environ), Host()
@@ -135,8 +138,11 @@ def use(args: argparse.Namespace) -> int:
         console.show_table(switching.list_usable(config, host), "recipes" * args.json)
         return ExitCode.GOOD
     current = switching.read_choice(host)
-    choice = switching.choose_recipe(args.recipe, use_seconds, config, host) if args.recipe else None
-    choice = switching.exchange_image(args.image, use_seconds, config, host) if args.image else choice
+    choice = None  # --end: what is configured
+    if args.recipe:
+        choice = switching.choose_recipe(args.recipe, use_seconds, config, host)
+    elif args.image:
+        choice = switching.exchange_image(args.image, use_seconds, config, host)
     switch = switching.make_switch(choice, drain_seconds, current, config, host)
     if switch is None:
         what = f"image {args.image}" if args.image else f"recipe {args.recipe}"
@@ -167,18 +173,19 @@ def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings
         keep = f"sudo sparkd use --image {ref} --no-bench keeps it, sudo sparkd use --end goes back"
         chosen = label(before.to if before else None)
         raise UsageError(f"{chosen} is in force already: there is no other to compare", keep)
+    is_interrupted = False
     with only_one():
         try:
             fault = ImageTrial(switch, config, host, partial(print, flush=True)).run(before)
         except KeyboardInterrupt:
-            fault = "interrupted"
+            fault, is_interrupted = "interrupted", True
     if not fault:
         print("\n".join(_describe_outcome(switch, ref)))
         return ExitCode.GOOD
     current = switching.read_choice(host)
     state = f"this node runs, or is on the way to: {label(current.chosen if current else None)}; sparkd status"
     print(f"sparkd: {fault}\n{state}", file=sys.stderr)
-    return 130 if fault == "interrupted" else ExitCode.NOT_READY
+    return 130 if is_interrupted else ExitCode.NOT_READY
 
 
 def _describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
@@ -201,8 +208,8 @@ def _refuse_json(args: argparse.Namespace) -> None:
         raise UsageError("--json is of --list alone", f"sudo sparkd {args.command} --list --json")
 
 
-def _read_times(args: argparse.Namespace) -> tuple[int, int]:
-    """Seconds of --for and --drain. Raises UsageError, also for options that do not go together."""
+def _refuse_combination(args: argparse.Namespace) -> None:
+    """Raise UsageError for options of `use` that do not go together."""
     if bool(args.recipe) + bool(args.image) + args.list + args.end != 1:
         raise UsageError("a recipe, --image, --list or --end is needed", "sudo sparkd use --list")
     _refuse_json(args)
@@ -210,6 +217,3 @@ def _read_times(args: argparse.Namespace) -> tuple[int, int]:
         raise UsageError("--for is the time of a recipe or an image", "sudo sparkd use RECIPE --for 2h")
     if args.no_bench and not args.image:
         raise UsageError("--no-bench is for --image alone", "sudo sparkd use --image REF --no-bench")
-    drain_seconds = parse_time("--drain", args.drain, 0, 3600)
-    use_seconds = parse_time("--for", args.time, 60, 90 * 86400) if args.time else 0
-    return use_seconds, drain_seconds

@@ -14,8 +14,8 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode, UsageError
 from sparkd.base.state.switch import fingerprint_engine
 from sparkd.tools.cli import console
-from sparkd.tools.measure import ladder
 from sparkd.tools.measure.climb import FILE, Climb, Tuning
+from sparkd.tools.measure.knobs import WIDEST_BOUNDS, list_warnings, read_knobs
 from sparkd.tools.measure.ladder_ends import announce, choose_load, refuse_name, refuse_without_effect, write_best
 from sparkd.tools.measure.measuring import only_one
 from sparkd.tools.node.switching import load_chosen, refuse_worker
@@ -28,7 +28,7 @@ def add_tune_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="NAME", help="of the recipe to write (RECIPE-tuned)")
     parser.add_argument("--yes", action="store_true", help="begin without a question")
     parser.add_argument("--despite-warnings", action="store_true", help="with --yes: also beyond what reports warn of")
-    parser.epilog = f"knobs: {', '.join(ladder.BOUNDS)}"
+    parser.epilog = f"knobs: {', '.join(WIDEST_BOUNDS)}"
     same_command = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
     parser.set_defaults(run=tune_recipe, as_root=("only root may choose what this node runs", same_command))
 
@@ -38,14 +38,14 @@ def tune_recipe(args: argparse.Namespace) -> int:
     refuse_worker(config, host)
     base, name = load_chosen(args.recipe, 0, config, host), args.name or f"{args.recipe}-tuned"
     refuse_name(args.recipe, name, host)
-    knobs = ladder.read_knobs(args.knob, base.recipe)
+    knobs = read_knobs(args.knob, base.recipe)
     refuse_without_effect(knobs, base, config, host)
     with only_one():
         tuning = Tuning(name, fingerprint_engine(base.engine, base.recipe), knobs, choose_load(knobs, base))
         tuning = resume(tuning, host)
         climb = Climb(tuning, base, config, host, partial(print, flush=True))
         print("\n".join(announce(tuning, base, host)), flush=True)
-        confirm(args, tuple(ladder.warnings(knobs, base.recipe)))
+        confirm(args, tuple(list_warnings(knobs, base.recipe)))
         try:
             with climb:
                 write_best(base, climb, climb.run(), host, print)

@@ -1,35 +1,31 @@
-"""An imported recipe with all that it needs, and the commands from there to an endpoint, which are only printed.
-
-The comments of its YAML name what was left out, what is missing, and what to run.
-"""
+"""An imported recipe with all that it needs, and the commands from there to an endpoint, which are only printed."""
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct, field
 
 from sparkd.base.config.settings import Engine
 from sparkd.base.host.docker_image import Image
-from sparkd.base.lib.text import printable
 from sparkd.base.recipes.schema import Recipe
-from sparkd.base.recipes.yaml import format_flow
 from sparkd.tools.importers.mods import File
-from sparkd.tools.importers.source import Note
 
 ADMINISTRATORS = Path("/etc/sparkd/recipes")
-SETTINGS, ALLOWED = "/etc/sparkd/conf.d/90-recipe.toml", "/etc/sparkd/conf.d/90-allow.toml"
-_OTHERS = "  # on each other node"
+_SETTINGS, _ALLOWED = "/etc/sparkd/conf.d/90-recipe.toml", "/etc/sparkd/conf.d/90-allow.toml"
+_ON_OTHERS = "  # on each other node"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 class Place(Struct, frozen=True):
+    """Where a recipe goes and what is there, with the choices that its importer makes on the command line."""
+
     folder: Path = ADMINISTRATORS
     """The folder in which the recipe is used; absolute."""
     mods: Path | None = None
     """Further folder of mods."""
-    origin: Path = ADMINISTRATORS
+    write_folder: Path = ADMINISTRATORS
     """The folder to which the recipe is written. It is not `folder` where others than root may write to it."""
     models: str = Engine().models_dir
     find_image: Callable[[str], Image | None] = lambda _ref: None
@@ -68,8 +64,9 @@ class Bundle(Struct):
         recipe, place, is_cluster = self.recipe, self.place, self.recipe.nodes.min > 1
         path = str(place.folder / f"{recipe.name}.yaml")
         beside = sorted({f"{recipe.name}.yaml", *(name.partition("/")[0] for name in self.files)})
-        if place.origin != place.folder:
-            copy = shlex.join(["sudo", "cp", "-r", *(f"{place.origin}/{name}" for name in beside), f"{place.folder}/"])
+        if place.write_folder != place.folder:
+            written = [f"{place.write_folder}/{name}" for name in beside]
+            copy = shlex.join(["sudo", "cp", "-r", *written, f"{place.folder}/"])
             yield f"sudo mkdir -p {place.folder} && {copy}"
         yield from self._list_image_steps(path)
         yield from self._list_model_steps(path)
@@ -77,7 +74,7 @@ class Bundle(Struct):
             yield shlex.join(["sudo", "install", "-D", "-m", "644", path, str(ADMINISTRATORS / f"{recipe.name}.yaml")])
         yield shlex.join(["sparkd", "recipe", "check", path])
         recipe_word = recipe.name if is_cluster or place.folder == ADMINISTRATORS else path
-        yield _write_settings(SETTINGS, "[engine]", f"recipe = {json.dumps(recipe_word, ensure_ascii=False)}")
+        yield _write_settings(_SETTINGS, "[engine]", f"recipe = {json.dumps(recipe_word, ensure_ascii=False)}")
         yield "sparkd config check"
         if is_cluster:
             yield from self._list_node_steps(beside)
@@ -86,7 +83,7 @@ class Bundle(Struct):
             yield f"sudo docker update --restart no {self.container} && sudo docker stop {self.container}"
         yield "sudo sparkd preflight --dry-run"
         if is_cluster:
-            yield f"sudo systemctl start sparkd-worker{_OTHERS}"
+            yield f"sudo systemctl start sparkd-worker{_ON_OTHERS}"
         yield "sudo systemctl start sparkd-head"
 
     def _list_image_steps(self, path: str) -> Iterator[str]:
@@ -117,7 +114,7 @@ class Bundle(Struct):
         """Commands that set up the other nodes. `beside`: the recipe's file, and the folders of its files."""
         recipe, place, model = self.recipe, self.place, self.recipe.model
         yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
-        yield f"sudo sparkd init --join{_OTHERS}, meanwhile: enter the code"
+        yield f"sudo sparkd init --join{_ON_OTHERS}, meanwhile: enter the code"
         files = {*(f"{place.folder}/{name}" for name in beside), f"{ADMINISTRATORS}/{recipe.name}.yaml"}
         to_other = ["rsync", "-a", "--relative", "--no-implied-dirs", *sorted(files), "root@OTHER:/"]
         yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
@@ -126,7 +123,7 @@ class Bundle(Struct):
         allowed = ["privileged = true"] * container.privileged
         allowed += [f"mounts = {json.dumps(mounts, ensure_ascii=False)}"] * bool(mounts)
         if allowed:
-            yield _write_settings(ALLOWED, "[cluster.allow]", *allowed) + _OTHERS
+            yield _write_settings(_ALLOWED, "[cluster.allow]", *allowed) + _ON_OTHERS
         yield "sparkd image sync"
         for name in (model.path, *(repo.rpartition("/")[2] for repo in self.drafts)):
             yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
@@ -139,56 +136,3 @@ def _write_settings(file: str, *lines: str) -> str:
 def is_published(image: str) -> bool:
     """Whether a registry may have the image. `localhost/` without a port is for images of this machine."""
     return "/" in image and not image.startswith("localhost/")
-
-
-def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[str]) -> str:
-    """The recipe as YAML, with comments. `files`: the imported ones."""
-    names = ", ".join(dict.fromkeys(_join_lines(Path(file).name) for file in files))
-    lines = [f"# Imported from {names} ({recipe.source.partition(' recipe of ')[0]})."]
-    missing = [note for note in notes if note.is_missing]
-    for heading, part in (
-        ("What is left out, or needs you:", [note for note in notes if not note.is_missing]),
-        ("This does not lead to an endpoint yet. What is missing first:", missing),
-    ):
-        lines += ["#", f"# {heading}"] if part else []
-        for note in part:
-            where = f"{_join_lines(note.file)}: " if files[1:] else ""
-            lines.append(f"#   {where}line {note.line}: {_join_lines(note.text)}")
-    lines += [
-        "#",
-        "# After that:" if missing else "# To an endpoint:",
-        *(f"#   {number}. {printable(step)}" for number, step in enumerate(steps, 1)),
-    ]
-    lines += ["schema: 1"]
-    for key in ("name", "description", "source", *["executor"] * (recipe.executor != "mp")):
-        if text := getattr(recipe, key):
-            lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
-    for section, entries in (
-        ("model", recipe.model.model_dump(exclude_defaults=True)),
-        ("image", recipe.image.model_dump(exclude_defaults=True, by_alias=True)),
-        ("nodes", recipe.nodes.model_dump(exclude_unset=True)),
-        ("args", recipe.args),
-        ("env", recipe.env),
-        ("secrets", recipe.secrets),
-        ("container", recipe.container.model_dump(exclude_unset=True)),
-        ("caches", recipe.caches),
-        ("expect", recipe.expect),
-    ):
-        lines += ["", f"{section}:"] if entries else []
-        for key, value in entries.items():
-            lines.append(f"  {format_flow(key, plain_numbers=False)}: {_format_value(section, value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _format_value(section: str, value: object) -> str:
-    """A value as YAML. That of `image.build` has a line for each step, since people read them."""
-    if section == "expect":
-        return json.dumps(value)
-    if section == "image" and isinstance(value, dict):
-        steps = "".join(f"\n      - {format_flow(step)}" for step in value["steps"])
-        return f"\n    from: {format_flow(value['from'])}\n    steps:{steps}"
-    return format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
-
-
-def _join_lines(text: str) -> str:
-    return printable(" ".join(text.split()))

@@ -12,8 +12,8 @@ VLLM_SERVE = ("vllm", "serve")
 BEFORE = ("exec", "sudo", "nohup", "env", "-E")
 """Words that may come before a program."""
 _SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/openai/api_server\.py")
-_NUMBER = re.compile(r"-\.?[0-9]")
-_LEVEL = re.compile(r"-O=?([0-3])")
+_NEGATIVE_NUMBER = re.compile(r"-\.?[0-9]")
+_OPTIMIZATION = re.compile(r"-O=?([0-3])")
 
 
 class Flag(Struct, frozen=True):
@@ -28,8 +28,8 @@ class Serve(Struct, frozen=True):
     flags: tuple[Flag, ...]
 
 
-def program(words: list[str]) -> tuple[tuple[str, ...], int]:
-    """The words that start vLLM's server, and how many words come before its model; none and 0 where nothing does."""
+def find_server(words: list[str]) -> tuple[tuple[str, ...], int]:
+    """The words that start vLLM's server, and how many words come before its model; none and 0 without a server."""
     for at, word in enumerate(words):
         if word == "serve" and at and "vllm" in words[at - 1].rpartition("/")[2]:
             return _drop_prefix(words[: at + 1]), at + 1
@@ -39,11 +39,14 @@ def program(words: list[str]) -> tuple[tuple[str, ...], int]:
 
 
 def _drop_prefix(words: list[str]) -> tuple[str, ...]:
-    """The words that start the server. `words`: the command up to `serve`."""
+    """The words that start the server, without `env NAME=VALUE` and others before it. `words`: up to `serve`.
+
+    All words stay where options come first, as in env -u NAME: their values would pass for the program.
+    """
     if "exec" in words:  # as a launcher has it, such as eugr's
         words = words[len(words) - words[::-1].index("exec") :]
     start = next(place for place, word in enumerate(words) if word not in BEFORE and "=" not in word)
-    return tuple(words if words[start].startswith("-") else words[start:])  # such as env -u NAME
+    return tuple(words if words[start].startswith("-") else words[start:])
 
 
 def is_ray(words: list[str]) -> bool:
@@ -57,27 +60,29 @@ def parse_serve(entrypoint: tuple[str, ...], words: list[str]) -> Serve:
         model, rest = rest[0], rest[1:]
     flags = _parse_flags(rest)
     if not model:
-        named = [flag.values[0] for flag in flags if flag.name == "model" and any(flag.values)]
-        if not named:
-            where = ", but a file of flags, --config: write them out" * ("config" in {flag.name for flag in flags})
-            raise CommandError(f"names no model right behind `serve`{where or ': write it there'}")
-        model = named[-1]
+        models = [flag.values[0] for flag in flags if flag.name == "model" and any(flag.values)]
+        if not models:
+            has_file = any(flag.name == "config" for flag in flags)
+            advice = ", but a file of flags, --config: write them out" if has_file else ": write it there"
+            raise CommandError(f"names no model right behind `serve`{advice}")
+        model = models[-1]
     return Serve(entrypoint, model, tuple(flag for flag in flags if flag.name != "model"))
 
 
 def _is_flag(word: str) -> bool:
-    return len(word) > 1 and word.startswith("-") and not _NUMBER.match(word)
+    return len(word) > 1 and word.startswith("-") and not _NEGATIVE_NUMBER.match(word)
 
 
 def _parse_flags(words: list[str]) -> list[Flag]:
+    """The flags with their values: the words behind each, or the one in --NAME=VALUE. Raises CommandError."""
     flags: list[tuple[str, list[str]]] = []
-    is_closed = False
+    has_own_value = False
     for word in words:
         if _is_flag(word):
             name, equals, value = _split_flag(word)
             flags.append((name, [value] if equals else []))
-            is_closed = bool(equals)
-        elif not flags or is_closed:
+            has_own_value = bool(equals)
+        elif not flags or has_own_value:
             raise CommandError(f"{word[:60]} belongs to no flag: remove it, or put its value in quotes")
         else:
             flags[-1][1].append(word)
@@ -85,10 +90,11 @@ def _parse_flags(words: list[str]) -> list[Flag]:
 
 
 def _split_flag(word: str) -> tuple[str, str, str]:
+    """Long name, "=" and value of a flag; the last two are empty where the word has no value."""
     name, equals, value = word.partition("=")
     if name.startswith("--"):
         return kebab_case(name[2:]), equals, value
-    if level := _LEVEL.fullmatch(word):
+    if level := _OPTIMIZATION.fullmatch(word):
         return "optimization-level", "=", level[1]
     head, dot, fields = name.partition(".")
     if head not in SHORT:

@@ -15,14 +15,16 @@ _MOST_SERVICES = 200
 _ENV_LINE = re.compile(
     r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:(?<!\s)\s+#.*)?", re.ASCII
 )
-_LISTS = {
+_LIST_OPTIONS = {
     "volumes": "volume", "devices": "device", "ports": "publish", "cap_add": "cap-add", "security_opt": "security-opt",
 }  # fmt: skip
-_VALUES = {
+"""The option of `docker run` for each entry of a service's list."""
+_VALUE_OPTIONS = {
     "ipc": "ipc", "shm_size": "shm-size", "network_mode": "network", "privileged": "privileged", "init": "init",
     "mem_limit": "memory", "user": "user", "working_dir": "workdir", "gpus": "gpus", "pid": "pid",
     "platform": "platform",
 }  # fmt: skip
+"""The option of `docker run` for a service's single value."""
 _NOTES = {"build": "build: not done: where no registry has the image, `docker compose build` makes it"}
 _IGNORED_KEYS = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
@@ -73,9 +75,8 @@ class _Service(Struct):
         launch.words = self._read_words("command") or []
         launch.entrypoint = self._read_words("entrypoint")
         if "extends" in self.data:
-            raise LaunchError(
-                self._find_line("extends"), "extends: write the service out, or name another by --service"
-            )
+            reason = "extends: write the service out, or name another by --service"
+            raise LaunchError(self._find_line("extends"), reason)
         if self.document.data.get("include"):
             text = "include: not read: write what the engine needs of it into this file"
             launch.note(self.document.line(("include",)), text)
@@ -109,7 +110,8 @@ class _Service(Struct):
     def _list_entries(self, name: str) -> Iterator[tuple[object, tuple[str, ...]]]:
         """Each entry of a list, or a single value, with its key."""
         value = self.data.get(name)
-        for number, entry_value in enumerate(value if isinstance(value, list) else [] if value is None else [value]):
+        entries = value if isinstance(value, list) else [] if value is None else [value]
+        for number, entry_value in enumerate(entries):
             yield entry_value, (name, f"[{number}]")
 
     def _read_environment(self, launch: Launch) -> Iterator[Option]:
@@ -137,9 +139,9 @@ class _Service(Struct):
     def _read_options(self, launch: Launch) -> Iterator[Option]:
         for name in self.data:
             line = self._find_line(name)
-            if name in _VALUES:
+            if name in _VALUE_OPTIONS:
                 yield from self._read_value(name, line)
-            elif name in _LISTS:
+            elif name in _LIST_OPTIONS:
                 for entry_value, steps in self._list_entries(name):
                     yield Option(*self._read_entry(name, entry_value, steps), self._find_line(*steps))
             elif name == "ulimits":
@@ -153,14 +155,14 @@ class _Service(Struct):
         text = "all" if name == "gpus" else self._fill_text(self.data[name], name)
         is_switch = name in ("privileged", "init")
         if not is_switch or text in ("true", "yes", "y", "on"):
-            yield Option(_VALUES[name], "true" if is_switch else text, line)
+            yield Option(_VALUE_OPTIONS[name], "true" if is_switch else text, line)
 
     def _read_entry(self, name: str, entry_value: object, steps: tuple[str, ...]) -> tuple[str, str]:
         """Name and value of the option for an entry of a list."""
         if not isinstance(entry_value, dict):
             text = self._fill_text(entry_value, *steps)
             home = self.variables.values.get("HOME", "")
-            return _LISTS[name], home + text[1:] if name == "volumes" and text.startswith("~/") else text
+            return _LIST_OPTIONS[name], home + text[1:] if name == "volumes" and text.startswith("~/") else text
         parts = {
             key: self._fill_text(part, *steps) for key, part in entry_value.items() if not isinstance(part, dict | list)
         }

@@ -10,30 +10,33 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.base.lib.text import format_key, printable, read_owned_file, validator_message
+from sparkd.base.lib.text import format_key, printable, validator_message
+from sparkd.base.lib.text_file import read_owned_file
 from sparkd.base.recipes.schema import REPO, Recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import JsonValue, parse_count, rank_flags
-from sparkd.tools.importers.bundle import Place, render
+from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.endpoint import complete
+from sparkd.tools.importers.engine_settings import convert_flags, split_environment
 from sparkd.tools.importers.eugr import read_eugr
-from sparkd.tools.importers.forms import SUFFIXES, Form, combine, read_form, unreadable_error
-from sparkd.tools.importers.launch import Engine, read_inner_engine
+from sparkd.tools.importers.forms import SUFFIXES, Form, read_form, unreadable_error
+from sparkd.tools.importers.launch import read_inner_engine
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
 from sparkd.tools.importers.options import Launch, LaunchError, redact
-from sparkd.tools.importers.recipe_args import convert_flags
-from sparkd.tools.importers.recipe_environment import split_environment
+from sparkd.tools.importers.ranks import combine
+from sparkd.tools.importers.recipe_text import render
 from sparkd.tools.importers.source import COMMAND, ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
 
-IMPORTERS = (read_nvidia, read_eugr, read_sparkrun)
+_READERS = (read_nvidia, read_eugr, read_sparkrun)
 """One for each tool. The first that knows a recipe reads it."""
-FABRIC = ("devices", ["/dev/infiniband"])
+_FABRIC = ("devices", ["/dev/infiniband"])
 """A key and value of `container`: without use on a single node, which may not have the device."""
 _MOST_RANKS = 9999
+"""The most that one flag may give; beyond it a text is no number of ranks."""
 _RAY = re.compile(r"--distributed-executor-backend[=\s]+ray\b")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NOT_RUN = {
@@ -43,7 +46,9 @@ _NOT_RUN = {
 """Keys with code, and what it would do."""
 
 
-class Result(Struct, frozen=True):
+class Conversion(Struct, frozen=True):
+    """A recipe of schema 1, with what a person needs to serve it."""
+
     name: str
     text: str
     """The recipe as YAML."""
@@ -74,7 +79,9 @@ def find_files(path: Path) -> list[Path]:
     return files
 
 
-def import_file(path: Path, overrides: Overrides, taken: Collection[str] = (), place: Place | None = None) -> Result:
+def import_file(
+    path: Path, overrides: Overrides, taken: Collection[str] = (), place: Place | None = None
+) -> Conversion:
     """Convert one file, under a name that is not in `taken`. Raises as `import_text`."""
     try:
         text, owner = read_owned_file(path)
@@ -85,7 +92,7 @@ def import_file(path: Path, overrides: Overrides, taken: Collection[str] = (), p
 
 def import_text(
     text: str, path: Path, overrides: Overrides, taken: Collection[str], place: Place, owner: int | None
-) -> Result:
+) -> Conversion:
     """Convert a text. `owner`: uid of the owner of its file `path`, beside which mods lie; None for no file.
 
     Raises ConfigError with `path` and line, UsageError.
@@ -106,7 +113,7 @@ def import_text(
     return _make_result(source, [str(path)], place, lambda: _convert_recipe(source, name, overrides))
 
 
-def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Result:
+def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Conversion:
     """Convert what all forms start together to one recipe, named by its model. Raises ConfigError with the line."""
     source, foreign, serve = combine(forms, place.image)
     name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
@@ -115,7 +122,7 @@ def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Res
     )
 
 
-def _make_result(source: Source, files: list[str], place: Place, make: Callable[[], Recipe]) -> Result:
+def _make_result(source: Source, files: list[str], place: Place, make: Callable[[], Recipe]) -> Conversion:
     """Complete the recipe that `make` returns. Raises ConfigError with file and line for its UnusableRecipeError."""
     document, file = source.document, source.file or files[0]
     try:
@@ -127,7 +134,7 @@ def _make_result(source: Source, files: list[str], place: Place, make: Callable[
     lines = [printable(f"{note.file or file}: line {note.line}: {note.text}") for note in notes]
     missing = tuple(line for line, note in zip(lines, notes, strict=True) if note.is_missing)
     recipe = bundle.recipe
-    return Result(recipe.name, render(recipe, files, notes, steps), tuple(lines), bundle.files, steps, missing)
+    return Conversion(recipe.name, render(recipe, files, notes, steps), tuple(lines), bundle.files, steps, missing)
 
 
 def _choose_name(path: Path, taken: Collection[str], wanted: str) -> str:
@@ -146,23 +153,25 @@ def _make_slug(text: str) -> str:
 def _convert_recipe(source: Source, name: str, overrides: Overrides) -> Recipe:
     """Convert another tool's recipe. Raises UnusableRecipeError."""
     try:
-        foreign = next(filter(None, (read(source, overrides) for read in IMPORTERS)))
-        engine = _find_engine(source, foreign, overrides)
+        foreign = next(filter(None, (read(source, overrides) for read in _READERS)))
+        launch = Launch(source.document.line(COMMAND), foreign.image)
+        engine = read_inner_engine(launch, foreign.command, foreign.env, overrides)
     except (CommandError, LaunchError) as error:
         raise UnusableRecipeError(COMMAND, f"command: {redact(str(error))}") from None
+    source.notes += [replace(note, text=f"command: {note.text}") for note in launch.notes]
     foreign = replace(foreign, env={**foreign.env, **engine.env}, secrets={**foreign.secrets, **engine.secrets})
     return _make_recipe(source, name, foreign, engine.serve)
 
 
-def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, command: Serve) -> Recipe:
-    """Make a recipe of schema 1. Raises UnusableRecipeError."""
-    served_name, args = convert_flags(source, command)
+def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, serve: Serve) -> Recipe:
+    """Make a recipe of schema 1 whose engine is started by `serve`. Raises UnusableRecipeError."""
+    served_name, args = convert_flags(source, serve)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
     if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command") or foreign.command):
         why = "vLLM joins its ranks itself; executor: ray has Ray"
         source.note(COMMAND, f"command: --distributed-executor-backend ray: left out: {why}")
-    model, is_alone = command.model, nodes.get("max") == 1
+    model, is_alone = serve.model, nodes.get("max") == 1
     env, secrets = split_environment(source, foreign.env, many=nodes["min"] > 1)
     return _validate(
         {
@@ -176,7 +185,7 @@ def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, command: Ser
                 "revision": foreign.revision,
                 "served_name": served_name or model,
             },
-            "image": {"ref": foreign.image, "vllm": foreign.vllm, "entrypoint": command.entrypoint},
+            "image": {"ref": foreign.image, "vllm": foreign.vllm, "entrypoint": serve.entrypoint},
             "nodes": nodes,
             "executor": foreign.executor if nodes["min"] > 1 else "mp",
             "caches": foreign.caches,
@@ -185,18 +194,10 @@ def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, command: Ser
             "env": env,
             "secrets": {**secrets, **foreign.secrets},
             "container": {
-                key: value for key, value in foreign.container.items() if not is_alone or (key, value) != FABRIC
+                key: value for key, value in foreign.container.items() if not is_alone or (key, value) != _FABRIC
             },
         }
     )
-
-
-def _find_engine(source: Source, foreign: ForeignRecipe, overrides: Overrides) -> Engine:
-    """Find what the recipe's command starts. Raises CommandError, LaunchError."""
-    launch = Launch(source.document.line(COMMAND), foreign.image)
-    engine = read_inner_engine(launch, foreign.command, foreign.env, overrides)
-    source.notes += [replace(note, text=f"command: {note.text}") for note in launch.notes]
-    return engine
 
 
 def _note_code(source: Source) -> None:
@@ -210,7 +211,7 @@ def _note_code(source: Source) -> None:
 
 
 def _count_nodes(source: Source, foreign: ForeignRecipe, args: Mapping[str, JsonValue]) -> dict[str, int]:
-    """Fewest and most nodes: one for each rank of the flags, unless the recipe requires another number."""
+    """A recipe's `nodes`: one for each rank of the flags, unless the recipe requires another number."""
     fewest, most = foreign.nodes
     sizes = (parse_count(args.get(flag), _MOST_RANKS) for flag in rank_flags(args))
     ranks = prod(1 if size is None else size for size in sizes)
@@ -228,7 +229,7 @@ def _validate(written: Mapping[str, object]) -> Recipe:
         return Recipe.model_validate(written)
     except ValidationError as error:
         fault = error.errors()[0]
-        context = fault.get("ctx", {})
+        context = fault.get("ctx", {})  # has key and value where several keys contradict each other
         key = str(context["at"]) if context.get("at") else ".".join(str(step) for step in fault["loc"])
         shown = format_key((key,), context.get("found", fault["input"]))
         raise UnusableRecipeError((), f"{shown}: {validator_message(fault['msg'])}") from None

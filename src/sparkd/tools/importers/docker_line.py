@@ -1,11 +1,8 @@
-"""Finds what starts an engine in the commands of a script or a unit: `docker run`, `docker exec`, or vLLM itself."""
+"""Finds what starts an engine in the commands of a script: `docker run`, `docker exec`, or vLLM itself."""
 
-import re
-import shlex
 from collections.abc import Iterator, Mapping
 
-from sparkd.base.recipes.yaml import YamlError
-from sparkd.tools.importers.command import is_ray, program
+from sparkd.tools.importers.command import find_server, is_ray
 from sparkd.tools.importers.launch import inner_commands, note_condition
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Command, Script
@@ -23,10 +20,6 @@ _SHORT_OPTIONS = {
     "a": "attach",
 }  # fmt: skip
 _PROGRAMS = ("docker", "podman")
-_SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
-_SYSTEM_UNIT = re.compile(r"^(?:User=|WantedBy=(?:multi-user|graphical)\.target)", re.MULTILINE)
-"""Shows a unit of the system manager, in which %h is root's home, also with User= (systemd.unit(5))."""
-_SPECIFIER = re.compile(r"%[A-Za-z%]")
 
 
 def read_script(text: str, variables: Variables) -> list[Launch]:
@@ -34,12 +27,12 @@ def read_script(text: str, variables: Variables) -> list[Launch]:
     script = Script(text, variables)
     try:
         overrides = {name: variables.values[name] for name in variables.fixed}
-        return [launch for command in script.read() for launch in _find_launches(command, overrides)]
+        return [launch for command in script.read() for launch in find_launches(command, overrides)]
     except CommandError as error:
         raise LaunchError(script.line, str(error)) from None
 
 
-def _find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
+def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
     """What the command starts; of a shell with -c, what its text starts, to three levels."""
     words, line = command.words, command.lines[0] if command.lines else 1
     at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
@@ -52,8 +45,8 @@ def _find_launches(command: Command, overrides: Mapping[str, str], depth: int = 
     elif inner is not None:
         for nested in inner:
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
-            yield from _find_launches(nested, overrides, depth + 1)
-    elif at < 0 and program(words)[1]:
+            yield from find_launches(nested, overrides, depth + 1)
+    elif at < 0 and find_server(words)[1]:
         launch = Launch(line, words=words, entrypoint=[])
         launch.env = {name: Option(name, value, line) for name, value in command.env.items()}
         note_condition(launch, command.block)
@@ -121,78 +114,3 @@ def _take_option(launch: Launch, option: Option, shell_env: Mapping[str, str]) -
         if option.name == "platform":  # the last one counts
             launch.options = [earlier for earlier in launch.options if earlier.name != option.name]
         launch.options.append(option)
-
-
-def is_unit(text: str) -> bool:
-    lines = [line for line in map(str.strip, text.splitlines()) if line and line[0] not in "#;"]
-    return bool(lines and _SECTION.match(lines[0])) and "[Service]" in lines  # a script may write one
-
-
-def read_unit(text: str, variables: Variables) -> list[Launch]:
-    """Read what a systemd unit starts, by systemd.syntax(7) and systemd.exec(5). Raises LaunchError."""
-    home = "/root" if _SYSTEM_UNIT.search(text) else variables.value("HOME")
-    env: dict[str, str] = {}
-    launches: list[Launch] = []
-    notes: list[Note] = []
-    for line, key, value in _read_settings(text):
-        try:
-            if key == "Environment":
-                for word in shlex.split(value):
-                    name, _, content = word.partition("=")
-                    env[name] = _fill_specifiers(content, home)
-                    variables.assign(name, env[name])
-            elif key == "EnvironmentFile":
-                notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
-            elif key == "ExecStartPre":
-                _, *options = re.split(r"\b(?:docker|podman)\b", value, maxsplit=1)
-                if not any(re.search(r"\b(?:rm|stop|kill|pull)\b", text) for text in options):
-                    text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
-                    notes.append(Note(line, text))
-            elif key == "ExecStart" and value:
-                words = _split_exec(_fill_specifiers(value.lstrip("-@:+!|"), home), variables)
-                started = [*_find_launches(Command(words, [line] * len(words), dict(env)), {})]
-                launches += started or [_make_other_launch(line, words, env)]
-        except (CommandError, ValueError, YamlError) as error:
-            raise LaunchError(line, f"{key}: {str(error).lower()}") from None
-    for launch in launches:
-        launch.notes += notes
-    return launches
-
-
-def _make_other_launch(line: int, words: list[str], env: Mapping[str, str]) -> Launch:
-    """The launch of a program that starts no engine by itself, such as a script. The unit's variables are left out."""
-    launch, names = Launch(line, words=words, entrypoint=[]), " ".join(env)[:80]
-    if names:
-        launch.note(line, f"Environment={names}: left out: write what the engine needs of it under env")
-    return launch
-
-
-def _read_settings(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line, key and value of each setting in the section Service."""
-    section, lines = "", iter(enumerate(text.splitlines(), 1))
-    for number, raw in lines:
-        line = raw.strip()
-        if match := _SECTION.match(line):
-            section = match[1]
-        if section != "Service" or not line or line[0] in "#;[":
-            continue
-        while line.endswith("\\"):
-            more = next(lines, (0, ""))[1].strip()
-            line = line[:-1] + " " + (more if not more.startswith(("#", ";")) else "\\")
-        key, _, value = line.partition("=")
-        yield number, key.strip(), value.strip()
-
-
-def _fill_specifiers(text: str, home: str) -> str:
-    """Fill in %h and %%. Any other specifier becomes a mark, since only systemd knows its value."""
-    known = {"%%": "%", "%h": home}
-    return _SPECIFIER.sub(lambda match: known.get(match[0]) or mark(match[0]), text)
-
-
-def _split_exec(text: str, variables: Variables) -> list[str]:
-    """Words of ExecStart=. $NAME as a whole word may become several; ${NAME} stays within one."""
-    words: list[str] = []
-    for word in shlex.split(text):
-        filled = variables.fill(word)
-        words += filled.split() if re.fullmatch(r"\$\w+", word) else [filled]
-    return words

@@ -10,7 +10,7 @@ from contextlib import suppress
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.shell import commands_in_container
-from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, whole_number
+from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError
 from sparkd.tools.importers.sparkrun import TABLES
 from sparkd.tools.importers.templates import Values, format_template
 from sparkd.tools.importers.variables import CommandError, unknown
@@ -29,9 +29,9 @@ def _is_eugr_recipe(source: Source, overrides: Overrides) -> bool:
     """
     if source.text("recipe_version") != "1" or not all(source.has(key) for key in ("name", "container", "command")):
         return False
-    if not source.document.data.keys().isdisjoint((*TABLES.keys, *TABLES.refused)):
+    if not source.document.data.keys().isdisjoint((*TABLES.own_keys, *TABLES.refused)):
         return False
-    values: Mapping[str, object] = overrides  # such as 32k, which only sparkrun takes for a number
+    values: Mapping[str, object] = overrides  # kept as text where one is no number, such as sparkrun's 32k
     with suppress(UnusableRecipeError):
         values = _read_options(overrides)
     try:
@@ -52,15 +52,15 @@ def read_eugr(source: Source, overrides: Overrides) -> ForeignRecipe | None:
         format="eugr v1",
         description=source.text("description") or source.text("name"),
         image=source.needed_text("container").strip(),
-        command=_drop_empty_lines(command),
+        command=_make_launched_command(command),
         env=_read_environment(source),
         container={"privileged": True, "ipc": "host"},
         nodes=(2 if source.has("cluster_only") else 1, 1 if source.has("solo_only") else None),
     )
 
 
-def _drop_empty_lines(command: str) -> str:
-    """The command as the launcher changes it: without the executor's flag, and without lines that have no word."""
+def _make_launched_command(command: str) -> str:
+    """The command as the tool launches it: without the executor's flag, and without lines that have no word."""
     lines = _BACKEND.sub("", command.rstrip().rstrip("\\")).split("\n")
     return "\n".join(line for line in lines if not _NOTHING.fullmatch(line))
 
@@ -81,7 +81,7 @@ def _read_options(overrides: Overrides) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, text in overrides.items():
         try:
-            parse = whole_number if name in _WHOLE_NUMBERS else float if name == "gpu_memory_utilization" else str
+            parse = int if name in _WHOLE_NUMBERS else float if name == "gpu_memory_utilization" else str
             values[name] = parse(text)
         except ValueError:
             raise UnusableRecipeError(("defaults", name), f"-o {name}={text}: must be a number") from None

@@ -3,10 +3,9 @@
 A launch is one start of a container by a command line, a compose file or docker, read as options of `docker run`.
 """
 
-import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import dropwhile, pairwise
 
 from msgspec import Struct
@@ -14,16 +13,18 @@ from msgspec.structs import replace
 
 from sparkd.base.recipes.schema import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
-from sparkd.base.vllm.flag import SHIPPED, parse_json
-from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, is_ray, parse_serve, program
-from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
+from sparkd.base.vllm.flag import SHIPPED
+from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, find_server, is_ray, parse_serve
+from sparkd.tools.importers.options import KeptSettings, Launch, LaunchError, redact
 from sparkd.tools.importers.shell import OF_IMAGE, Command, commands_in_container
 from sparkd.tools.importers.variables import CommandError, is_unknown, shown, unknown
 
-SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
+_SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 _NEEDLESS = (":", "[", "[[", "break", "cd", "echo", "exit", "set", "sleep", "test", "true")
 """Programs of which the engine needs nothing."""
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
+_TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
+"""A shell's option before a text of commands, such as -c and -lc."""
 _EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(OF_IMAGE)})(?!\w))+", re.ASCII)
 """A value that consists of plain text and variables that the image sets."""
 _MOST_OPTIONS = 1000
@@ -49,22 +50,22 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
     """
     if len(launch.options) + len(launch.env) > _MOST_OPTIONS:
         raise LaunchError(launch.line, f"has more than {_MOST_OPTIONS} options and variables")
-    return choose_engine(launch, _list_commands(launch), folder)
+    return _choose_engine(launch, _list_commands(launch), folder)
 
 
-def choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engine | None:
+def _choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engine | None:
     """The engine that one of the commands starts. The other commands become notes. Raises LaunchError."""
-    starting_places = [place for place, command in enumerate(commands) if program(command.words)[1]]
-    if not starting_places:
+    places = [place for place, command in enumerate(commands) if find_server(command.words)[1]]
+    if not places:
         return None
-    if len(starting_places) > 1:
+    if len(places) > 1:
         raise LaunchError(launch.line, "more than one `vllm serve` may run: write one plainly")
-    at = starting_places[0]
-    note_condition(launch, commands[at].block)
+    starter = commands[places[0]]
+    note_condition(launch, starter.block)
     for place, command in enumerate(commands):
-        if place != at:
-            _note_other(launch, command, is_before=place < at)
-    return _make_engine(launch, commands[at], folder)
+        if command is not starter:
+            _note_other(launch, command, is_before=place < places[0])
+    return _make_engine(launch, starter, folder)
 
 
 def _note_other(launch: Launch, command: Command, *, is_before: bool) -> None:
@@ -89,13 +90,13 @@ def note_condition(launch: Launch, block: int) -> None:
 def _list_commands(launch: Launch) -> list[Command]:
     """The commands that the container runs. vLLM's images put `vllm serve` before the words of a launch."""
     words = [*(launch.entrypoint or []), *launch.words]
-    if launch.entrypoint is None and words and re.fullmatch(r"-[a-z]*c", words[0]):
+    if launch.entrypoint is None and words and _TEXT_FOLLOWS.fullmatch(words[0]):
         words = ["bash", *words]  # the image's entrypoint is a shell
     env = {name: option.value for name, option in launch.env.items()}
     inner = inner_commands(words, env, launch.overrides, launch.line)
     if inner is not None:
         return inner
-    if launch.entrypoint is None and "vllm" in launch.image and words and not program(words)[1]:
+    if launch.entrypoint is None and "vllm" in launch.image and words and not find_server(words)[1]:
         words = _put_program_first(words, launch.image)
     return [Command(words)]
 
@@ -103,7 +104,7 @@ def _list_commands(launch: Launch) -> list[Command]:
 def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrides: Mapping[str, str]) -> Engine:
     """Find the engine that a shell in the container starts by `text`. Raises CommandError, LaunchError."""
     commands = inner_commands(["bash", "-c", text], env, overrides, launch.line)
-    engine = choose_engine(launch, commands or [], "")
+    engine = _choose_engine(launch, commands or [], "")
     if engine is None:
         raise CommandError("runs no `vllm serve`: write one plainly")
     return engine
@@ -114,23 +115,23 @@ def inner_commands(
 ) -> list[Command] | None:
     """The commands in the text of `bash -c TEXT`; None for any other command. Raises LaunchError."""
     words = [*dropwhile(BEFORE.__contains__, words)]
-    at = next((place for place, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), 0)
+    option_at = next((place for place, word in enumerate(words) if _TEXT_FOLLOWS.fullmatch(word)), 0)
     # Further options may come before the text: bash -c -i TEXT.
-    end = next((place for place, word in enumerate(words) if place > at and not word.startswith("-")), 0)
-    if not at or not end or not _SHELL.fullmatch(words[0]):
+    text_at = next((place for place, word in enumerate(words) if place > option_at and not word.startswith("-")), 0)
+    if not option_at or not text_at or not _SHELL.fullmatch(words[0]):
         return None
     try:
-        commands = commands_in_container(words[end], env, overrides, words[end + 2 :])
+        commands = commands_in_container(words[text_at], env, overrides, words[text_at + 2 :])
     except CommandError as error:
-        raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
-    for command in commands:
+        raise LaunchError(line, f"{words[0]} {words[option_at]}: {error}") from None
+    for command in commands:  # their lines are those of the text, which the file's reader does not know
         command.lines, command.block = [line for _ in command.lines], command.block and line
     return commands
 
 
 def find_script(words: list[str]) -> str:
-    """The script that the words run; empty where they run none."""
-    text_at = next((place for place, word in enumerate(words, 1) if re.fullmatch(r"-[a-z]*c", word)), len(words))
+    """The script that the words run, also as the text of `bash -c`; empty where they run none."""
+    text_at = next((place for place, word in enumerate(words, 1) if _TEXT_FOLLOWS.fullmatch(word)), len(words))
     plain = [word for word in words[: text_at + 1] if not re.search(r"\A-|\s", word)]
     scripts = (word for previous, word in pairwise(["", *plain]) if word.endswith(".sh") or _SHELL.fullmatch(previous))
     return next(scripts, "")
@@ -146,44 +147,46 @@ def _put_program_first(words: list[str], image: str) -> list[str]:
 
 
 def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
-    entrypoint, program_end = program(command.words)
+    """The engine of a command, with what a recipe keeps of the launch. The rest becomes notes. Raises LaunchError."""
+    entrypoint, program_end = find_server(command.words)
     try:
         serve = parse_serve(entrypoint, _drop_unknown(command.words[program_end:], launch))
     except CommandError as error:
         _refuse_unknown(command.words, launch.line)
         raise LaunchError(launch.line, shown(str(error))) from None
-    assigned = (word.partition("=") for word in command.words[:program_end])
-    env = {**command.env, **{name: value for name, equals, value in assigned if equals and name.isidentifier()}}
+    # env NAME=VALUE before the program
+    assignments = (word.partition("=") for word in command.words[:program_end])
+    env = {**command.env, **{name: value for name, equals, value in assignments if equals and name.isidentifier()}}
     extended = _find_extended(command.env) if launch.image else {}  # without an image, no shell starts the program
-    options = Options(launch, folder)
-    options.take_env({name: value for name, value in env.items() if name not in extended})
-    flags = tuple(flag for flag in serve.flags if _keep_flag(flag, options))
+    kept = KeptSettings(launch, folder)
+    kept.take_env({name: value for name, value in env.items() if name not in extended})
+    flags = tuple(flag for flag in serve.flags if _keep_flag(flag, kept))
     flag_values = [value for flag in flags if flag.name != "download-dir" for value in flag.values]
-    container = options.container(flag_values, serve.model)
-    flags, model = options.publish(flags), options.on_the_node(serve.model)
+    container = kept.container(flag_values, serve.model)
+    flags, model = kept.publish(flags), kept.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     server_flags = (Flag("served-model-name", (serve.model,)), *flags)  # a name in `flags` counts instead
     server = Serve(_make_entrypoint(launch, entrypoint, extended), model, server_flags)
     launch.notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]
-    return Engine(launch, command.words, server, options.env, options.secrets, container)
+    return Engine(launch, command.words, server, kept.env, kept.secrets, container)
 
 
 def _find_extended(env: Mapping[str, str]) -> dict[str, str]:
     """Variables that a shell in the container makes of those of the image, such as PATH=/x:$PATH."""
-    open_ones = {name: shown(text) for name, text in env.items() if name.isidentifier() and unknown(text)}
-    return {name: text for name, text in open_ones.items() if _EXTENDED.fullmatch(text)}
+    unknown_texts = {name: shown(text) for name, text in env.items() if name.isidentifier() and unknown(text)}
+    return {name: text for name, text in unknown_texts.items() if _EXTENDED.fullmatch(text)}
 
 
 def _make_entrypoint(launch: Launch, entrypoint: tuple[str, ...], extended: Mapping[str, str]) -> tuple[str, ...]:
     """The entrypoint; behind a shell where the launch needs a login shell, or extends variables of the image."""
-    words = [*(launch.entrypoint or []), *launch.words][:3]
-    login_flags = [word for word in words if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]  # the image's profile may set PATH
+    first_words = [*(launch.entrypoint or []), *launch.words][:3]
+    # A login shell reads the image's profile, which may set PATH.
+    login_flags = [word for word in first_words if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]
     if not login_flags and not extended:
         return entrypoint
-    export = (
-        " ".join(["export", *(f"{name}={text}" for name, text in extended.items())]) + "; "
-    )  # one command: values of the image
-    return "bash", (login_flags or ["-c"])[0], f'{export * bool(extended)}exec {shlex.join(entrypoint)} "$@"', "vllm"
+    # A single export: each text gets the image's values, and none that an earlier variable has changed.
+    export = " ".join(["export", *(f"{name}={text}" for name, text in extended.items())]) + "; " if extended else ""
+    return "bash", (login_flags or ["-c"])[0], f'{export}exec {shlex.join(entrypoint)} "$@"', "vllm"
 
 
 def _refuse_unknown(words: Iterable[str], line: int) -> None:
@@ -212,11 +215,11 @@ def _drop_unknown(words: list[str], launch: Launch) -> list[str]:
     return kept
 
 
-def _keep_flag(flag: Flag, options: Options) -> bool:
+def _keep_flag(flag: Flag, kept: KeptSettings) -> bool:
     """Whether the recipe keeps the flag. Its secret is taken; what else is left out is noted."""
-    launch, stem = options.launch, flag.name.removeprefix("no-").partition(".")[0]
-    if stem in SECRET_FLAGS:
-        options.take_secret(SECRET_FLAGS[stem], launch.line)
+    launch, stem = kept.launch, flag.name.removeprefix("no-").partition(".")[0]
+    if stem in _SECRET_FLAGS:
+        kept.take_secret(_SECRET_FLAGS[stem], launch.line)
     elif stem not in OWNED and any(map(unknown, flag.values)):
         text = f"--{flag.name}: left out: {explain_missing(next(filter(unknown, flag.values)))}"
         launch.note(launch.line, text, is_missing=True)
@@ -225,47 +228,3 @@ def _keep_flag(flag: Flag, options: Options) -> bool:
     else:
         return stem not in OWNED
     return False
-
-
-def merge(engines: list[tuple[str, Engine]]) -> Engine:
-    """Make one engine of the ranks that several files start, each with the file's name. Raises LaunchError."""
-    name, first = engines[0]
-    notes = [replace(note, file=note.file or name) for note in first.launch.notes]
-    for other_name, other in engines[1:]:
-        for setting, mine, its in find_differences(first, other):
-            both = f"{setting}: {mine} in {name}, {its} in {other_name}"
-            raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same", other_name)
-        first.secrets |= other.secrets
-        known_notes = {(note.text, note.is_missing) for note in notes}
-        new_notes = (note for note in other.launch.notes if (note.text, note.is_missing) not in known_notes)
-        notes += [replace(note, file=note.file or other_name) for note in new_notes]
-    first.launch.notes = notes
-    return first
-
-
-def find_differences(first: Engine, other: Engine) -> Iterator[tuple[str, str, str]]:
-    """Name of each setting in which ranks of one engine differ, and both values."""
-    ours, theirs = _list_settings(first), _list_settings(other)
-    for key in ours | theirs:
-        mine, its = (settings.get(key, "not given") for settings in (ours, theirs))
-        if mine != its:
-            yield "".join(key), redact(str(mine))[:80], redact(str(its))[:80]
-
-
-def _list_settings(engine: Engine) -> dict[tuple[str, str], object]:
-    """The settings that must be equal on all ranks, by kind and name."""
-    serve = engine.serve
-    return {
-        ("image", ""): engine.launch.image,
-        ("entrypoint", ""): shlex.join(serve.entrypoint),
-        ("model", ""): serve.model,
-        **{("--", flag.name): " ".join(map(_normalize_json, flag.values)) or "given" for flag in serve.flags},
-        **{("", name): value for name, value in engine.env.items()},
-        **{("container.", name): value for name, value in engine.container.items()},
-    }
-
-
-def _normalize_json(text: str) -> str:
-    """JSON in one notation; any other text as it is."""
-    value = parse_json(text) if text.startswith(("{", "[")) else None
-    return text if value is None else json.dumps(value, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Finds and reads mods of a foreign recipe, and makes steps of a build of them. Runs none.
+"""Finds and reads mods of a foreign recipe. Runs none.
 
 A mod is a folder with a run.sh, which both tools copy into each container and run there before the engine starts.
 The names come from the recipe, the files from its publisher: nothing outside the recipe's tree is read.
@@ -14,10 +14,7 @@ from msgspec import Struct
 
 from sparkd.base.host.files import FileFacts, Files
 from sparkd.base.lib.text import sanitize
-from sparkd.base.recipes.image import Step
 
-CONTAINER_FOLDER = "/workspace/mods"
-"""The folder of a container to which both tools copy mods."""
 SCRIPT = "run.sh"
 MOST_FILES, MOST_BYTES = 300, 16 << 20
 """Limits of one mod. The largest published one has 30 files and 2 MB."""
@@ -73,15 +70,20 @@ def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mo
     for root, place in _list_places(recipe, further):
         folder = place.joinpath(*steps)
         if (folder / SCRIPT).is_file():
-            if not folder.resolve().is_relative_to(root.resolve()):
-                raise ModError("a link leads out of the recipe's tree")
-            owners = (0, (further if further and root == further else recipe or root).stat().st_uid)
-            for step, top in ((folder, root), (folder.resolve(), root.resolve())):
-                while step != top:
-                    _refuse_others(Files().stat(str(step)), step.name, owners)
-                    step = step.parent
+            owner_path = further if further and root == further else recipe or root
+            _check_path(folder, root, (0, owner_path.stat().st_uid))
             return Mod(steps[-1], _read_files(folder))
     raise ModError("it is not beside the recipe")
+
+
+def _check_path(folder: Path, root: Path, owners: Collection[int]) -> None:
+    """Raise ModError where the folder is outside of its tree, or others than the owners may change the way to it."""
+    if not folder.resolve().is_relative_to(root.resolve()):
+        raise ModError("a link leads out of the recipe's tree")
+    for step, top in ((folder, root), (folder.resolve(), root.resolve())):
+        while step != top:
+            _refuse_others(Files().stat(str(step)), step.name, owners)
+            step = step.parent
 
 
 def registry_and_path(reference: str) -> tuple[str, str]:
@@ -148,11 +150,3 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[Path]:
     for here, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if hidden or not name.startswith(".")]
         yield from (Path(here, name) for name in names + folders)
-
-
-def build_steps(folder: str, mods: list[Mod]) -> Iterator[Step]:
-    """Steps that do to the image what both tools do to each container. `folder`: of the mods, beside the recipe."""
-    for mod in mods:
-        place = f"{CONTAINER_FOLDER}/{mod.name}"
-        yield Step.model_validate({"copy": f"{folder}/{mod.name}", "to": place})
-        yield Step(run=f"export WORKSPACE_DIR=$PWD && cd {place} && ./{SCRIPT}")

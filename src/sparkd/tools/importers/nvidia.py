@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkd.base.host.docker_image import split_name
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import read_file
+from sparkd.base.lib.text_file import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
@@ -18,12 +18,13 @@ from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import cache_folders
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.base.vllm.releases import known_release, name_release
+from sparkd.tools.importers.container_options import convert_option, explain_reach, why_unused
 from sparkd.tools.importers.docker_line import read_docker
-from sparkd.tools.importers.launch import find_differences, read_inner_engine
+from sparkd.tools.importers.launch import read_inner_engine
 from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, redact, secret_file
+from sparkd.tools.importers.ranks import find_differences
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, as_mapping
-from sparkd.tools.importers.sparkrun import convert_option, explain_reach, why_unused
 from sparkd.tools.importers.templates import Values
 from sparkd.tools.importers.variables import CommandError, Variables, shown
 
@@ -41,7 +42,8 @@ _OPTIONS = {"shm-size": "shm_size", "device": "devices", "security-opt": "securi
 _CACHES = re.compile(r"[^:]+:(/root/\.(?:triton|cache/(?:([a-z0-9_]{1,32})/?)?.*))")
 """Volumes with caches of compilers, which sparkd keeps, and of the hub. Groups: the folder, and the cache's name."""
 _TABLE_ON_DISK = re.compile(r"^[^#\n]*\bVLLM_PLE_TABLE_MEMORY=[\"']?disk\b", re.MULTILINE)
-_SHOWN = ("status", "min_vidmem_gb", "security", "limitations", "notes", "validation")
+_NOTED_KEYS = ("status", "min_vidmem_gb", "security", "limitations", "notes", "validation")
+"""Keys for people: their texts become notes."""
 
 
 class _UnassignedVariables(Variables):
@@ -70,14 +72,14 @@ def read_nvidia(source: Source, overrides: Overrides) -> ForeignRecipe | None:
     nodes, measured, launch = _count_nodes(source), _read_measurement(source), _read_docker_run(source)
     if not re.match(r"dgx-spark(-|\Z)", source.text("hardware")):
         source.need(("hardware",), f"hardware: {source.text('hardware')[:60]}: is no DGX Spark: choose another recipe")
-    for key in _SHOWN:
+    for key in _NOTED_KEYS:
         for value in source.items(key):
-            source.note((key,), f"{key}: {value if isinstance(value, str) else _flatten(value)}"[:400])
+            source.note((key,), f"{key}: {_flatten(value)}"[:400])
     software = as_mapping(measured.get("software"))
     image, release = _pin_image(source, launch, software)
     env, secrets = _split_environment(source, launch)
     _compare_workers(source, command, env, overrides)
-    _miss_io_uring(source, launch, command)
+    _need_io_uring(source, launch, command)
     return ForeignRecipe(
         format="NVIDIA catalogue",
         description=source.text("title"),
@@ -127,25 +129,24 @@ def _pin_model(source: Source, command: str, revision: str) -> str:
 
 
 def _flatten(value: object) -> str:
-    """A mapping as text on one line."""
-    fields = as_mapping(value).items()
-    return ", ".join(_flatten(part) if isinstance(part, dict) else f"{key} {part}" for key, part in fields) or str(
-        value
-    )
+    """A mapping as text on one line; any other value as text."""
+    if not isinstance(value, dict) or not value:
+        return str(value)
+    return ", ".join(_flatten(part) if isinstance(part, dict) else f"{key} {part}" for key, part in value.items())
 
 
 def _read_measurement(source: Source) -> Mapping[str, object]:
     """Content of performance.yaml beside the recipe; empty without one, and where it measured another recipe."""
-    if source.beside is None:
+    if source.path is None:
         return {}
     try:
-        measured = as_mapping(parse_as_pyyaml(read_file(source.beside.with_name(_MEASUREMENT))).data)
+        measured = as_mapping(parse_as_pyyaml(read_file(source.path.with_name(_MEASUREMENT))).data)
     except FileNotFoundError:
         return {}
     except YamlError as error:
         source.note((), f"{_MEASUREMENT}: not read: {error}")
         return {}
-    _licence, begin, rest = read_file(source.beside).replace("\r\n", "\n").partition("schema_version")
+    _licence, begin, rest = read_file(source.path).replace("\r\n", "\n").partition("schema_version")
     digest = sha256((begin + rest).encode()).hexdigest()
     if str(measured.get("recipe_sha256") or digest).lower() == digest:
         return measured
@@ -201,7 +202,7 @@ def _split_environment(source: Source, launch: Launch) -> tuple[dict[str, str], 
         text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"
         source.note(("runtime",), f"{_SETUP}: {name[:60]}: {text}")
     kept = {name: value for name, value in values.items() if "$" not in value}
-    for name in [name for name in kept if has_node_address(name, kept[name])]:
+    for name in [name for name, value in kept.items() if has_node_address(name, value)]:
         del kept[name]
         source.note(("runtime",), f"{_SETUP}: {name}: left out: {OF_RANK}")
     return kept, secrets
@@ -211,25 +212,33 @@ def _compare_workers(source: Source, command: str, env: Mapping[str, str], overr
     """Note in what the workers' commands differ from the head's, since every rank gets the words of the head's."""
     key = ("serve", "additional_commands")
     commands = source.mapping("serve").get("additional_commands")
-    others = map(as_mapping, commands if isinstance(commands, list) else [])
-    texts = [*dict.fromkeys(_RANK_FLAGS.sub(r"\g<1>0", str(other.get("command"))) for other in others)]
+    workers = map(as_mapping, commands if isinstance(commands, list) else [])
+    worker_commands = [*dict.fromkeys(_RANK_FLAGS.sub(r"\g<1>0", str(worker.get("command"))) for worker in workers)]
     lines: dict[str, bool] = {}
-    for text in texts[:_MOST_NODES]:
+    for worker_command in worker_commands[:_MOST_NODES]:
         try:
-            head, worker = (read_inner_engine(Launch(1), shell_text, env, overrides) for shell_text in (command, text))
+            lines |= _compare_worker(command, worker_command, env, overrides)
         except (CommandError, LaunchError) as error:
             lines[f"not compared: {redact(str(error))}"] = False
-            continue
-        notes = [note for note in worker.launch.notes if note not in head.launch.notes]
-        left_out = {note.text.partition(": put it into")[0]: note.is_missing for note in notes}
-        lines |= left_out
-        for name, mine, theirs in find_differences(head, worker):
-            if not any(text.startswith(f"{name}: left out") for text in left_out):
-                lines[f"{name}: {mine} for the head, {theirs} for the others: every rank gets the head's"] = False
-    if len(texts) > _MOST_NODES:
-        lines[f"{len(texts) - _MOST_NODES} of {len(texts)} are not compared"] = False
+    if len(worker_commands) > _MOST_NODES:
+        lines[f"{len(worker_commands) - _MOST_NODES} of {len(worker_commands)} are not compared"] = False
     for line, is_missing in lines.items():
         source.note(key, f"{'.'.join(key)}: {line}", is_missing=is_missing)
+
+
+def _compare_worker(command: str, worker_command: str, env: Mapping[str, str], overrides: Overrides) -> dict[str, bool]:
+    """Lines on what a worker's command has else than the head's, and whether each keeps the recipe from an endpoint.
+
+    Raises CommandError, LaunchError for a command that cannot be read.
+    """
+    head, worker = (read_inner_engine(Launch(1), text, env, overrides) for text in (command, worker_command))
+    notes = [note for note in worker.launch.notes if note not in head.launch.notes]
+    left_out = {note.text.partition(": put it into")[0]: note.is_missing for note in notes}
+    lines = dict(left_out)
+    for setting, value, worker_value in find_differences(head, worker):
+        if not any(text.startswith(f"{setting}: left out") for text in left_out):
+            lines[f"{setting}: {value} for the head, {worker_value} for the others: every rank gets the head's"] = False
+    return lines
 
 
 def _convert_options(source: Source, launch: Launch) -> dict[str, object]:
@@ -238,16 +247,17 @@ def _convert_options(source: Source, launch: Launch) -> dict[str, object]:
     is_privileged = _is_privileged(launch)
     for option, value, *_ in launch.options:
         name = _OPTIONS.get(option, option)
-        is_needless = _is_needless(name, value, is_privileged=is_privileged)
-        converted = {} if is_needless else convert_option(name, value)
-        if name == "devices" and (why := explain_reach(Container.model_construct(devices=(value.partition(":")[0],)))):
-            source.note(("runtime",), f"{_SETUP}: --{option} {value[:60]}: left out: {why}")
+        if _is_needless(name, value, is_privileged=is_privileged):
             continue
-        if converted is None:
+        left_out, converted = f"{_SETUP}: --{option} {value[:60]}: left out", convert_option(name, value)
+        if name == "devices" and (why := explain_reach(Container.model_construct(devices=(value.partition(":")[0],)))):
+            source.note(("runtime",), f"{left_out}: {why}")
+        elif converted is None:
             why = why_unused(name, value)
-            text = f"{_SETUP}: --{option} {value[:60]}: left out: {why or 'write it yourself'}"
-            source.note(("runtime",), text, is_missing=not why or name == "platform")
-        merge_keys(container, converted or {})
+            is_missing = not why or name == "platform"
+            source.note(("runtime",), f"{left_out}: {why or 'write it yourself'}", is_missing=is_missing)
+        else:
+            merge_keys(container, converted)
     for note in launch.notes:
         source.need(("runtime",), f"{_SETUP}: {note.text}")
     return container
@@ -264,8 +274,8 @@ def _is_privileged(launch: Launch) -> bool:
     return any(convert_option(*option[:2]) == {"privileged": True} for option in launch.options)
 
 
-def _miss_io_uring(source: Source, launch: Launch, command: str) -> None:
-    """Note io_uring as missing: the recipe turns docker's own seccomp profile off, which stays on under sparkd."""
+def _need_io_uring(source: Source, launch: Launch, command: str) -> None:
+    """Note io_uring as missing where the recipe turns docker's seccomp profile off for it: sparkd keeps that on."""
     is_unconfined = any(option.value == "seccomp=unconfined" for option in launch.options)
     settings = [f"{name}={option.value}" for name, option in launch.env.items()]
     if is_unconfined and not _is_privileged(launch) and _TABLE_ON_DISK.search("\n".join([*settings, command])):

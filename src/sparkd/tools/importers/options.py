@@ -1,7 +1,7 @@
 """Converts options of `docker run` to keys of a recipe. One without a counterpart becomes a note with its line."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from os.path import normpath
 from typing import NamedTuple
 
@@ -16,23 +16,25 @@ from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag
+from sparkd.tools.importers.container_options import convert_option, explain_reach, is_true, why_unused
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.sparkrun import convert_option, explain_reach, why_unused
 from sparkd.tools.importers.variables import unknown
 
 _RANK_VARIABLES = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
 """Variables that launchers set on each node."""
 OF_RANK = "sparkd sets what a node's rank needs"
-_SCHEMA_NAMES = {
+_SPARKRUN_NAMES = {
     "net": "network", "device": "devices", "volume": "volumes", "mount": "volumes", "shm-size": "shm_size",
     "memory": "memory_limit", "security-opt": "security_opt", "cap-add": "cap_add",
 }  # fmt: skip
+"""Names that `convert_option` has for docker's."""
 _IGNORED_OPTIONS = (
     "name", "rm", "detach", "interactive", "tty", "restart", "pull", "label", "log-driver", "log-opt", "runtime",
     "stop-timeout", "stop-signal", "hostname", "no-healthcheck", "quiet", "expose", "publish",
 )  # fmt: skip
 """Options that sparkd sees to itself, or that mean nothing on the node's network. `publish` has its own method."""
+_MOUNTS = ("volume", "mount")
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
 _PORT_OF_VLLM = "8000"
@@ -77,8 +79,8 @@ class Launch(Struct):
         self.notes.append(Note(line, text, is_missing, file))
 
 
-class Options(Struct):
-    """What a recipe keeps of a launch's options and variables."""
+class KeptSettings(Struct):
+    """What a recipe keeps of a launch's options and variables. The rest becomes notes of the launch."""
 
     launch: Launch
     folder: str
@@ -108,17 +110,18 @@ class Options(Struct):
             else:
                 self.env[name] = value
 
-    def container(self, flag_values: Iterable[str], model: str) -> dict[str, object]:
+    def container(self, flag_values: Collection[str], model: str) -> dict[str, object]:
         """Keys of schema 1's `container`.
 
         `flag_values`: of the engine, which may name files in a mount. `model`: the path or name that is served.
         """
         keys: dict[str, object] = {}
+        # --privileged comes first, since it includes others.
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
             if option.name in _IGNORED_OPTIONS or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
             if keys.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
-                continue  # --privileged includes these
+                continue
             converted, reason = self._convert(option)
             if converted is None:
                 self._leave_out(option, reason, flag_values, model)
@@ -130,22 +133,24 @@ class Options(Struct):
             keys["ipc"] = "private"  # docker's default, and where a size counts
         return keys
 
-    def _leave_out(self, option: Option, reason: str, flag_values: Iterable[str], model: str) -> None:
+    def _leave_out(self, option: Option, reason: str, flag_values: Collection[str], model: str) -> None:
         """Note an option that is left out. Missing are --platform, and a mount that the engine's flags need."""
-        is_path = option.name in ("volume", "mount", "device")
-        is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
+        is_mount = option.name in _MOUNTS
+        # A volume-opt may hold a share's password; any other path is no secret.
+        is_plain = (is_mount or option.name == "device") and "volume-opt" not in option.value
         printed = (option.value if is_plain else redact(option.value))[:100]
-        target = self._read_mount(option)[1] if is_path else ""
-        is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
-        is_missing = is_mount and any(is_below(value, target) for value in flag_values)
-        is_missing |= option.name == "platform" and not unknown(option.value)  # that of the machine, mostly
+        target = self._read_mount(option)[1] if is_mount else ""
+        if target and not _HUB_CACHE.fullmatch(target):
+            is_missing = any(is_below(value, target) for value in flag_values)
+        else:  # an unknown platform is mostly the machine's own
+            is_missing = option.name == "platform" and not unknown(option.value)
         if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
             return  # sparkd mounts the model there by itself
         self.launch.note(option, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
 
     def _convert(self, option: Option) -> tuple[dict[str, object] | None, str]:
         """The keys and empty text; or None, and why there are none."""
-        name, value = _SCHEMA_NAMES.get(option.name, option.name), option.value
+        name, value = _SPARKRUN_NAMES.get(option.name, option.name), option.value
         if missing := unknown(value):
             return None, f"what {redact(missing)} stands for is not known"
         if name == "volumes":
@@ -153,7 +158,7 @@ class Options(Struct):
             if reason:
                 return None, reason
         value = "all" if name == "gpus" else value  # a Spark has one
-        converted: dict[str, object] | None = {"init": True} if name == "init" else convert_option(name, value)
+        converted = dict[str, object](init=is_true(value)) if name == "init" else convert_option(name, value)
         if converted is None:
             default = "ranks use the node's own network" if name == "network" else "a recipe cannot say it"
             return None, why_unused(name, value) or default
@@ -179,15 +184,15 @@ class Options(Struct):
     def on_the_node(self, model: str) -> str:
         """The node's path of a model that is in a mount, since sparkd mounts it by itself; any other model as it is."""
         for option in self.launch.options:
-            if option.name in ("volume", "mount"):
+            if option.name in _MOUNTS:
                 source, target, _ = self._read_mount(option)
                 if target and is_below(model, target) and source.startswith("/"):
                     return source.rstrip("/") + model[len(target) :]
         return model
 
     def _read_mount(self, option: Option) -> tuple[str, str, str]:
-        """Source, target and mode as of `split_volume`, with an absolute source, and no slash at the target's end."""
-        source, target, mode = split_volume(option)
+        """Source, target and mode as of `_split_mount`, with an absolute source, and no slash at the target's end."""
+        source, target, mode = _split_mount(option)
         is_relative = source.startswith(".") and self.folder
         return normpath(f"{self.folder}/{source}") if is_relative else source, target.rstrip("/"), mode
 
@@ -202,7 +207,7 @@ class Options(Struct):
             ports = [flag.values[-1] for flag in flags if flag.name == "port" and flag.values]
             port = ports[-1] if ports else _PORT_OF_VLLM  # of several, vLLM takes the last
             match = _PORT.fullmatch(option.value)
-            if match and match[3] == port and published is flags:
+            if match and match[3] == port and published is flags:  # the first that leads to the engine
                 address = [Flag("port", (match[2],)), *([Flag("host", (match[1].strip("[]"),))] if match[1] else [])]
                 names = [flag.name for flag in address]
                 published = (*(flag for flag in flags if flag.name not in names), *address)
@@ -242,7 +247,7 @@ def port_text(address: str, published: str, target: str) -> str:
     return f"{where}{published}:{target}"
 
 
-def split_volume(option: Option) -> tuple[str, str, str]:
+def _split_mount(option: Option) -> tuple[str, str, str]:
     """Source, target and mode of --volume and --mount; a source that is no path is docker's own volume."""
     if option.name == "volume":
         source, _, rest = option.value.partition(":")

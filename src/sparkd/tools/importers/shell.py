@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 
 from msgspec import Struct, field
 
@@ -43,17 +44,16 @@ class Command(Struct):
     env: dict[str, str] = field(default_factory=dict)
     """Variables that are exported so far, and those that are assigned right before the program."""
     assigned: int = 0
-    """The number of words that are assignments, also of those behind `export`."""
+    """The number of its words that are assignments, also behind `export`."""
     block: int = 0
     """Line where a block begins that decides whether the command runs; 0 outside of any."""
 
 
 class Script(Struct):
-    """A reader, and its state between tokens. `line`: of the token that is read now."""
+    """A script that is read once, and the state of that between tokens."""
 
     text: str
     variables: Variables
-    first_line: int = 1
     exported: dict[str, str] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     arrays: dict[str, list[str]] = field(default_factory=dict)
@@ -75,10 +75,11 @@ class Script(Struct):
     here_ends: list[str] = field(default_factory=list)
     """Words that end the here-documents which begin on the next line."""
     line: int = 1
+    """The line of the token that is read now."""
 
     def read(self) -> list[Command]:
         """Read the commands. Assignments only set variables. Raises CommandError; then `line` has its line."""
-        self.line, at = self.first_line, 0
+        at = 0
         while at < len(self.text):
             end = self._take_token(at)
             self.line += self.text.count("\n", at, end)
@@ -128,10 +129,12 @@ class Script(Struct):
             return at + 1
         value, end = self.variables.use(self.text, at, in_shell=True)
         first, *others = re.split(r"[ \t\n]+", value)
-        self._add_text(first) if first else None
+        if first:
+            self._add_text(first)
         for other in others:
             self._end_word()
-            self._add_text(other) if other else None
+            if other:
+                self._add_text(other)
         return end
 
     def _take_word_start(self, at: int) -> int:
@@ -146,7 +149,7 @@ class Script(Struct):
             self._add_text(self.variables.values.get("HOME", mark("~")))
             return at + 1
         if to_fill_in := _TO_FILL_IN.match(self.text, at):
-            self._add_text(self.variables.by_user(to_fill_in[0][1:-1]) or mark(to_fill_in[0]))
+            self._add_text(self.variables.override(to_fill_in[0][1:-1]) or mark(to_fill_in[0]))
             return to_fill_in.end()
         if redirect := _REDIRECT.match(self.text, at):
             self.is_redirected = not redirect["to"]
@@ -160,8 +163,8 @@ class Script(Struct):
         return 0
 
     def _find_list(self, name: str) -> list[str]:
-        """The words of an array; the user's own, or a mark where it is not known."""
-        return self.variables.by_user(name).split() or self.arrays.get(name, [mark(f"${{{name}[@]}}")])
+        """The words that the user gives for an array; else its own, or a mark where they are not known."""
+        return self.variables.override(name).split() or self.arrays.get(name, [mark(f"${{{name}[@]}}")])
 
     def _take_end(self, text: str, end: int) -> int:
         """Take what ends a command: it may also begin or end an array, or begin here-documents, which are skipped."""
@@ -225,7 +228,10 @@ class Script(Struct):
         self.word, self.is_redirected = None, False
 
     def _expand(self, word: str) -> str:
-        """The word, with ~ filled in. A pattern of files or a list in braces becomes a mark: bash would expand it."""
+        """The word; in an assignment with ~ filled in.
+
+        Elsewhere a pattern of files, or a list in braces, becomes a mark: bash would expand it.
+        """
         earlier_words = self.current.words
         if _ASSIGNMENT.match(word) and (len(earlier_words) == self.current.assigned or earlier_words[0] in _DECLARING):
             self.current.assigned += 1
@@ -237,20 +243,19 @@ class Script(Struct):
         """Take the command that was read: follow its blocks, set its variables, and keep what runs a program."""
         self._end_word()
         command, self.current = self.current, Command()
-        start = next(
-            (place for place, word in enumerate(command.words) if word not in _BEFORE_COMMAND), len(command.words)
-        )
+        start = len([*takewhile(_BEFORE_COMMAND.__contains__, command.words)])
         start += 2 * (command.words[start : start + 1] == ["function"])  # and its name
         del command.words[:start], command.lines[:start]
-        if command.words and command.words[0] in _BLOCK_OPENING:
+        first_word = "".join(command.words[:1])
+        if first_word in _BLOCK_OPENING:
             self.blocks.append(command.lines[0])
-        if command.words and command.words[0] in _BLOCK_CLOSING and self.blocks:
+        if first_word in _BLOCK_CLOSING and self.blocks:
             self.blocks.pop()
         command.block = self.blocks[0] if self.blocks else 0
         if command.words[:2] == ["set", "--"]:
             self.arrays["@"] = [mark("${@[@]}")] if command.block else command.words[2:]
             return
-        if command.words and command.words[0] in ("if", "while", "until", "{", *_BLOCK_CLOSING):
+        if first_word in ("if", "while", "until", "{", *_BLOCK_CLOSING):  # a command follows on the same line
             del command.words[0], command.lines[0]
         self._take_declaration(command)
         if command.words:
@@ -300,9 +305,9 @@ def commands_in_container(
 ) -> list[Command]:
     """Read the commands of a text for a container's shell. Raises CommandError.
 
-    `overrides`: variables that no assignment changes. `words`: the text's $@.
+    `env`: the container's variables. `overrides`: variables that no assignment changes. `words`: the text's $@.
     """
-    hidden = {name: hide(name, env[name]) for name in env}
+    hidden = {name: hide(name, value) for name, value in env.items()}
     values = {name: mark(f"${name}") for name in OF_IMAGE} | hidden | {**overrides}
     inherited = set(values.keys() - overrides.keys())
     return Script(text, Variables(values, frozenset(overrides)), arrays={"@": [*words]}, inherited=inherited).read()

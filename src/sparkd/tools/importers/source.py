@@ -16,7 +16,6 @@ Overrides = Mapping[str, str]
 
 COMMAND = ("command",)
 """The key of the command that starts the engine."""
-_LONGEST_NUMBER = 300
 
 
 class UnusableRecipeError(Exception):
@@ -51,9 +50,11 @@ def as_mapping(value: object) -> Mapping[str, object]:
 
 
 class Source(Struct):
+    """What is imported, and the notes for people that reading it leaves."""
+
     document: Document
-    beside: Path | None = None
-    """The document's path, where it is a file: what was published with it lies beside it."""
+    path: Path | None = None
+    """The recipe's path, where it is a file: what was published with it lies beside it."""
     notes: list[Note] = field(default_factory=list)
     file: str = ""
     """The document's file, where several are imported."""
@@ -94,6 +95,11 @@ class Source(Struct):
     def items(self, key: str) -> list[object]:
         value = self.document.data.get(key)
         return value if isinstance(value, list) else [] if value is None else [value]
+
+    def all_items(self, key: str) -> list[object]:
+        """The items, also below `runtime_config`, to which sparkrun moves keys that it does not know."""
+        moved = as_mapping(self.document.data.get("runtime_config")).get(key)
+        return [*self.items(key), *(moved if isinstance(moved, list) else [])]
 
     def count(self, key: str) -> int | None:
         value = self.document.data.get(key)
@@ -144,10 +150,3 @@ def parse_overrides(words: list[str]) -> Overrides:
             raise UsageError(f"-o {word}: must be KEY=VALUE, such as -o port=9000")
         values[name] = value
     return values
-
-
-def whole_number(text: str) -> int:
-    """`int` with a bound on the length. Raises ValueError."""
-    if len(text) > _LONGEST_NUMBER:
-        raise ValueError("too long")
-    return int(text)

@@ -4,30 +4,22 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import Struct, toml
 from pydantic import ValidationError
 
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import validator_message
-from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import is_below
-from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten, whole_number
+from sparkd.tools.importers.container_options import convert_option, explain_reach, is_true, why_unused
+from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.templates import Values, substitute
 
-EXECUTOR = "executor_config"
+_EXECUTOR = "executor_config"
 _SPACE_BEHIND_BACKSLASH = re.compile(r"\\[ \t]+\n")
 _SERVED_NAME = re.compile(r"(?<!\S)--served-model-name(?=[=\s]|$)")
-_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?\s*([kmgt]?)i?b?", re.IGNORECASE)
-_ULIMIT = re.compile(r"([a-z]+)=(-?\d{1,18})(?::(-?\d{1,18}))?")
-_VOLUME = re.compile(r"([^:]+)(?::([^:]+))?(?::(ro|rw))?")
-_PROVIDED = re.compile(r"gpus all|network host|platform (?i:(?:linux/)?(?:arm64|aarch64)(?:/v\d)?|linux)?")
-"""Options that hold on a Spark anyway. Docker takes from the machine what a platform leaves out."""
-_NO_NEW_PRIVILEGES = ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
 
 
 class _Tables(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +30,7 @@ class _Tables(Struct, frozen=True, forbid_unknown_fields=True):
 
     flags: tuple[str, ...]
     """Keys of `defaults` that become flags of a recipe without a command, behind the model and tensor_parallel."""
-    sizes: dict[str, str]
+    flag_names: dict[str, str]
     """Flags whose name differs from their key."""
     switches: tuple[str, ...]
     """Keys of switches, besides those that begin with enable or disable."""
@@ -46,9 +38,8 @@ class _Tables(Struct, frozen=True, forbid_unknown_fields=True):
     """Switches whose false is a --no- flag."""
     refused: dict[str, str]
     """Keys that can't be left out, since the recipe would mean something else; each with the reason."""
-    keys: tuple[str, ...]
+    own_keys: tuple[str, ...]
     """Other keys of sparkrun that eugr's tool does not know."""
-    unused: dict[str, str]
     image: str
     defaults: dict[str, float]
     env: dict[str, str]
@@ -92,8 +83,9 @@ def _make_values(source: Source, overrides: Overrides) -> Values:
         name: value.replace("{{", "{").replace("}}", "}") if isinstance(value, str) and "{{" in value else value
         for name, value in source.mapping("defaults").items()
     }
-    text = source.text("command")
-    shell_names = {name for name in overrides if text.count(f"{{{name}}}") == text.count(f"${{{name}}}") > 0}
+    command = source.text("command")
+    # What the command has only as ${NAME}, and no default, is a variable of the shell: that gets the override.
+    shell_names = {name for name in overrides if command.count(f"{{{name}}}") == command.count(f"${{{name}}}") > 0}
     shell_names -= {*TABLES.defaults, *defaults}
     chosen = {name: _parse_override(text.strip()) for name, text in overrides.items() if name not in shell_names}
     model_path = source.mapping("cluster_config").get("resolved_model_path") or model
@@ -106,9 +98,10 @@ def _make_values(source: Source, overrides: Overrides) -> Values:
 
 
 def _parse_override(text: str) -> object:
+    """A truth value, a number or text, as sparkrun reads the value of -o."""
     if text.lower() in ("true", "yes", "false", "no"):
         return text.lower() in ("true", "yes")
-    for kind in (whole_number, float):
+    for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
@@ -127,6 +120,7 @@ def _make_command(source: Source, values: Values) -> str:
 
 
 def _make_command_from_defaults(source: Source, values: Values) -> str:
+    """The command that sparkrun makes of a recipe's `defaults` where it has no command."""
     model, revision = str(values.get("resolved_model_path")), source.text("model_revision")
     parts = ["vllm", "serve", model]
     if revision and not model.startswith("/") and ":" not in model:
@@ -134,12 +128,12 @@ def _make_command_from_defaults(source: Source, values: Values) -> str:
     if values.get("tensor_parallel"):
         parts += ["-tp", str(values.get("tensor_parallel"))]
     for name in TABLES.flags:
-        flag, value = TABLES.sizes.get(name) or f"--{name.replace('_', '-')}", values.get(name)
+        flag, value = TABLES.flag_names.get(name) or f"--{name.replace('_', '-')}", values.get(name)
         if value is None:
             continue
         if name not in TABLES.switches and not name.startswith(("enable_", "disable_")):
             parts += [flag, _quote_json(value)]
-        elif _is_true(value):
+        elif is_true(value):
             parts.append(flag)
         elif name in TABLES.negated:
             parts.append(f"--no-{flag[2:]}")
@@ -150,11 +144,6 @@ def _quote_json(value: object) -> str:
     """Quote JSON for the shell. Any other text is the shell's own."""
     text = json.dumps(value, separators=(",", ":"), default=str) if isinstance(value, dict | list) else str(value)
     return shlex.quote(text.strip()) if text.strip().startswith(("{", "[")) else text
-
-
-def _is_true(value: object) -> bool:
-    """Whether sparkrun takes the value for true: so it does any text with 1, t or y."""
-    return value is True or (bool(value) and any(letter in str(value).lower() for letter in "1ty"))
 
 
 def _check_replicas(values: Values) -> None:
@@ -191,20 +180,23 @@ def _read_environment(source: Source) -> Mapping[str, str]:
 def _read_container(source: Source, command: str) -> Mapping[str, object]:
     """Keys of schema 1's `container`, starting from sparkrun's defaults. Notes options without a counterpart."""
     keys = dict(TABLES.container)
-    for name, value in source.mapping(EXECUTOR).items():
+    for name, value in source.mapping(_EXECUTOR).items():
         if value is None:
             continue
         if name not in ("volumes", "devices"):
             keys.update(_convert_or_note(source, name, value, command))
             continue
         entries = value if isinstance(value, list) else [value]
-        taken = [kept for entry in entries for kept in _convert_or_note(source, name, [entry], command).get(name, [])]
+        taken = list[object]()
+        for entry in entries:
+            converted = _convert_or_note(source, name, [entry], command).get(name)
+            taken += converted if isinstance(converted, list) else []
         if taken or not entries:
             keys[name] = taken
     return keys
 
 
-def _convert_or_note(source: Source, name: str, value: object, command: str) -> dict[str, Any]:
+def _convert_or_note(source: Source, name: str, value: object, command: str) -> dict[str, object]:
     """Convert an option to keys of `container`.
 
     One that a recipe can't have, or by which the container would reach too much, is noted, and gives no key.
@@ -218,73 +210,15 @@ def _convert_or_note(source: Source, name: str, value: object, command: str) -> 
     else:
         reason = "" if name == "privileged" else explain_reach(container)
     if reason:
-        shown = "".join(f" {shorten(str(entry))}:" for entry in value) if isinstance(value, list) else ""
-        is_used = name == "volumes" and any(_is_used(volume, command) for volume in shown.split())
+        entries = [str(entry) for entry in value] if isinstance(value, list) else []
+        shown = "".join(f" {shorten(entry)}:" for entry in entries)
+        is_used = name == "volumes" and any(_is_used(volume, command) for volume in entries)
         leave_out = source.need if is_used or name == "platform" else source.note
-        leave_out((EXECUTOR, name), f"{EXECUTOR}.{name}:{shown} left out: {reason}")
+        leave_out((_EXECUTOR, name), f"{_EXECUTOR}.{name}:{shown} left out: {reason}")
     return {} if reason else converted or {}
 
 
 def _is_used(volume: str, command: str) -> bool:
     """Whether a word of the command is a path in the volume's target."""
-    target = (volume.rstrip(":").split(":")[1:] or [volume.rstrip(":")])[0].rstrip("/")
+    target = (volume.split(":")[1:] or [volume])[0].rstrip("/")
     return any(is_below(word, target) for word in re.split(r"[\s'\"=,]+", command)) if target else False
-
-
-def explain_reach(container: Container) -> str:
-    """Describe what the container would reach of the node beyond what an engine needs; empty for nothing."""
-    return next((issue.reason for issue in find_reach(container, {})), "")
-
-
-def why_unused(name: str, value: object) -> str:
-    """Why the engine does without an option; empty for an option that it may need."""
-    is_apparmor = name == "security_opt" and "apparmor" in str(value) and "seccomp" not in str(value)
-    return TABLES.unused.get("apparmor" if is_apparmor else name, "")
-
-
-def convert_option(name: str, value: object) -> dict[str, object] | None:
-    """Keys of `container`; None for an option or a value without a counterpart."""
-    text, words = str(value), [str(item) for item in value] if isinstance(value, list) else [str(value)]
-    limits, volumes = [_parse_limit(word) for word in words], [_parse_volume(word) for word in words]
-    match name:
-        case "privileged":
-            return {name: _is_true(value)}
-        case "gpus" if text in ("none", ""):
-            return {name: "none"}
-        case "gpus" | "network" | "platform" if _PROVIDED.fullmatch(f"{name} {text}"):
-            return {}
-        case "entrypoint" | "cap_add" if not value:
-            return {}
-        case "ipc":
-            return {name: text or "private"}
-        case "shm_size" | "memory_limit" if size_bytes := _parse_size(text):
-            return {f"{name.removesuffix('_size')}_bytes": size_bytes}
-        case "devices":
-            return {name: [re.sub(r"\A([^:]+):\1\Z", r"\1", word) for word in words]}
-        case "volumes" if all(volumes):
-            return {name: volumes}
-        case "ulimit" if all(limits):
-            return {"ulimits": dict(filter(None, limits))}
-        case "security_opt" if all(word in _NO_NEW_PRIVILEGES for word in words):
-            return {"no_new_privileges": bool(words)}
-    return None
-
-
-def _parse_limit(word: str) -> tuple[str, dict[str, int]] | None:
-    match = _ULIMIT.fullmatch(word)
-    return (match[1], {"soft": int(match[2]), "hard": int(match[3] or match[2])}) if match else None
-
-
-def _parse_volume(word: str) -> str:
-    """`SOURCE:TARGET:MODE`, with what the text leaves out; empty for text that is no volume."""
-    match = _VOLUME.fullmatch(word)
-    return f"{match[1]}:{match[2] or match[1]}:{match[3] or 'rw'}" if match else ""
-
-
-def _parse_size(text: str) -> int:
-    """The size in bytes; 0 for text that is no size, or one out of bounds."""
-    size = _SIZE.fullmatch(text)
-    if size is None:
-        return 0
-    size_bytes = int(float(f"{size[1]}.{size[2] or 0}") * _UNITS[size[3].lower()])
-    return size_bytes if size_bytes <= 2**50 else 0

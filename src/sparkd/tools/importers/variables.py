@@ -17,12 +17,14 @@ class CommandError(Exception):
 
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+"""Begin and end of a mark: noncharacters, which Unicode leaves to a program's own use."""
 _NO_BREAK = "\u00a0"
 _MARK = re.compile(f"(?<!{_OPEN}){_OPEN}++([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
 """Matches a mark of a mark, too: a text may be read twice."""
-_USE = re.compile(
+_NAMED = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
 )
+"""$NAME and ${NAME} in full; of ${NAME:-ALTERNATIVE}, what comes before the alternative."""
 _SCRIPT_FOLDER = re.compile(r'\$\(cd "?\$\(dirname "?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)"? && pwd(?: -P)?\)')
 """The folder that a script lies in."""
 _DEEPEST = 8
@@ -68,8 +70,8 @@ class Variables(Struct):
         """Its value, or a mark where it has none; a `name` that can't be one is returned as it is."""
         return self.values.get(name, mark(f"${name}") if name.isidentifier() else name)
 
-    def by_user(self, name: str) -> str:
-        """The value that the recipe's user gives by an option; empty without one."""
+    def override(self, name: str) -> str:
+        """The value that the user gives by an option; empty without one."""
         return self.values[name] if name in self.fixed else ""
 
     def assign(self, name: str, value: str) -> None:
@@ -79,19 +81,19 @@ class Variables(Struct):
     def fill(self, text: str, depth: int = 0) -> str:
         """The text with the value of each variable in it, and $ for $$. Raises CommandError."""
         filled, at = "", 0
-        while (use := text.find("$", at)) >= 0:
-            filled += text[at:use]
-            value, at = ("$", use + 2) if text.startswith("$$", use) else self.use(text, use, depth)
+        while (start := text.find("$", at)) >= 0:
+            filled += text[at:start]
+            value, at = ("$", start + 2) if text.startswith("$$", start) else self.use(text, start, depth)
             filled += value
         return filled + text[at:]
 
     def use(self, text: str, at: int, depth: int = 0, *, in_shell: bool = False) -> tuple[str, int]:
         """The value of the $ or backquote expression that begins at `at`, and its end. Raises CommandError."""
-        use = _USE.match(text, at)
-        end = use.end() if use and not use["mode"] else _find_end(text, at)
-        alternative = text[use.end() : end - 1] if use else ""
+        named = _NAMED.match(text, at)
+        end = named.end() if named and not named["mode"] else _find_end(text, at)
+        alternative = text[named.end() : end - 1] if named else ""
         alternative = re.sub(r'\\(["\\])', r"\1", alternative) if in_shell else alternative
-        value = self._evaluate_named(use, alternative, depth) if use else self._evaluate_other(text[at:end])
+        value = self._evaluate_named(named, alternative, depth) if named else self._evaluate_other(text[at:end])
         self.spend(len(value) if len(value) <= LONGEST else self.characters_left + 1)
         return value, end
 
@@ -101,8 +103,9 @@ class Variables(Struct):
         if self.characters_left < 0:
             raise CommandError("is too long once it is filled in")
 
-    def _evaluate_named(self, use: re.Match[str], alternative: str, depth: int) -> str:
-        name, mode = use["plain"] or use["name"], use["mode"] or ""
+    def _evaluate_named(self, named: re.Match[str], alternative: str, depth: int) -> str:
+        """The value of $NAME, or of ${NAME:-ALTERNATIVE}, also with another sign."""
+        name, mode = named["plain"] or named["name"], named["mode"] or ""
         value = self.values.get(name)
         is_set = value is not None and bool(value or ":" not in mode)
         if mode.endswith("+"):
@@ -135,18 +138,27 @@ def _find_end(text: str, at: int) -> int:
 
     Raises CommandError where nothing closes it.
     """
+    next_sign = text[at + 1 : at + 2]
     if text[at] == "`":
         end = text.find("`", at + 1) + 1
-    elif (opened := text[at + 1 : at + 2]) not in ("(", "{"):
-        return at + (2 if re.fullmatch(r"[@*#?!$0-9-]", opened) else 1)
+    elif next_sign in ("(", "{"):
+        end = _find_closing(text, at)
     else:
-        closing, end = list[str](), 0
-        for brace in re.compile(r"\$?\(|\$\{|[)}]").finditer(text, at):
-            opens = "(" in brace[0] if closing[-1:] == [")"] else brace[0] in ("$(", "${")
-            if opens:
-                closing.append(")" if "(" in brace[0] else "}")
-            elif closing[-1:] == [brace[0]] and closing.pop() and not closing:
-                return brace.end()
+        return at + (2 if re.fullmatch(r"[@*#?!$0-9-]", next_sign) else 1)
     if not end:
         raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end: close it")
     return end
+
+
+def _find_closing(text: str, at: int) -> int:
+    """The position after what closes the $( or ${ at `at`; 0 where nothing does."""
+    awaited = list[str]()  # what closes each open expression, the innermost last
+    for sign in re.compile(r"\$?\(|\$\{|[)}]").finditer(text, at):
+        # Among commands, as in $( ), a plain ( opens, too; in ${ } it is text.
+        if sign[0] in (("(", "$(") if awaited[-1:] == [")"] else ("$(", "${")):
+            awaited.append(")" if "(" in sign[0] else "}")
+        elif awaited[-1:] == [sign[0]]:
+            awaited.pop()
+            if not awaited:
+                return sign.end()
+    return 0

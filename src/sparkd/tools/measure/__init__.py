@@ -1,4 +1,5 @@
-"""A served endpoint, measured as its clients see it: whether its answers make sense, how fast they are.
+"""Measurements: the endpoint as its clients see it, trials of other plans by that, the fabric, and the GPU.
 
-Read smoke.py first. Nothing here changes a machine or reads its files.
+Read bench.py first. What is pure (figures.py, past.py, fabric.py, ladder.py) is apart from what sends requests, starts
+programs, or switches the plan for a trial.
 """

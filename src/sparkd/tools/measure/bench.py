@@ -35,7 +35,7 @@ class Wanted(Struct, frozen=True):
     """Differs from that of any earlier measurement, whose prompts the prefix cache may know."""
 
 
-class Result(Struct, frozen=True):
+class Benchmark(Struct, frozen=True):
     """A measurement, as the history keeps it."""
 
     made: str

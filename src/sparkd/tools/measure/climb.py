@@ -19,17 +19,8 @@ from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.base.status.model import read_living_report, utc_now
-from sparkd.tools.measure.ladder import (
-    BASE_STEP,
-    Knob,
-    Measured,
-    Position,
-    Value,
-    apply,
-    describe,
-    find_position,
-    name_step,
-)
+from sparkd.tools.measure.knobs import Knob, Value, set_values
+from sparkd.tools.measure.ladder import BASE_STEP, MeasuredStep, Position, Step, find_position
 from sparkd.tools.measure.measuring import run_warm
 from sparkd.tools.measure.soak import Sample, read_sample
 from sparkd.tools.measure.trial import (
@@ -44,10 +35,12 @@ from sparkd.tools.node import switching
 from sparkd.tools.node.served import open_endpoint
 
 DRAIN_SECONDS = 60
-BY_KNOB = ("plan-lint", "unified-memory")
+"""Time that running requests have left when a step begins."""
+KNOB_CHECKS = ("plan-lint", "unified-memory")
 """Checks whose outcome a knob decides: a finding of theirs makes a bad step, any other one stops the command."""
 FAULT_LENGTH = 300
-NOT_OF_THE_RECIPE = (
+"""Most characters of a fault that are kept of a step."""
+FOREIGN_CAUSES = (
     Cause.PEER_LOST,
     Cause.PEER_SILENT,
     Cause.PEER_STOPPED,
@@ -58,7 +51,7 @@ NOT_OF_THE_RECIPE = (
     Cause.OWN_ADDRESS_GONE,
 )
 """Causes of an engine's end that say nothing of the recipe."""
-AGAIN = "when that is over, the same command continues from here"
+RESUME_HINT = "when that is over, the same command continues from here"
 
 
 class Tuning(Struct, frozen=True):
@@ -70,18 +63,18 @@ class Tuning(Struct, frozen=True):
     """Fingerprint of the first recipe and the section `engine`."""
     knobs: tuple[Knob, ...]
     at_once: int
-    measured: tuple[Measured, ...] = ()
-    tried: tuple[str, Value] | None = None
+    measured: tuple[MeasuredStep, ...] = ()
+    tried: Step | None = None
     """The step under way."""
     tries: int = 0
-    """How many processes have begun that step and died before its end."""
+    """How many processes have begun that step: each died before its end, or takes it now."""
 
 
 FILE = StateFile("tune-recipe.json", Tuning)
 
 
 class Climb:
-    """The climb of a ladder, a context manager: at its end the node returns to the plan before."""
+    """Takes the steps of a ladder. A context manager: at its end the node returns to the plan before."""
 
     def __init__(self, tuning: Tuning, base: Chosen, config: Settings, host: Host, show: Callable[[str], None]) -> None:
         """Raises BlockedError where the node is about to change its plan."""
@@ -89,9 +82,9 @@ class Climb:
         self._base, self._config, self._host, self._show = base, config, host, show
         self._fingerprint = chosen_plan.fingerprint_config(config, host)
         """Fingerprint of the configuration that the switches replace."""
-        self._came_up = False
-        """Whether the last step's plan was put in force. From then on a missing file means that somebody else chose."""
-        self._back, self._switch = find_start(switching.read_choice(host), self._fingerprint, self._is_step)
+        self._was_in_force = False
+        """Whether the last step's plan came into force. From then on a missing file means that somebody else chose."""
+        self._plans_before, self._switch = find_start(switching.read_choice(host), self._fingerprint, self._is_step)
 
     def __enter__(self) -> Self:
         return self
@@ -111,23 +104,29 @@ class Climb:
         Raises SparkdError where it is stopped: the figures are kept, and the next run continues from there.
         """
         while (position := find_position(self.tuning.knobs, self.tuning.measured)).step is not None:
-            step, tries = position.step, self.tuning.tries if self.tuning.tried == position.step else 0
-            step_name = name_step(*step)
-            self.keep(replace(self.tuning, tried=step, tries=tries + 1))
-            self._show(f"step {len(self.tuning.measured) + 1}: {step_name}")
+            step = position.step
+            earlier_tries = self.tuning.tries if self.tuning.tried == step else 0
+            self.save(replace(self.tuning, tried=step, tries=earlier_tries + 1))
+            self._show(f"step {len(self.tuning.measured) + 1}: {step}")
             try:
-                fault = f"the node, or this command, was gone {TRIES} times meanwhile"
-                if tries < TRIES:
-                    fault = self._use(position.values, is_base=step == BASE_STEP)
-                measured = Measured(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
+                if earlier_tries < TRIES:
+                    measured = self._take(step, position.values)
+                else:
+                    fault = f"the node, or this command, was gone {TRIES} times meanwhile"
+                    measured = MeasuredStep(*step, fault=fault)
             except BaseException:
-                self.keep(replace(self.tuning, tried=None, tries=0))
+                self.save(replace(self.tuning, tried=None, tries=0))
                 raise
-            self.keep(replace(self.tuning, measured=(*self.tuning.measured, measured), tried=None, tries=0))
-            self._show(f"{step_name}: {describe(measured)}")
+            self.save(replace(self.tuning, measured=(*self.tuning.measured, measured), tried=None, tries=0))
+            self._show(f"{step}: {measured.describe()}")
         return position
 
-    def _use(self, values: Mapping[str, Value], *, is_base: bool) -> str:
+    def _take(self, step: Step, values: Mapping[str, Value]) -> MeasuredStep:
+        """Put the plan of a step in force and measure it. Raises as `_put_in_force` and `_measure`."""
+        fault = self._put_in_force(values, is_base=step == BASE_STEP)
+        return MeasuredStep(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
+
+    def _put_in_force(self, values: Mapping[str, Value], *, is_base: bool) -> str:
         """Switch to a plan with the values, and return "" once it is in force, or the fault for which it is not.
 
         Raises BlockedError where the fault is not the recipe's.
@@ -136,7 +135,7 @@ class Climb:
             return ""  # no load is needed
         until = switching.time_after(longest_step(self._config, DRAIN_SECONDS))
         engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
-        chosen = Chosen(apply(self._base.recipe, self.tuning.name, values), engine, until=until)
+        chosen = Chosen(set_values(self._base.recipe, self.tuning.name, values), engine, until=until)
         try:
             node = membership.make_context(self._config, self._host, chosen)
         except ConfigError as error:
@@ -153,30 +152,31 @@ class Climb:
     def _check_findings(self, node: NodeContext, *, is_base: bool) -> str:
         """Check whether the plan can start: the knobs' fault, or "". Raises BlockedError for any other finding."""
         findings = switching.findings_of(node, self._host, self._config)
-        by_knob = [finding for finding in findings if finding.id in BY_KNOB]
-        others = [finding for finding in findings if finding.id not in BY_KNOB]
+        knob_findings = [finding for finding in findings if finding.id in KNOB_CHECKS]
+        other_findings = [finding for finding in findings if finding.id not in KNOB_CHECKS]
         if is_base:
-            switching.refuse_blocked(node, others, self._config, self._host)
-        elif others:  # no rung needs more of another node than the recipe itself, and its agent may just start again
-            raise BlockedError("\n".join(switching.explain_findings(others)))
-        return sanitize("; ".join(switching.explain_findings(by_knob)), FAULT_LENGTH)
+            switching.refuse_blocked(node, other_findings, self._config, self._host)
+        elif other_findings:
+            # Other nodes are not queried: no rung needs more of them than the recipe, and their agents may be starting.
+            raise BlockedError("\n".join(switching.explain_findings(other_findings)))
+        return sanitize("; ".join(switching.explain_findings(knob_findings)), FAULT_LENGTH)
 
     def _switch_to(self, chosen: Chosen) -> str:
-        """Switch to the plan. Returns and raises as `_use`."""
-        previous = self._refuse_other()
-        self._came_up = False
+        """Switch to the plan. Returns and raises as `_put_in_force`."""
+        previous = self._refuse_other_choice()
+        self._was_in_force = False
         self._switch = switch = Switch(
             replaces=self._fingerprint,
             stage=Stage.DRAINING,
             to=chosen,
-            back=self._back,
+            back=self._plans_before,
             drain_seconds=DRAIN_SECONDS,
             chosen_at=utc_now(),
         )
         switching.write_switch(previous, switch, self._host)
         fault = self._follow(switch)
-        self._came_up = not fault
-        self._refuse_other()
+        self._was_in_force = not fault
+        self._refuse_other_choice()
         return fault
 
     def _follow(self, switch: Switch) -> str:
@@ -187,45 +187,45 @@ class Climb:
         try:
             fault = switching.follow(switch, self._host, self._show)
         except NotReadyError as error:
-            raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {AGAIN}") from None
+            raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None
         if NO_REASON in fault:
-            raise BlockedError(f"a node was gone meanwhile: {fault}", AGAIN)
+            raise BlockedError(f"a node was gone meanwhile: {fault}", RESUME_HINT)
         return fault
 
-    def _refuse_other(self) -> Switch | None:
+    def _refuse_other_choice(self) -> Switch | None:
         """The switch in the file. Raises BlockedError where somebody else has chosen since the last step."""
         choice, switch = switching.read_choice(self._host), self._switch
         if switch is None:
             return choice
-        is_replaced = choice.chosen_at != switch.chosen_at if choice is not None else self._came_up
+        is_replaced = choice.chosen_at != switch.chosen_at if choice is not None else self._was_in_force
         if is_replaced:
-            raise BlockedError(f"somebody has chosen {label(choice.chosen if choice else None)} meanwhile", AGAIN)
+            raise BlockedError(f"somebody has chosen {label(choice.chosen if choice else None)} meanwhile", RESUME_HINT)
         return choice
 
-    def _measure(self, step: tuple[str, Value]) -> Measured:
+    def _measure(self, step: Step) -> MeasuredStep:
         """Measure the plan in force. Raises BlockedError where the engine was ended by no fault of the recipe."""
         began = utc_now()
         try:
-            measured = self._test(step)
+            measured = self._smoke_and_bench(step)
         except EngineEndedError as error:
             end = switching.await_end(self._host, lambda last: last.at > began)
-            if end is not None and end.cause in NOT_OF_THE_RECIPE:
-                raise BlockedError(f"the engine was ended: {end.reason}", AGAIN) from None
+            if end is not None and end.cause in FOREIGN_CAUSES:
+                raise BlockedError(f"the engine was ended: {end.reason}", RESUME_HINT) from None
             if end is None and read_living_report(self._host.files) is None:
-                raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {AGAIN}") from None
-            measured = Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
-        self._refuse_other()
+                raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None
+            measured = MeasuredStep(*step, fault=sanitize(error.reason, FAULT_LENGTH))
+        self._refuse_other_choice()
         return measured
 
-    def _test(self, step: tuple[str, Value]) -> Measured:
+    def _smoke_and_bench(self, step: Step) -> MeasuredStep:
         """Smoke, then bench. Raises BlockedError without an agent, EngineEndedError, KeyboardInterrupt."""
         serves = switching.await_service(self._host, ready_seconds(self._config))
         if serves is None:
-            raise BlockedError("no agent runs any more", f"sudo systemctl start sparkd-head; {AGAIN}")
+            raise BlockedError("no agent runs any more", f"sudo systemctl start sparkd-head; {RESUME_HINT}")
         if not serves:
-            return Measured(*step, fault="it does not serve")
+            return MeasuredStep(*step, fault="it does not serve")
         if faults := smoke_twice():
-            return Measured(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
+            return MeasuredStep(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
         with open_endpoint(self.tuning.at_once) as served:
             benchmark = run_warm(served, make_load(self.tuning.at_once))
         try:
@@ -234,9 +234,9 @@ class Climb:
             hint = "the same command continues from here, with the kernels that the step has now"
             raise BlockedError(error.reason, hint) from None
         except NotReadyError as error:
-            return Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
+            return MeasuredStep(*step, fault=sanitize(error.reason, FAULT_LENGTH))
         first = benchmark.levels[0].first_token_seconds
-        return Measured(
+        return MeasuredStep(
             *step,
             rate=rate,
             first_token_seconds=first.median if first else None,
@@ -244,13 +244,13 @@ class Climb:
             fault=find_shortage(read_sample(self._host), self._config.memory.floor_mib << 20),
         )
 
-    def keep(self, tuning: Tuning | None) -> None:
+    def save(self, tuning: Tuning | None) -> None:
         """Write the state to its file. None removes it, so that the next ladder begins from the start.
 
         Raises UsageError.
         """
         with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
-            files.exchange(self._host.files, FILE, FILE.read(self._host.files), tuning)
+            files.compare_and_swap(self._host.files, FILE, FILE.read(self._host.files), tuning)
         self.tuning = tuning or self.tuning
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from sparkd.base.lib.text import sanitize
-from sparkd.tools.measure.traffic import Measured
+from sparkd.tools.measure.traffic import PairFigures
 from sparkd.tools.node.fabric_ports import MOST, FabricPort
 
 OK, SLOW, UNKNOWN = "ok", "slow", "unknown"
@@ -52,7 +52,7 @@ class Pair(Struct, frozen=True):
 
     own: Port
     other: Port
-    measured: Measured | None
+    measured: PairFigures | None
     trouble: Annotated[str, Meta(max_length=1000)] = ""
     """Why nothing was measured, or not RDMA."""
     rdma_gbps: float | None = None

@@ -13,7 +13,8 @@ from sparkd.base.vllm.streaming import Streamed
 
 DECODE, FIRST = "decode_tokens_per_second", "first_token_seconds"
 """Keys of a recipe's `expect`, by the number of requests: tokens of all requests together; seconds."""
-
+LEAST_DIFFERENCE = 0.03
+"""Share of a rate: a smaller difference counts as none, however small the spread is."""
 
 Reply: TypeAlias = Streamed | str
 """An answer, or why there is none."""
@@ -141,6 +142,17 @@ def find_level(levels: Iterable[LevelFigures], like: LevelFigures) -> LevelFigur
     """The level that was measured in the same way."""
     wanted = (like.concurrency, like.arrivals)
     return next((level for level in levels if (level.concurrency, level.arrivals) == wanted), None)
+
+
+def is_faster(rate: Spread | None, base: Spread | None) -> bool:
+    """Whether a rate is higher than `base` beyond the spread of both, and by LEAST_DIFFERENCE."""
+    if rate is None or base is None:
+        return False
+    return rate.low > base.high and rate.median > base.median * (1 + LEAST_DIFFERENCE)
+
+
+def describe_rate(rate: Spread) -> str:
+    return f"{rate.median:.1f} tokens/s ({rate.low:.1f} to {rate.high:.1f})"
 
 
 def ratio(figure: Spread | None, base: float | None) -> float | None:

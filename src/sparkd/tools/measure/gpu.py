@@ -3,6 +3,7 @@
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
@@ -17,7 +18,7 @@ from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.preflight.check import Finding, Verdict, block, ok, skipped, unknown, warn
 from sparkd.agent.preflight.checks.gpu import GB10, POWER_CYCLE
 from sparkd.base.cluster.membership import NodeContext
-from sparkd.base.host import Host, docker, docker_config, docker_image
+from sparkd.base.host import Host, docker, docker_image, gpu_access
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.gpu import GpuClocks, read_clocks
 from sparkd.base.host.owner import NodeOwner
@@ -25,7 +26,7 @@ from sparkd.base.lib import prepared, read_data, start_thread
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.base.lib.errors import Action, BlockedError, LaunchError
 from sparkd.base.lib.text import GIB, sanitize, size
-from sparkd.tools.measure.measuring import report_progress
+from sparkd.tools.measure.interrupts import report_progress
 
 Read = Callable[[], Sequence[GpuClocks]]
 AGAIN = "then again: sudo sparkd preflight --deep"
@@ -84,6 +85,7 @@ def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadlin
         last_line = sanitize(log.strip().rpartition("\n")[2], 300) or "no output"
         hint = "has the image torch for CUDA, and docker the GPU? sudo sparkd preflight --dry-run"
         return [Finding("gpu-compute", unknown(f"not measured: exit code {code}: {last_line}", hint), {}, 0.0)]
+    # A process that held memory while the GPU was idle, such as a desktop, is no load.
     users = [user for user in users_before | users_after if was_busy or user not in users_before]
     other_users = users or ["a process without a name"] * was_busy
     during_products = [clocks for at, clocks in samples if load.began <= at <= load.ended]
@@ -135,7 +137,7 @@ def _build_container(node: NodeContext, invocation: str, host: Host) -> dict[str
         raise BlockedError("docker is not running", f"sudo systemctl start docker, {AGAIN}")
     try:
         image = docker.query(host, lambda reader: docker_image.read_image(reader, ref))
-        access = docker_config.read_gpu_access(host)
+        access = gpu_access.read_access(host)
     except DockerError as error:
         raise BlockedError(f"docker does not answer as it should: {error}", "systemctl status docker") from None
     if image is None:
@@ -153,27 +155,37 @@ def parse_load(log: str) -> Load | None:
     return load if all(0 < figure < 1e6 for figure in (load.tflops, load.copy_gbps, load.ended - load.began)) else None
 
 
+class Conditions(NamedTuple):
+    """What may explain a low figure."""
+
+    mhz: float | None
+    held_by: list[str]
+    """Reasons for a lower clock in at least half of the samples."""
+    other_users: tuple[str, ...]
+    """Processes that load the GPU, too."""
+
+
 def judge(load: Load, name: str, samples: Sequence[GpuClocks], other_users: tuple[str, ...]) -> list[Finding]:
     """The findings on clocks, compute and other users of the GPU. Only a GB10's figures are compared. Pure.
 
-    `samples`: clocks during the products; `other_users`: processes that load the GPU, too.
+    `samples`: clocks during the products; `other_users`: as in `Conditions`.
     """
     mhz = _median([clocks.sm_mhz for clocks in samples if clocks.sm_mhz is not None])
     watts = _median([clocks.power_watts for clocks in samples if clocks.power_watts is not None])
-    held_reasons = [reason for clocks in samples for reason in clocks.held_by]
-    held_by = [reason for reason in dict.fromkeys(held_reasons) if 2 * held_reasons.count(reason) >= len(samples)]
+    reasons = Counter(reason for clocks in samples for reason in clocks.held_by)
+    held_by = [reason for reason, count in reasons.items() if 2 * count >= len(samples)]
+    conditions = Conditions(mhz, held_by, other_users)
     held_text = f", held down by {' and '.join(held_by)}" if held_by else ""
-    clocks_text = f"{mhz and f'{mhz:,.0f}'} MHz and {watts and f'{watts:.0f}'} W under load{held_text}"
-    clocks_text = clocks_text.replace("None", "unknown")
+    clocks_text = f"{_format(mhz)} MHz and {_format(watts)} W under load{held_text}"
     compute_text = f"{load.tflops:,.1f} TFLOPS in bf16, {load.copy_gbps:,.0f} GB/s read and written by copies"
     facts = {"name": name, "sm_mhz": mhz, "power_watts": watts, "held_by": held_by, "others": list(other_users)}
     findings = list[Finding]()
-    compared = (("clocks", clocks_text, mhz, MHZ), ("compute", compute_text, load.tflops, TFLOPS))
+    compared = (("gpu-clocks", clocks_text, mhz, MHZ), ("gpu-compute", compute_text, load.tflops, TFLOPS))
     for id_, figures_text, figure, scale in compared:
         verdict = ok(f"{figures_text}; compared with nothing: owners' figures are of {GB10}, and this is {name}")
         if GB10 in name:
-            verdict = _compare(figures_text, figure, mhz, scale, held_text, other_users)
-        findings.append(Finding(f"gpu-{id_}", verdict, facts | msgspec.structs.asdict(load), 0.0))
+            verdict = _compare(figures_text, figure, scale, conditions)
+        findings.append(Finding(id_, verdict, facts | msgspec.structs.asdict(load), 0.0))
     users_verdict = warn(f"others load the GPU, and lower the figures: {', '.join(other_users)}", f"stop them, {AGAIN}")
     return [*findings, Finding("gpu-users", users_verdict if other_users else ok("nobody else loads the GPU"), {}, 0.0)]
 
@@ -182,21 +194,23 @@ def _median(figures: Sequence[float]) -> float | None:
     return median(figures) if figures else None
 
 
-def _compare(
-    figures_text: str, figure: float | None, mhz: float | None, scale: Scale, held_text: str, other_users: object
-) -> Verdict:
+def _format(figure: float | None) -> str:
+    return "unknown" if figure is None else f"{figure:,.0f}"
+
+
+def _compare(figures_text: str, figure: float | None, scale: Scale, conditions: Conditions) -> Verdict:
     """The verdict on a figure. Another load or heat explains any low one, and a power cycle ends neither."""
     reason = f"{figures_text}; owners measured {scale.owners}"
     if figure is None:
         return unknown(reason, "the driver reports none: nvidia-smi; sudo dmesg | grep -e NVRM -e Xid")
     if figure >= scale.low:
         return ok(reason)
-    if other_users:
+    if conditions.other_users:
         return warn(reason, f"stop what else loads the GPU, {AGAIN}")
-    if "heat" in held_text:
+    if any("heat" in held for held in conditions.held_by):
         return warn(reason, f"free the node's air vents, let it cool, {AGAIN}")
     if figure >= scale.latched:
         return warn(reason, f"is its clock limited (nvidia-smi -lgc)? Else {POWER_CYCLE}, {AGAIN}")
-    if mhz is not None and mhz >= MHZ.low:
+    if conditions.mhz is not None and conditions.mhz >= MHZ.low:
         return warn(reason, f"the clock is right: has the image a torch for this GPU? Else another image, {AGAIN}")
     return block(reason, f"{POWER_CYCLE}, {AGAIN}", needs_person=True, action=Action.POWER_CYCLE)

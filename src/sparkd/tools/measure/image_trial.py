@@ -12,21 +12,20 @@ from msgspec.structs import replace
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, SparkdError
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import format_utc, sanitize
+from sparkd.base.state.facts import find_differences
 from sparkd.base.state.history import Launch, Row
-from sparkd.base.state.known_good import find_differences, format_utc
 from sparkd.base.state.switch import Chosen, Stage, Switch, label
 from sparkd.base.status.model import NodeReport, read_living_report
 from sparkd.tools.measure import measuring, trial
-from sparkd.tools.measure.bench import Result
-from sparkd.tools.measure.figures import LevelFigures, Spread
-from sparkd.tools.measure.ladder import LEAST_SHARE, describe_rate, is_faster
+from sparkd.tools.measure.bench import Benchmark
+from sparkd.tools.measure.figures import LEAST_DIFFERENCE, LevelFigures, Spread, describe_rate, is_faster
 from sparkd.tools.measure.past import find_runs
 from sparkd.tools.node.served import open_endpoint
 from sparkd.tools.node.switching import await_service, follow, go_back, read_choice, time_after, write_switch
 
 
-def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Result | None:
+def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Benchmark | None:
     """The last bench of the plan that runs, on the node as it is; None without one. Pure.
 
     Of its levels only the one with the most requests at once is kept.
@@ -50,7 +49,7 @@ def _is_steady(level: LevelFigures) -> bool:
     return is_whole and level.output_tokens_per_second is not None
 
 
-def bench_under_load(like: Result | None = None) -> tuple[Result, Spread]:
+def bench_under_load(like: Benchmark | None = None) -> tuple[Benchmark, Spread]:
     """A short bench, under the load of `like` where that is given; it goes to the history.
 
     Raises SparkdError where requests fail, StillCompilingError, KeyboardInterrupt.
@@ -83,7 +82,7 @@ class Comparison(NamedTuple):
     """Why the new one may not stay; empty unless it is slower."""
 
 
-def compare(baseline: Result, rate: Spread) -> Comparison:
+def compare(baseline: Benchmark, rate: Spread) -> Comparison:
     """The rate of the tried image beside the one before. Pure."""
     level = baseline.levels[0]
     baseline_rate = level.output_tokens_per_second
@@ -91,7 +90,7 @@ def compare(baseline: Result, rate: Spread) -> Comparison:
     if baseline_rate:
         baseline_text = f"{describe_rate(baseline_rate)} before, {format_utc(baseline.made)}"
     is_slower = is_faster(baseline_rate, rate)
-    fault = f"slower beyond the spread of both, and by {LEAST_SHARE:.0%}" if is_slower else ""
+    fault = f"slower beyond the spread of both, and by {LEAST_DIFFERENCE:.0%}" if is_slower else ""
     return Comparison(f"{level.concurrency} requests at once: {describe_rate(rate)}; {baseline_text}", fault)
 
 
@@ -127,7 +126,7 @@ class ImageTrial:
             if not stays:
                 go_back(self._host, lambda choice: (choice.chosen_at, choice.to) == (tried.chosen_at, tried.to))
 
-    def _find_fault(self, baseline: Result) -> str:
+    def _find_fault(self, baseline: Benchmark) -> str:
         """Why the tried plan may not stay; empty where it serves, passes smoke, and is not slower."""
         if not await_service(self._host, trial.ready_seconds(self._config)):
             return "it does not serve: sparkd status"

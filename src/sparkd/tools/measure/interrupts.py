@@ -1,12 +1,19 @@
-"""SIGINT, SIGTERM and SIGHUP end a measurement early, but its results are still printed."""
+"""SIGINT, SIGTERM and SIGHUP end a measurement early, a lost terminal does not; its results are still printed."""
 
 import asyncio
 import signal
+import sys
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def report_progress(line: str) -> None:
+    """Print a line to stderr. A terminal that has gone ends no measurement."""
+    with suppress(OSError):
+        print(f"sparkd: {line}", file=sys.stderr, flush=True)
 
 
 def catch_ends() -> None:

@@ -1,14 +1,11 @@
-"""Measurements of the endpoint for several commands, with their lock, their rows of the history, and warming."""
+"""Measurements of the endpoint for several commands, with their lock and their rows of the history."""
 
-import asyncio
 import re
 import select
-import sys
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,22 +14,19 @@ from msgspec.structs import replace
 from sparkd import __version__
 from sparkd.agent.actions import files
 from sparkd.agent.actions import history as store
-from sparkd.base.host import Host, caches
+from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.history import PATH, Bench, Row
-from sparkd.base.status.figures import COLD
-from sparkd.base.status.model import read_living_report, utc_now
+from sparkd.base.status.model import utc_now
 from sparkd.base.vllm.streaming import StreamError
-from sparkd.base.vllm.warm_up import Compiled, add_up, warm_up
-from sparkd.base.vllm.warm_up import Result as WarmResult
-from sparkd.base.vllm.warm_up_steps import read_limits
-from sparkd.tools.measure.bench import Result, Wanted, measure
+from sparkd.tools.measure.bench import Benchmark, Wanted, measure
 from sparkd.tools.measure.figures import DECODE, Depth, LevelFigures
-from sparkd.tools.measure.interrupts import catch_ends, run_interruptible
+from sparkd.tools.measure.interrupts import catch_ends, report_progress, run_interruptible
 from sparkd.tools.measure.soak import Sample, Soak, read_sample
+from sparkd.tools.measure.warming import count_compiled, warm_if_cold
 from sparkd.tools.node.endpoint import context_tokens
 from sparkd.tools.node.served import Served
 
@@ -40,12 +34,6 @@ MOST_AT_ONCE = 256
 CONCURRENCY, DEPTHS, MOST_TOKENS = (1, 2, 4, 8), (2048, 8192, 32768), 1 << 20
 SPARE_TOKENS = 32
 """Tokens of the context that stay free: a prompt's length is met to within a few tokens."""
-
-
-def report_progress(line: str) -> None:
-    """Print a line to stderr. A terminal that has gone ends no measurement."""
-    with suppress(OSError):
-        print(f"sparkd: {line}", file=sys.stderr, flush=True)
 
 
 def read_rows(host: Host) -> tuple[Row, ...]:
@@ -69,7 +57,7 @@ def keep(row: Row) -> None:
 @contextmanager
 def only_one() -> Iterator[None]:
     """Lock out other measurements, which would measure each other's load, and `catch_ends`. Raises UsageError."""
-    with files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`"):
+    with files.hold_command_lock(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`"):
         catch_ends()
         yield
 
@@ -95,43 +83,12 @@ def choose_lengths(options: Wanted, served: Served) -> Wanted:
     return replace(options, concurrency=options.concurrency or tuple(at_once), depths=tuple(filter(None, depths)))
 
 
-def make_row(benchmark: Result, served: Served) -> Bench:
+def make_row(benchmark: Benchmark, served: Served) -> Bench:
     figures = msgspec.Raw(msgspec.json.encode(benchmark))
     return Bench(uuid.uuid4().hex, benchmark.made, served.report.launch_id, benchmark.recipe, figures)
 
 
-def count_compiled(served: Served) -> Compiled:
-    """Count the compiled kernels: those that the nodes report, and those in this node's caches. Raises OSError."""
-    machine_files, names = Host().files, [cache.name for cache in served.node.plan.caches]
-    report = read_living_report(machine_files) or served.report
-    reports = (report, *(peer.living for peer in report.peers))
-    engines = [node.engine for node in reports if node is not None]
-    counts = [(engine.kernels_compiled, engine.compilers, engine.works) for engine in engines]
-    return add_up(counts, caches.count_kernels(machine_files, served.report.engine.image, names))
-
-
-async def warm(served: Served, seconds: float) -> WarmResult:
-    """Compile the kernels. Raises HttpError, OSError; ValueError where the engine reports no length of its context."""
-
-    def show(number: int, done: int, steps: int) -> None:
-        if not done:
-            report_progress(f"pass {number}, of {steps} steps")
-
-    limits = read_limits(served.node.plan.argv, await served.endpoint.context_tokens())
-    still_seconds = served.node.settings.supervise.stall_seconds
-    count = partial(asyncio.to_thread, count_compiled, served)
-    return await warm_up(served.endpoint, limits, count, show, seconds, still_seconds)
-
-
-async def warm_if_cold(served: Served) -> None:
-    """Compile the kernels where the report calls the caches of the head cold: it compiles for all nodes."""
-    if (read_living_report(Host().files) or served.report).engine.warmth == COLD:
-        report_progress("compile caches are cold: their kernels are compiled first")
-        with suppress(HttpError, OSError, ValueError):  # the measurement follows all the same
-            report_progress((await warm(served, served.node.settings.readiness.warm_seconds)).shown)
-
-
-def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
+def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Benchmark:
     """Measure, and return the figures, also those that an interrupt or an error leaves.
 
     `warms`: cold caches are warmed first. Raises HttpError, StreamError, ValueError without any figure.
@@ -162,7 +119,7 @@ def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
     levels = tuple(figure for figure in figures if isinstance(figure, LevelFigures))
     failed_level_fault = next((level.fault for level in levels if level.failed == level.requests), "")
     depths = tuple(figure for figure in figures if isinstance(figure, Depth))
-    return Result(
+    return Benchmark(
         made=started_at,
         node=served.report.node,
         recipe=served.node.plan.recipe,
@@ -178,7 +135,7 @@ def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
     )
 
 
-def run_warm(served: Served, wanted: Wanted) -> Result:
+def run_warm(served: Served, wanted: Wanted) -> Benchmark:
     """`run` with warm caches; once more, with other prompts, where kernels were compiled meanwhile, which slows it."""
     for _ in range(2):
         benchmark = run(served, replace(wanted, seed=time.time_ns()), warms=True)

@@ -8,18 +8,17 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkd.base.lib import prepared
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import format_utc, sanitize
 from sparkd.base.state.decline import describe_change, describe_slower_load, find_decline, median_before
 from sparkd.base.state.history import Bench, Launch, Row
-from sparkd.base.state.known_good import format_utc
-from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import LevelFigures, find_level, spread
 
 
 class Run(NamedTuple):
     """A bench of the history."""
 
-    result: Result
+    result: Benchmark
     launch: Launch | None
     """The launch that was measured; None where the history no longer has it."""
 
@@ -45,11 +44,11 @@ def find_runs(rows: Iterable[Row]) -> tuple[Run, ...]:
     for row in every_row:
         if isinstance(row, Bench):
             with suppress(ValueError):
-                runs.append(Run(msgspec.json.decode(row.figures, type=prepared(Result)), launches.get(row.launch)))
+                runs.append(Run(msgspec.json.decode(row.figures, type=prepared(Benchmark)), launches.get(row.launch)))
     return tuple(runs)
 
 
-def usual_figures(benchmark: Result, earlier: Sequence[Run]) -> Usual | None:
+def usual_figures(benchmark: Benchmark, earlier: Sequence[Run]) -> Usual | None:
     """Usual figures by earlier runs with the same lengths, of the same plan or else recipe; None without such runs."""
     alike = [run.result for run in earlier if _are_alike(run.result, benchmark)]
     runs = [run for run in alike if run.plan == benchmark.plan] or alike
@@ -60,30 +59,36 @@ def usual_figures(benchmark: Result, earlier: Sequence[Run]) -> Usual | None:
 
 def describe_slower_benches(runs: Sequence[Run]) -> tuple[str, ...]:
     """A line for each number of requests at which the last run is slower, with what changed since."""
-    lines = []
+    if not runs:
+        return ()
     alike = [run for run in runs if _are_alike(run.result, runs[-1].result)]
-    for level in runs[-1].result.levels if runs else ():
+    lines = []
+    for level in runs[-1].result.levels:
         rated = [(run, rate) for run in alike if (rate := _find_rate(run.result, level)) is not None]
-        rates = [rate for _, rate in rated]
-        start = find_decline(rates, more_is_better=True)
-        if start is None or rated[-1][0] is not runs[-1]:
-            continue
-        (last_good, _), (first_slow, _), (last, rate) = rated[start - 1], rated[start], rated[-1]
-        changes = "what changed is not known any more"
-        if last_good.launch is not None and last.launch is not None:
-            changes = describe_change(last_good.launch.facts, last.launch.facts)
-        where = f"{sanitize(last.result.recipe)}, {level.concurrency} at once"
-        figures = f"{rate:.1f} tokens/s, {median_before(rates, start):.1f} before"
-        lines.append(f"{where}: slower since {format_utc(first_slow.result.made)}: {figures}; {changes}")
+        first_slow = find_decline([rate for _, rate in rated], more_is_better=True)
+        if first_slow is not None and rated[-1][0] is runs[-1]:
+            lines.append(_describe_slower_level(level, rated, first_slow))
     return tuple(lines)
 
 
-def _are_alike(*runs: Result) -> bool:
+def _describe_slower_level(level: LevelFigures, rated: Sequence[tuple[Run, float]], first_slow: int) -> str:
+    """`rated`: runs with their rates, the oldest first. `first_slow`: index of the first run that is slower."""
+    last_good, (last, rate) = rated[first_slow - 1][0], rated[-1]
+    changes = "what changed is not known any more"
+    if last_good.launch is not None and last.launch is not None:
+        changes = describe_change(last_good.launch.facts, last.launch.facts)
+    where = f"{sanitize(last.result.recipe)}, {level.concurrency} at once"
+    since = format_utc(rated[first_slow][0].result.made)
+    before = median_before([earlier_rate for _, earlier_rate in rated], first_slow)
+    return f"{where}: slower since {since}: {rate:.1f} tokens/s, {before:.1f} before; {changes}"
+
+
+def _are_alike(*runs: Benchmark) -> bool:
     """Whether they are of one recipe, with the same lengths of prompt and answer."""
     return len({(run.recipe, run.prompt_tokens, run.answer_tokens) for run in runs}) == 1
 
 
-def _find_rate(benchmark: Result, like: LevelFigures) -> float | None:
+def _find_rate(benchmark: Benchmark, like: LevelFigures) -> float | None:
     level = find_level(benchmark.levels, like)
     return level.output_tokens_per_second.median if level and level.output_tokens_per_second else None
 

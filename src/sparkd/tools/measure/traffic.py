@@ -24,7 +24,7 @@ from statistics import median, quantiles
 from msgspec import Struct
 
 from sparkd.agent.cluster.client import SignedClient, Source
-from sparkd.agent.cluster.service import PeerApi
+from sparkd.agent.cluster.peer_api import PeerApi
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.http_connection import Limits, Request, Response
 from sparkd.base.lib.http_server import HttpServer
@@ -40,7 +40,7 @@ LOOPBACK = "127.0.0.1"
 Keys = Callable[[], tuple[bytes, ...]]
 
 
-class Measured(Struct, frozen=True):
+class PairFigures(Struct, frozen=True):
     """Figures between two addresses, seen from the first node."""
 
     sent_gbps: float
@@ -130,16 +130,16 @@ class Measurer(Struct, frozen=True):
 
         try:
             return asyncio.run(exchange())
-        except HttpError as error:
+        except HttpError as error:  # without "[Errno 111]", as other reasons are
             raise TrafficError(str(error).rpartition("] ")[2].lower()) from None
 
-    def measure(self) -> Measured:
+    def measure(self) -> PairFigures:
         """The figures by TCP; this takes some 8 s. Raises UnsignedError, OSError, TrafficError."""
         trip_seconds, rates = self._measure_trips(), list[float]()
         for reverse in (False, True):
             self.request(TCP)
             rates.append(programs.measure_tcp(self.own, self.to, reverse=reverse))
-        return Measured(rates[0], rates[1], median(trip_seconds) * 1e6, quantiles(trip_seconds, n=100)[-1] * 1e6)
+        return PairFigures(rates[0], rates[1], median(trip_seconds) * 1e6, quantiles(trip_seconds, n=100)[-1] * 1e6)
 
     def measure_rdma(self, hca: str) -> float | None:
         """Gb/s to the other node; None where that has no device or program for it. Raises as `measure` does."""

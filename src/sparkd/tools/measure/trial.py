@@ -5,9 +5,9 @@ import asyncio
 from sparkd.base.config import Settings
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, NotReadyError
 from sparkd.base.lib.text import sanitize
-from sparkd.tools.measure.bench import Result, Wanted
+from sparkd.tools.measure.bench import Benchmark, Wanted
 from sparkd.tools.measure.figures import Spread
-from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
+from sparkd.tools.node.served import CONNECTIONS, open_endpoint, run_smoke
 
 DEFAULT_CONCURRENCY, RUNS = 4, 5
 AWAITED_SECONDS, MEASURE_SECONDS = 900, 3600
@@ -33,7 +33,7 @@ def smoke_twice() -> list[str]:
     for _ in range(2):
         try:
             with open_endpoint(CONNECTIONS) as served:
-                rounds = asyncio.run(collect(served))
+                rounds = asyncio.run(run_smoke(served))
         except BlockedError as error:
             if not faults:
                 raise
@@ -52,7 +52,7 @@ class StillCompilingError(NotReadyError):
     """The engine compiled kernels during each try of a bench, which makes it slow."""
 
 
-def check_bench(benchmark: Result) -> Spread:
+def check_bench(benchmark: Benchmark) -> Spread:
     """The rate of a bench of one level, where it can be compared with another. Pure.
 
     Raises NotReadyError where requests failed, StillCompilingError, KeyboardInterrupt.

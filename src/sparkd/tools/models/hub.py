@@ -31,12 +31,12 @@ from sparkd.tools.models.peers import SPARE_BYTES
 if TYPE_CHECKING:
     from huggingface_hub._local_folder import LocalDownloadFileMetadata
 
-ANSWER_SECONDS = 60.0
-PAUSE_SECONDS = 2.0
-MAX_VAIN_TRIES = 3
+_ANSWER_SECONDS = 60.0
+_PAUSE_SECONDS = 2.0
+_MAX_VAIN_TRIES = 3
 """Tries in a row without a new byte. The client itself tries again only after some kinds of broken connections."""
-AGAIN = "run it again: it resumes"
-ANSWER_BYTES = 256 << 20
+_AGAIN = "run it again: it resumes"
+_ANSWER_BYTES = 256 << 20
 """Memory for the list of a model's files: the client reads it whole, and 0.3 MB on the wire may be 300 MiB (seen)."""
 
 
@@ -92,7 +92,7 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
         from huggingface_hub import HfApi
 
         with _limit_memory():
-            info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
+            info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=_ANSWER_SECONDS)
         files = {
             file.rfilename: RepoFile(file.rfilename, file.size, (file.lfs.sha256 if file.lfs else file.blob_id) or "")
             for file in info.siblings or ()
@@ -172,7 +172,7 @@ def _fetch(repo: Repo, file: RepoFile, folder: Path, token: str | bool, received
 def _append(
     url: str, partial: Path, size_there: int, full_bytes: int | None, token: str | bool, count: Callable[[int], None]
 ) -> None:
-    """Fetch what a partial file lacks behind its first `size_there` bytes, which are all of it, or none."""
+    """Fetch what a partial file lacks behind its `size_there` bytes, 0 for all. `full_bytes`: None where not known."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils.tqdm import silent_tqdm
@@ -222,18 +222,18 @@ def _fetch_until_complete(fetch: Callable[[], object], count_received: Callable[
     from huggingface_hub.errors import HfHubHTTPError
 
     bytes_before, vain_tries = count_received(), 0
-    while vain_tries < MAX_VAIN_TRIES:
+    while vain_tries < _MAX_VAIN_TRIES:
         try:
             fetch()
             return
         except _connection_errors() as error:
             bytes_now = count_received()
             vain_tries = vain_tries + 1 if bytes_now <= bytes_before else 0
-            is_of_disk = isinstance(error, OSError) and error.errno is not None
-            if is_of_disk or vain_tries == MAX_VAIN_TRIES or (vain_tries and isinstance(error, HfHubHTTPError)):
+            is_of_disk = isinstance(error, OSError) and error.errno is not None  # the client's own have no number
+            if is_of_disk or vain_tries == _MAX_VAIN_TRIES or (vain_tries and isinstance(error, HfHubHTTPError)):
                 raise
             bytes_before = bytes_now
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(_PAUSE_SECONDS)
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:
@@ -265,10 +265,10 @@ def _client(name: str) -> Iterator[None]:
 
 @contextmanager
 def _limit_memory() -> Iterator[None]:
-    """Meanwhile let this process take at most ANSWER_BYTES more. Raises MemoryError."""
+    """Meanwhile let this process take at most _ANSWER_BYTES more. Raises MemoryError."""
     soft, hard = limits = resource.getrlimit(resource.RLIMIT_AS)
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most_bytes = used_bytes + ANSWER_BYTES
+    most_bytes = used_bytes + _ANSWER_BYTES
     resource.setrlimit(
         resource.RLIMIT_AS, (most_bytes if soft == resource.RLIM_INFINITY else min(soft, most_bytes), hard)
     )
@@ -295,19 +295,19 @@ def _explain_error(error: Exception, name: str) -> BlockedError:
         case errors.OfflineModeIsEnabled():
             return BlockedError("HF_HUB_OFFLINE says to stay offline, so nothing is downloaded", "unset HF_HUB_OFFLINE")
         case errors.HfHubHTTPError():
-            return BlockedError(f"{ENDPOINT} answers HTTP {error.response.status_code} for {name}", AGAIN)
+            return BlockedError(f"{ENDPOINT} answers HTTP {error.response.status_code} for {name}", _AGAIN)
         case OSError(errno=int()):
-            hint = f"{'make room: df -h;' if error.errno == errno.ENOSPC else 'fix that,'} then {AGAIN}"
+            hint = f"{'make room: df -h;' if error.errno == errno.ENOSPC else 'fix that,'} then {_AGAIN}"
             hint = "with sudo, or into a folder of your own: --to FOLDER" if error.errno == errno.EACCES else hint
             return BlockedError(f"{sanitize(str(error.filename or 'a file'))}: {error.strerror}", hint)
         case MemoryError():
             hint = f"no list of files is so large; another mirror: sudo env HF_ENDPOINT=URL sparkd model pull {name}"
-            return BlockedError(f"{ENDPOINT} answers with more than {ANSWER_BYTES >> 20} MiB for {name}", hint)
+            return BlockedError(f"{ENDPOINT} answers with more than {_ANSWER_BYTES >> 20} MiB for {name}", hint)
         case ValueError() | RuntimeError() | ImportError():
             return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
         case _:
             command = f"sudo env HTTPS_PROXY=URL HF_ENDPOINT=URL sparkd model pull {name}"  # sudo keeps neither
-            hint = f"is this node online? Then {AGAIN}. By a proxy, from a mirror, or both: {command}"
+            hint = f"is this node online? Then {_AGAIN}. By a proxy, from a mirror, or both: {command}"
             return BlockedError(f"{ENDPOINT} can't be reached, or broke off: {type(error).__name__}", hint)
 
 

@@ -32,12 +32,12 @@ from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.status.model import Phase, read_living_report
-from sparkd.tools.models.image_store import Store, find_store, read_sizes
+from sparkd.tools.models.image_store import find_store, read_sizes
 from sparkd.tools.models.peers import require_room
 
-LEAST_MEMORY = 2 * GIB
+_LEAST_MEMORY_BYTES = 2 * GIB
 """The least for a step. A choice: with less, one compiler of a GPU's kernels does not run next to pip."""
-STOP = "sudo systemctl stop sparkd-head sparkd-worker"
+_STOP = "sudo systemctl stop sparkd-head sparkd-worker"
 _KILLED = re.compile(r"non-zero code: 137\b|\bKilled\b|\bOut of memory\b|\bMemoryError\b")
 _FULL = re.compile("no space left on device", re.IGNORECASE)
 _STEP = re.compile(r"Step (\d{1,3})/(\d{1,3}) : ")
@@ -148,6 +148,8 @@ def _format_title(step: Step) -> str:
 
 
 class BuildImages(NamedTuple):
+    """Images of this node that a build begins with or replaces, and the room for it."""
+
     base: Image
     replaced_id: str
     """Id of the image that has the name now; empty where none has."""
@@ -167,23 +169,22 @@ def find_images(sources: Sources, host: Host) -> BuildImages:
     """
     base, ref = sources.build.base, sources.recipe.image.ref
 
-    def read_images(reader: DockerReader) -> tuple[Image, int, str, tuple[str, BuiltFrom | None], Store]:
+    def read_images(reader: DockerReader) -> BuildImages:
         if (base_image := read_image(reader, base)) is None:
             raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
-        named_image, store = read_image(reader, ref), find_store(reader.info())
+        named_image, built = read_image(reader, ref), find_built(reader, ref)
+        (room,) = read_rooms(host, (find_store(reader.info()).folder,))
         needed_bytes = read_sizes(reader, base_image).unpacked_bytes // 2
-        return base_image, needed_bytes, named_image.id if named_image else "", find_built(reader, ref), store
+        require_room(room, needed_bytes, f" to build from {base}", "; sudo docker system df", None)
+        return BuildImages(base_image, named_image.id if named_image else "", *built, room)
 
     try:
-        answers = docker.query(host, read_images)
+        images = docker.query(host, read_images)
     except DockerError as error:
         raise BlockedError(f"docker does not answer: {sanitize(str(error))}", "systemctl status docker") from None
-    if answers is None:
+    if images is None:
         raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
-    base_image, needed_bytes, named_id, built, store = answers
-    (room,) = read_rooms(host, (store.folder,))
-    require_room(room, needed_bytes, f" to build from {base}", "; sudo docker system df", None)
-    return BuildImages(base_image, named_id, *built, room)
+    return images
 
 
 def find_memory(host: Host, memory: Memory) -> int:
@@ -194,12 +195,13 @@ def find_memory(host: Host, memory: Memory) -> int:
     """
     available_bytes, report = host.meminfo().available_bytes, read_living_report(host.files)
     if report is not None and report.phase in (Phase.LAUNCHING, Phase.LOADING):
-        hint = f"wait until sparkd status says serving; or: {STOP}"
+        hint = f"wait until sparkd status says serving; or: {_STOP}"
         raise BlockedError("an engine is loading, which takes its memory only now", hint)
     kept_bytes = round(memory.headroom_gib * GIB) + memory.floor_mib * MIB
-    if available_bytes - kept_bytes < LEAST_MEMORY:
-        reason = f"{size(available_bytes)} of memory available, {size(LEAST_MEMORY + kept_bytes)} needed to build"
-        raise BlockedError(reason, f"see what has it: sparkd preflight --dry-run; an engine: {STOP}")
+    needed_bytes = kept_bytes + _LEAST_MEMORY_BYTES
+    if available_bytes < needed_bytes:
+        reason = f"{size(available_bytes)} of memory available, {size(needed_bytes)} needed to build"
+        raise BlockedError(reason, f"see what has it: sparkd preflight --dry-run; an engine: {_STOP}")
     return available_bytes - kept_bytes
 
 
@@ -208,7 +210,8 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
 
     Raises BlockedError with the last lines of the step that failed.
     """
-    steps, number = sources.build.steps, 0
+    # docker has two steps more: FROM before the recipe's steps, LABEL after them.
+    titles, place = ("", *map(_format_title, sources.build.steps), ""), -1
     labels = {BUILT: encode(sources.built_from(base)).decode()}
     lines = image_build.build(sources.archive(base), labels, memory_bytes, cached=cached)
     last_lines = deque[str](maxlen=20)
@@ -216,12 +219,12 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
         while True:
             line = next(lines)
             step_line = _STEP.match(line)
-            # docker has two steps more: FROM before the recipe's steps, LABEL after them. Other lines may look alike.
-            if step_line and int(step_line[1]) == number + 1 and int(step_line[2]) == len(steps) + 2:
-                number += 1
+            # Other lines may look alike: the next step has the next number.
+            if step_line and int(step_line[1]) == place + 2 <= len(titles) == int(step_line[2]):
+                place += 1
                 last_lines.clear()
-                if 1 < number < len(steps) + 2:
-                    show(f"step {number - 1} of {len(steps)}: {_format_title(steps[number - 2])}")
+                if titles[place]:
+                    show(f"step {place} of {len(titles) - 2}: {titles[place]}")
             elif line.strip():
                 last_lines.append(line)
     except StopIteration as build_end:
@@ -229,7 +232,7 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
     except DockerError as error:
         redact = Redaction()
         text = "\n".join(f"  {redact(printable(line))}" for line in last_lines)
-        name = f"step {number - 1} ({_format_title(steps[number - 2])})" if 1 < number < len(steps) + 2 else "the build"
+        name = f"step {place} ({titles[place]})" if titles[place] else "the build"
         reason = redact(f"{name} failed: {sanitize(str(error), 400)}")
         hint = find_remedy(f"{text}\n{error}", memory_bytes)
         raise BlockedError(f"{text}\n{reason}".lstrip("\n"), f"{hint}; the image that has the name stays") from None
@@ -238,7 +241,7 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
 def find_remedy(output: str, memory_bytes: int) -> str:
     """What to do after a step that failed with this output."""
     if _KILLED.search(output):
-        return f"it may have needed more than its {size(memory_bytes)} of memory: fewer compilers at once, or {STOP}"
+        return f"it may have needed more than its {size(memory_bytes)} of memory: fewer compilers at once, or {_STOP}"
     return "correct the recipe's step"
 
 

@@ -28,7 +28,7 @@ class ImageSizes(Struct, frozen=True):
 
 
 def find_store(info: object) -> Store:
-    """By docker's `info`."""
+    """The store that docker's `info` describes; `/` where it names no folder."""
     match info:
         case {"DriverStatus": [*pairs]} if ["driver-type", "io.containerd.snapshotter.v1"] in pairs:
             return Store(_CONTAINERD, True)
@@ -38,10 +38,10 @@ def find_store(info: object) -> Store:
 
 
 def read_sizes(docker: DockerReader, image: Image) -> ImageSizes:
-    """Raises DockerError.
+    """Read what an image takes. Raises DockerError.
 
-    Of an image that it keeps packed, docker's description counts the packed layers, and its list both (moby,
-    daemon/containerd/image_inspect.go and image_list.go). Without packed ones, both count the unpacked ones.
+    Where docker keeps packed layers, its description of an image counts these, and its list the unpacked ones, too
+    (moby, daemon/containerd/image_inspect.go and image_list.go). Without packed ones, both count the unpacked ones.
     """
     images = docker.images()
     for listed in images if isinstance(images, list) else ():

@@ -23,7 +23,8 @@ from sparkd.base.lib.text import parse_json, sanitize
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 COMMAND_SECONDS = 60.0
-ANSWER_LIMIT_BYTES = 4 << 20
+_ANSWER_LIMIT_BYTES = 4 << 20
+"""Limit of what a program prints; beyond it the program is killed."""
 NOT_FOUND = 127
 """Exit code of a shell that does not find the program."""
 
@@ -60,7 +61,7 @@ _KNOWN_FAILURES = (
     ("symlink has no referent", "a link in it leads to nothing here", "find it by -xtype l, and fix or remove it"),
     (r"Permission denied \(13\)", "this user may not write there", "--user root, or give the user the folder"),
 )
-"""Pattern in stderr, reason, hint, both with the fields of `diagnose`: the first one that matches counts."""
+"""Pattern in stderr, reason and hint, with fields that `diagnose` fills in: the first pattern that matches counts."""
 
 
 class ProgramResult(NamedTuple):
@@ -88,7 +89,7 @@ class SshHost(Struct, frozen=True):
 
     @property
     def login(self) -> str:
-        """As ssh takes it."""
+        """USER@ADDRESS, or the address alone, as ssh takes it."""
         return f"{self.user}@{self.address}" if self.user else self.address
 
     def run(self, *words: str, seconds: float = COMMAND_SECONDS, stdin_text: str = "") -> ProgramResult:
@@ -131,16 +132,16 @@ class SshHost(Struct, frozen=True):
         A link that this user puts there then leads to nothing that only root may change. No options where the login is
         not root, or root alone may write to the whole path. Raises BlockedError where several users may.
         """
-        ended = self.run("sh", "-c", _OWNERS, "sh", folder)
-        entries = _OWNER.findall(ended.answer)
-        if (ended.answer and not entries) or ended.code == NOT_FOUND:
-            raise self.failure(ended)
-        for number, (kind, modes, owner, name) in enumerate(entries, 1):
+        listing = self.run("sh", "-c", _OWNERS, "sh", folder)
+        parts = _OWNER.findall(listing.answer)
+        if (listing.answer and not parts) or listing.code == NOT_FOUND:
+            raise self.failure(listing)
+        for number, (kind, modes, owner, name) in enumerate(parts, 1):
             if owner != "root" and LOGIN.fullmatch(owner):
                 return (f"--rsync-path=runuser -u {owner} -- rsync",)
             is_sticky = modes[-1] in "tT"  # only the owner of the next part of the path may replace it
-            is_open = "w" in (modes[4], modes[7]) and kind != "l" and (not is_sticky or number == len(entries))
-            if owner != "root" or is_open:
+            is_writable = kind != "l" and "w" in (modes[4], modes[7])  # by the group or by others
+            if owner != "root" or (is_writable and (not is_sticky or number == len(parts))):
                 reason = f"nothing is written there as root: others may write to {sanitize(name)}, of {folder}"
                 repair = "sudo chown root: and sudo chmod go-w what it is: namei -l"
                 hint = f"there: {'sudo mkdir -p' if is_sticky else repair} {shlex.quote(folder)}"
@@ -248,8 +249,8 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, text
         if process.stdin:
             with suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(text.encode())
-        answer = process.stdout.read(ANSWER_LIMIT_BYTES) if process.stdout else b""
-        if len(answer) == ANSWER_LIMIT_BYTES:
+        answer = process.stdout.read(_ANSWER_LIMIT_BYTES) if process.stdout else b""
+        if len(answer) == _ANSWER_LIMIT_BYTES:
             process.kill()
         process.wait()
     except BaseException:

@@ -24,7 +24,7 @@ CORE = "VLLM::EngineCore"
 """The title of that process in vLLM 0.8 to 0.33; a number may follow."""
 POLL_SECONDS = 0.25
 LEAST_SECONDS, LOADS = 900.0, 3
-"""The limit of a wait: the longer of LEAST_SECONDS and so many times the last load's time."""
+"""The limit of a wait: LEAST_SECONDS, or LOADS times the last load's time where that is longer."""
 
 
 class Target(Struct, frozen=True):
@@ -42,8 +42,9 @@ def find_target(fault: str, host: Host, report: NodeReport) -> Target:
     if fault == "agent":
         return Target(report.pid, report.start_time, "", "sparkd's agent")
     container = find_container(host, report)
-    first = read_process(host.files, container.pid)
-    if fault == "rank" and first is not None:
+    if fault == "rank":
+        if (first := read_process(host.files, container.pid)) is None:
+            raise BlockedError(f"{container.name} has just ended by itself", "sparkd status")
         return Target(first.pid, first.start_time, container.id, f"the first process of {container.name}")
     for process in host.container_processes(container.pid, container.id):
         if " ".join(host.argv(process)).startswith(CORE):
@@ -69,22 +70,22 @@ def kill(target: Target) -> None:
 def follow(
     report_before: NodeReport, host: Host, limit_seconds: float, show: Callable[[str], None]
 ) -> tuple[float, NodeReport]:
-    """Show each step until the node serves again. Returns the seconds that took, and the report then.
+    """Show each step once the fault is noticed. Returns the seconds until the node serves again, and its report then.
 
     Raises NotReadyError where it does not serve within the limit.
     """
-    began, shown_step, is_over = time.monotonic(), "", False
+    began, shown_step, is_noticed = time.monotonic(), "", False
     while (seconds := time.monotonic() - began) <= limit_seconds:
         report = read_living_report(host.files)
-        is_over = (
-            is_over or report is None or report.phase not in IN_SERVICE or report.launch_id != report_before.launch_id
-        )
+        serving = report if report is not None and report.phase in IN_SERVICE else None
+        is_noticed = is_noticed or serving is None or serving.launch_id != report_before.launch_id
         step = report.phase.value if report is not None else "no agent"
-        if is_over and step != shown_step:
+        if is_noticed and step != shown_step:
             shown_step = step
             show(f"{seconds:7.1f} s  {sanitize(status_line(report)) if report is not None else 'no agent runs'}")
-        if is_over and report is not None and report.phase in IN_SERVICE:
-            return seconds, report
+        if is_noticed and serving is not None:
+            return seconds, serving
         time.sleep(POLL_SECONDS)
-    reason = f"it does not serve again {limit_seconds:.0f} s after the fault" if is_over else "nothing has noticed it"
+    late = f"it does not serve again {limit_seconds:.0f} s after the fault"
+    reason = late if is_noticed else "nothing has noticed it"
     raise NotReadyError(reason, f"journalctl -u sparkd-{report_before.role} -n 100; sudo sparkd capture")

@@ -20,6 +20,9 @@ ETHERNET, INFINIBAND = "1", "32"
 FAST_MBPS = 25_000
 """A port of at least this speed without an RDMA device may be one whose driver is missing."""
 MOST = 16
+LLDPD_SOCKET = "/run/lldpd.socket"
+MOST_NAMES = 32
+"""Interfaces of lldpd's answer that are read."""
 
 
 class FabricPort(Struct, frozen=True):
@@ -58,7 +61,8 @@ def _find_ports(
             continue
         hcas, addresses = infiniband.hcas_of(files, name), tuple(addresses_by_name.get(name, ()))
         is_fast = link.physical and (link.speed_mbps or 0) >= FAST_MBPS
-        if hcas or ((is_fast or (addresses and name not in default_routes)) and not _is_tunnel(files, name)):
+        has_no_router = bool(addresses) and name not in default_routes  # as a cable between nodes
+        if hcas or ((is_fast or has_no_router) and not _is_tunnel(files, name)):
             yield FabricPort(link, hcas, addresses, _find_twins(files, name, hcas))
 
 
@@ -86,13 +90,9 @@ def _sort_key(port: FabricPort) -> tuple[bool, bool, bool, int, str]:
     )
 
 
-SOCKET = "/run/lldpd.socket"
-MOST_NAMES = 32
-
-
 def read_names(host: Host) -> dict[str, tuple[str, ...]]:
     """Names of machines at the other end, by interface; empty without lldpd, or where this user may not query it."""
-    if not host.live or not host.files.exists(SOCKET):
+    if not host.live or not host.files.exists(LLDPD_SOCKET):
         return {}
     try:
         command = ("lldpcli", "-f", "json0", "show", "neighbors")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from shlex import quote
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -49,16 +50,25 @@ class Lack(Struct, frozen=True):
     """Whether it is an image that a person has to build."""
 
 
+class Candidate(NamedTuple):
+    """A recipe to examine."""
+
+    name: str
+    """Its name, or its path where it was loaded by that: as engine.recipe takes it."""
+    recipe: Recipe
+    own: bool
+    """Whether an administrator wrote the recipe."""
+
+
 class Fit(Struct, frozen=True):
     """A recipe with what this node lacks for it."""
 
     recipe: str
-    """Its name, or its path where it was loaded by that: as engine.recipe takes it."""
+    """The candidate's name."""
     nodes: int
     """The smallest number of nodes that it can be planned for."""
     model: str
     own: bool
-    """Whether an administrator wrote the recipe."""
     lacks: tuple[Lack, ...] = ()
 
     @property
@@ -72,25 +82,25 @@ class Fit(Struct, frozen=True):
 
 
 def find_fits(
-    recipes: Iterable[tuple[str, Recipe, bool]], settings: Settings, nodes: int | None, most_nodes: int, host: Host
+    candidates: Iterable[Candidate], settings: Settings, nodes: int | None, most_nodes: int, host: Host
 ) -> tuple[Fit, ...]:
-    """Fits, the best first. Each recipe comes with its Fit.recipe and Fit.own. `nodes`: their number, where known."""
+    """Fits, the best first. `nodes`: their number, where known."""
     cached = CachedHost(host)
-    return tuple(sorted((_examine(*recipe, settings, nodes, most_nodes, cached) for recipe in recipes), key=rank))
+    fits = (_examine(candidate, settings, nodes, most_nodes, cached) for candidate in candidates)
+    return tuple(sorted(fits, key=sort_key))
 
 
-def _examine(
-    word: str, recipe: Recipe, is_own: bool, settings: Settings, nodes: int | None, most_nodes: int, host: CachedHost
-) -> Fit:
+def _examine(candidate: Candidate, settings: Settings, nodes: int | None, most_nodes: int, host: CachedHost) -> Fit:
+    name, recipe, is_own = candidate
     trial = try_recipe(recipe, settings, nodes)
     plan, model = trial.plan, recipe.model.path.rpartition("/")[2]
     if plan is None:
-        return Fit(word, 0, model, is_own, (Lack(sanitize(trial.errors[0]), lasting=True),))
-    inputs, needed = CheckInputs(plan, settings), plan.node.cluster_size
-    if needed > most_nodes:
-        return Fit(word, needed, model, is_own, (Lack(f"needs {needed} nodes", lasting=True),))
+        return Fit(name, 0, model, is_own, (Lack(sanitize(trial.errors[0]), lasting=True),))
+    inputs, node_count = CheckInputs(plan, settings), plan.node.cluster_size
+    if node_count > most_nodes:
+        return Fit(name, node_count, model, is_own, (Lack(f"needs {node_count} nodes", lasting=True),))
     supply = read_supply(inputs, host, recipe.expect.get(WEIGHTS_GB))
-    return Fit(word, needed, model, is_own, tuple(judge_supply(word, recipe, inputs, supply)))
+    return Fit(name, node_count, model, is_own, tuple(judge_supply(name, recipe, inputs, supply)))
 
 
 def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
@@ -118,8 +128,8 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     )
 
 
-def judge_supply(word: str, recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterator[Lack]:
-    """Yield what the node lacks for the recipe's plan. `word`: its name or path."""
+def judge_supply(name: str, recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterator[Lack]:
+    """Yield what the node lacks for the recipe's plan. `name`: the candidate's."""
     plan = inputs.plan
     if inputs.uses_gpu and not supply.gpu:
         yield Lack("needs a GPU", lasting=True)
@@ -128,16 +138,16 @@ def judge_supply(word: str, recipe: Recipe, inputs: CheckInputs, supply: Supply)
     if supply.too_big:
         yield Lack(supply.too_big, lasting=True)
     if supply.model:
-        pull_command = f"sudo sparkd model pull {quote(word)}" if recipe.model.repo else ""
+        pull_command = f"sudo sparkd model pull {quote(name)}" if recipe.model.repo else ""
         yield Lack(f"{sanitize(plan.model_path)} {supply.model}", pull_command)
     if supply.image:
-        build_command = "" if supply.docker else recipe.image_build(word)
+        build_command = "" if supply.docker else recipe.image_build(name)
         reason = f"you build its image: {supply.image}" if build_command else supply.image
         command = supply.docker or build_command or f"sudo docker pull {plan.image}"
         yield Lack(reason, command, by_hand=bool(build_command) and build_command == recipe.image.build)
 
 
-def rank(fit: Fit) -> tuple[object, ...]:
+def sort_key(fit: Fit) -> tuple[object, ...]:
     """The order of fits; a false or smaller value comes first.
 
     Possible ones come first, then those that commands can supply, whose image no person has to build, and that lack

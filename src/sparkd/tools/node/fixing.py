@@ -26,7 +26,7 @@ from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.status.model import Phase
-from sparkd.tools.node.render import Shown
+from sparkd.tools.node.render import PreflightReport
 
 
 def _acquire_node(host: Host, loop: MainLoop, option: str = "") -> Actions:
@@ -40,7 +40,7 @@ def _acquire_node(host: Host, loop: MainLoop, option: str = "") -> Actions:
     return Actions.acquire(host, loop, NodeOwner(os.getpid(), "sparkd preflight", uuid.uuid4().hex))
 
 
-def end_named(pid: int, examine: Callable[[], Shown], host: Host) -> Shown:
+def end_named(pid: int, examine: Callable[[], PreflightReport], host: Host) -> PreflightReport:
     """End a process with its descendants, where a finding of `examine` offers that. Raises as `_acquire_node`.
 
     A blocked agent may own the node meanwhile: it launches nothing as long as that finding blocks.
@@ -53,7 +53,7 @@ def end_named(pid: int, examine: Callable[[], Shown], host: Host) -> Shown:
             if preflight.owner is None or preflight.owner.phase != Phase.BLOCKED.value:
                 raise
         offers = (offer for finding in preflight.findings for offer in finding.verdict.offers)
-        offer = next((offer for offer in offers if offer[0].pid == pid), None)
+        offer = next((offer for offer in offers if offer[0].pid == pid), None)  # the process, then its descendants
         if offer is None:
             hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
             raise UsageError(f"no finding offers to end pid {pid}", hint)
@@ -64,7 +64,7 @@ def end_named(pid: int, examine: Callable[[], Shown], host: Host) -> Shown:
     return replace(examine(), changes_nothing=False, fixes=states, hooks=(), before=preflight.findings)
 
 
-def fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
+def fix_node(node: NodeContext, config: Settings, host: Host) -> PreflightReport:
     """Apply the allowed fixes, if together they clear every blocking finding. Raises as `_acquire_node`."""
     loop = MainLoop(Notifier(), {})
 
@@ -84,4 +84,4 @@ def fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
     finally:
         actions.release()
         loop.close()
-    return Shown(host.name(), node.role, False, outcome.findings, outcome.fixes, outcome.before)
+    return PreflightReport(host.name(), node.role, False, outcome.findings, outcome.fixes, outcome.before)

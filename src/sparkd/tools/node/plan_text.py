@@ -33,11 +33,11 @@ def describe_plan(
     the image, if that is known; else empty.
     """
     spec, node = plan.container, plan.node
-    memory_parts = list(demand.rows()) if demand else []
+    gpu_parts = list(demand.rows()) if demand else []
     if room:
-        memory_parts.append(("compilers on a cold cache", room.describe()))
+        gpu_parts.append(("compilers on a cold cache", room.describe()))
     if unbuilt:
-        memory_parts.append(("FlashInfer", _NO_KERNELS.format(unbuilt)))
+        gpu_parts.append(("FlashInfer", _NO_KERNELS.format(unbuilt)))
     privileged = "yes" if spec.privileged else "no"
     rows = [
         *((name, text) for finding in findings for name, text in ((finding.id, finding.reason), ("", finding.hint))),
@@ -58,7 +58,7 @@ def describe_plan(
         *(("cache", f"{cache.name} at {cache.target}") for cache in plan.caches),
         *(("secret", f"{secret.name} from {secret.file}") for secret in plan.secrets),
         ("memory", _describe_memory(plan)),
-        *(("", f"{part}: {text}") for part, text in (memory_parts if plan.container.gpus == "all" else ())),
+        *(("", f"{part}: {text}") for part, text in gpu_parts if spec.gpus == "all"),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
 

@@ -78,9 +78,9 @@ def lint(
 ) -> tuple[list[str], list[str]]:
     """Errors and warnings on a recipe, by plan-lint and by its plan, each with its file and line.
 
-    `memory_bytes`: memory of each node, which its GPU shares. `whole`: whether the recipe was read without a fault. If
-    not, only keys that are written in it are judged, since a missing one may be misspelt. `model`: a folder that is
-    read instead of the recipe's model.
+    `whole`: whether the recipe was read without a fault. If not, it is not planned, and only keys that are written in
+    it are judged, since a missing one may be misspelt. `memory_bytes`: memory of each node, which its GPU shares.
+    `vllm`: the flags by which it is judged. `model`: a folder that is read instead of the recipe's model.
     """
     host = host or Host()
     trial = try_recipe(loaded.recipe) if whole else Trial(None, (), ())
@@ -142,12 +142,13 @@ def _locate_key(loaded: LoadedRecipe, text: str) -> str:
 
 def _find_missing(plan: LaunchPlan) -> Iterator[str]:
     """Yield files that the recipe names and this machine does not have, except models and RDMA devices."""
-    missing = {plan.container.volumes[0].source, VERBS}
+    left_out = {plan.container.volumes[0].source, VERBS}
     for file in paths_of_plan(plan):
-        if missing.isdisjoint(accumulate(file.path.split("/"), "{}/{}".format)):
+        folders_and_file = accumulate(file.path.split("/"), "{}/{}".format)
+        if left_out.isdisjoint(folders_and_file):
             with suppress(OSError):  # unreadable for this user
                 if fault := read_path(Files(), file).fault:
-                    missing.add(file.path)
+                    left_out.add(file.path)  # what lies below it is missing for the same reason
                     yield f"{file.path} {fault} on this machine: {file.what} ({file.hint})"
 
 
@@ -162,11 +163,14 @@ def _make_launch(recipe: Recipe) -> Launch:
     """The engine's launch on any node: values with placeholders are None, or left out."""
     words = command_line(recipe.args)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
-    texts = [("model.path", recipe.model.path), ("model.served_name", recipe.model.served_name)]
-    texts.append(("image.ref", recipe.image.ref))
-    texts += [(f"secrets.{name}", file) for name, file in recipe.secrets.items()]
-    texts += [(f"caches.{name}", target or "") for name, target in recipe.caches.items()]
-    texts += [("container.volumes", f"{volume.source}:{volume.target}") for volume in recipe.container.volumes]
+    texts = (
+        ("model.path", recipe.model.path),
+        ("model.served_name", recipe.model.served_name),
+        ("image.ref", recipe.image.ref),
+        *((f"secrets.{name}", file) for name, file in recipe.secrets.items()),
+        *((f"caches.{name}", target or "") for name, target in recipe.caches.items()),
+        *(("container.volumes", f"{volume.source}:{volume.target}") for volume in recipe.container.volumes),
+    )
     sizes = {
         "container.shm_bytes": recipe.container.shm_bytes,
         "container.memory_limit_bytes": recipe.container.memory_limit_bytes,
@@ -181,6 +185,6 @@ def _make_launch(recipe: Recipe) -> Launch:
         pool_tokens=tokens if isinstance(tokens, int) else None,
         given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
         extra=recipe.flags.extra,
-        texts=tuple(texts),
-        sizes=tuple((key, size) for key, size in sizes.items() if size is not None),
+        texts=texts,
+        sizes=tuple((key, amount) for key, amount in sizes.items() if amount is not None),
     )

@@ -48,11 +48,8 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
         raise BlockedError(f"the agent has just ended; {UNCHANGED}", "sparkd status") from None
     try:
         current, times_before = read_account(host.files), _read_file_times(host)
-        if (
-            current is None
-            or (current.pid, current.start_time) != (owner.pid, owner.start_time)
-            or times_before is None
-        ):
+        is_same = current is not None and (current.pid, current.start_time) == (owner.pid, owner.start_time)
+        if not is_same or times_before is None:
             raise BlockedError(f"another agent has just begun; {UNCHANGED}", "try it again")
         signal.pidfd_send_signal(pidfd, signal.SIGHUP)
         _wait_for_service(host, owner, pidfd, times_before)

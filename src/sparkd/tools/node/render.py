@@ -9,8 +9,7 @@ from msgspec import Struct, to_builtins
 from sparkd.agent.preflight.check import Finding, Level
 from sparkd.agent.preflight.fixes import FixState
 from sparkd.agent.preflight.runner import fixes_to_apply, overall
-from sparkd.base.lib.text import Parts, Table
-from sparkd.base.state.known_good import format_utc
+from sparkd.base.lib.text import Parts, Table, format_utc
 
 CONFIGURATION = "configuration"
 """Id of the finding on a configuration that makes no plan."""
@@ -20,7 +19,7 @@ HELD_BACK = "held back"
 
 
 class Owner(Struct, frozen=True):
-    """The living agent of this node; `phase` and `since` (UTC) are empty where it has not reported."""
+    """The process that owns this node; `phase` and `since` (UTC) are empty where it has not reported."""
 
     pid: int
     command: str
@@ -36,7 +35,7 @@ class Owner(Struct, frozen=True):
         return f"{process}: {state}" + (f"; judged is the next start, without its {names}" if names else "")
 
 
-class Shown(Struct, frozen=True):
+class PreflightReport(Struct, frozen=True):
     """The outcome of preflight, as people and programs see it."""
 
     node: str
@@ -50,34 +49,34 @@ class Shown(Struct, frozen=True):
     owner: Owner | None = None
 
 
-def intended(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[FixState, ...]:
+def intended_fixes(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[FixState, ...]:
     """The fixes that the findings offer, each with whether it would be applied."""
     applied = fixes_to_apply(findings, allowed_kinds)
     fixes = dict.fromkeys(fix for finding in findings for fix in finding.verdict.fixes)
     return tuple(FixState(fix, WOULD_APPLY if fix in applied else HELD_BACK) for fix in fixes)
 
 
-def as_json(shown: Shown) -> str:
+def as_json(report: PreflightReport) -> str:
     fields = {
         "schema": 1,
-        "node": shown.node,
-        "role": shown.role,
-        "dry_run": shown.changes_nothing,
-        "verdict": overall(shown.findings).value,
-        "needs_person": any(finding.verdict.needs_person for finding in shown.findings),
-        "checks": [_check_as_json(finding, shown) for finding in shown.findings],
-        "before": [_check_as_json(finding, shown) for finding in shown.before],
-        "hooks": list(shown.hooks),
-        "owner": to_builtins(shown.owner),
+        "node": report.node,
+        "role": report.role,
+        "dry_run": report.changes_nothing,
+        "verdict": overall(report.findings).value,
+        "needs_person": any(finding.verdict.needs_person for finding in report.findings),
+        "checks": [_check_as_json(finding, report) for finding in report.findings],
+        "before": [_check_as_json(finding, report) for finding in report.before],
+        "hooks": list(report.hooks),
+        "owner": to_builtins(report.owner),
     }
     return json.dumps(fields, indent=1) + "\n"
 
 
-def _check_as_json(finding: Finding, shown: Shown) -> dict[str, object]:
+def _check_as_json(finding: Finding, report: PreflightReport) -> dict[str, object]:
     verdict = finding.verdict
-    verdicts = [verdict, *(earlier.verdict for earlier in shown.before if earlier.id == finding.id)]
+    verdicts = [verdict, *(earlier.verdict for earlier in report.before if earlier.id == finding.id)]
     fixes = [fix for offering in verdicts for fix in offering.fixes]
-    states = [state for state in shown.fixes if state.fix in fixes]
+    states = [state for state in report.fixes if state.fix in fixes]
     return {
         "id": finding.id,
         "level": verdict.level.value,
@@ -94,34 +93,34 @@ def _check_as_json(finding: Finding, shown: Shown) -> dict[str, object]:
     }
 
 
-def parts(shown: Shown, *, every: bool = False) -> Parts:
+def parts(report: PreflightReport, *, every: bool = False) -> Parts:
     """The owner, tables of findings, fixes and hooks, a summary, and without a plan the next step.
 
     A table has a row for each finding that is not ok, the worst first; with `every` all, in the order of the checks.
     """
-    lines: list[str | Table] = [str(shown.owner), ""] if shown.owner else []
-    if shown.before:
-        lines += ["before:", _make_table(shown.before, every, shown.node), ""]
-    table = _make_table(shown.findings, every, shown.node)
+    lines: list[str | Table] = [str(report.owner), ""] if report.owner else []
+    if report.before:
+        lines += ["before:", _make_table(report.before, every, report.node), ""]
+    table = _make_table(report.findings, every, report.node)
     if table.rows:
-        lines += [*(["after:"] if shown.before else []), table, ""]
-    for state in shown.fixes:
+        lines += [*(["after:"] if report.before else []), table, ""]
+    for state in report.fixes:
         lines.append(f"{state.state}: {state.fix.kind} {state.fix.target}{state.note and f' ({state.note})'}")
-    lines += [f"would run: {hook}" for hook in shown.hooks]
-    if shown.fixes or shown.hooks:
+    lines += [f"would run: {hook}" for hook in report.hooks]
+    if report.fixes or report.hooks:
         lines.append("")
-    needs_person = any(finding.verdict.needs_person for finding in shown.findings)
-    person_text = ", and a person is needed" if needs_person else ""
-    level = overall(shown.findings).value
-    lines.append(f"{shown.node} ({shown.role}): {level} ({_summarise(shown.findings)}){person_text}")
-    hints = (finding.verdict.hint for finding in shown.findings if finding.id == CONFIGURATION)
-    return [*lines, *(f"next: {hint}" for hint in hints if hint)]
+    hints = (finding.verdict.hint for finding in report.findings if finding.id == CONFIGURATION)
+    return [*lines, summarise(report), *(f"next: {hint}" for hint in hints if hint)]
 
 
-def _summarise(findings: Sequence[Finding]) -> str:
-    counts = Counter(finding.verdict.level for finding in findings)
+def summarise(report: PreflightReport) -> str:
+    """One line: the verdict on the node, and how many findings each level has."""
+    counts = Counter(finding.verdict.level for finding in report.findings)
     words = {Level.OK: "ok", Level.WARN: "warnings", Level.BLOCK: "blocks", Level.UNKNOWN: "unknown"}
-    return ", ".join(f"{counts[level]} {words.get(level, level.value)}" for level in Level if counts[level])
+    counted = ", ".join(f"{counts[level]} {words.get(level, level.value)}" for level in Level if counts[level])
+    needs_person = any(finding.verdict.needs_person for finding in report.findings)
+    person_text = ", and a person is needed" if needs_person else ""
+    return f"{report.node} ({report.role}): {overall(report.findings).value} ({counted}){person_text}"
 
 
 def _make_table(findings: Sequence[Finding], every: bool, node: str) -> Table:

@@ -94,7 +94,7 @@ def find_container(host: Host, report: NodeReport) -> ContainerFacts:
     return container
 
 
-async def collect(served: Served, show: Callable[[Round], object] = lambda _: None) -> list[Round]:
+async def run_smoke(served: Served, show: Callable[[Round], object] = lambda _: None) -> list[Round]:
     """Run the smoke test, and return its rounds; `show` gets each one once it is over. Raises HttpError."""
     plan, recipe, rounds = served.node.plan, served.node.recipe, []
     tokens, random_weights = context_tokens(plan, Host()), recipe.model.random_weights

@@ -28,7 +28,7 @@ def is_left(host: Host, role: str | None, env: Mapping[str, str]) -> bool:
     return is_own and known_rank.stays and (service_result in CRASHES or is_retried) and not is_stop_ordered()
 
 
-def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], None]) -> ExitCode:
+def end_orphans(host: Host, invocation: str, role: str | None, show: Callable[[str], None]) -> ExitCode:
     """End the orphans; `invocation` and `role`: as in `find_orphans`.
 
     Raises LaunchError where it is unknown whose a container is, or docker gives no list.
@@ -49,14 +49,11 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
     known_rank = read_rank(host)
 
     def list_by_holder(holder: Whose) -> list[ContainerFacts]:
-        return [
-            container
-            for container in facts.containers
-            if container.ours and whose(container, owner, known_rank) is holder
-        ]
+        ours = (container for container in facts.containers if container.ours)
+        return [container for container in ours if whose(container, owner, known_rank) is holder]
 
     orphans = find_orphans(facts.containers, owner, known_rank, invocation, role)
-    code = _end_orphans(host, orphans, show) if orphans else ExitCode.GOOD
+    code = _stop_containers(host, orphans, show) if orphans else ExitCode.GOOD
     if not invocation:
         for container in list_by_holder(Whose.LEFT):
             show(f"container {container.name} ({container.id[:12]}) is left alone: {LEFT}")
@@ -75,8 +72,8 @@ def find_orphans(
 ) -> tuple[ContainerFacts, ...]:
     """Containers whose agent is gone. With an `invocation` only those of that agent, with a `role` only those of it.
 
-    A rank that is left for the next agent is an orphan only where `invocation` names an agent that has ended, and that
-    agent had it, or `role` is given.
+    `invocation` names an agent that has ended. A rank that is left for the next agent is no orphan without it; with it,
+    the rank is one if that agent had it, or if a `role` is given.
     """
 
     def is_orphan(container: ContainerFacts) -> bool:
@@ -91,7 +88,7 @@ def find_orphans(
     return tuple(filter(is_orphan, containers))
 
 
-def _end_orphans(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:
+def _stop_containers(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:
     from sparkd.agent.actions.dockerd import Containers  # takes half a second, which is saved without orphans
     from sparkd.agent.actions.processes import end_orphan
 

@@ -31,7 +31,7 @@ from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
 from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, parse, read_living_report, read_report, utc_now
 from sparkd.base.status.publisher import status_line
-from sparkd.tools.node.dry_run import NextStart
+from sparkd.tools.node.next_start import NextStart
 
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""
@@ -58,7 +58,7 @@ def write_switch(before: Switch | None, after: Switch | None, host: Host) -> Non
     Raises UsageError where the file can't be written, or has something else than `before`.
     """
     with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
-        if not files.exchange(host.files, FILE, before, after):
+        if not files.compare_and_swap(host.files, FILE, before, after):
             raise UsageError(f"{FILE.path} has changed meanwhile: nothing is changed", "run it again")
 
 
@@ -115,7 +115,8 @@ def exchange_image(ref: str, span: int, config: Settings, host: Host) -> Chosen 
     current = chosen_plan.current_switch(config, host)
     if current is not None and current.stage is not Stage.IN_FORCE:
         raise BlockedError(f"this node is on the way to {label(current.chosen)}", "sparkd status")
-    chosen, ends_at = current.to if current is not None else None, time_after(span) if span else ""
+    chosen = current.to if current is not None else None
+    ends_at = time_after(span) if span else ""
     plan = membership.make_context(config, host, chosen).plan
     if not plan.image_id:
         _refuse_moved_name(plan.image, ref, host)
@@ -131,7 +132,8 @@ def _refuse_moved_name(name: str, ref: str, host: Host) -> None:
     running = report.engine.image if report is not None else ""
     if not running or named in (running, None):
         return
-    keep, wanted = f"sudo docker tag {name} {name}-new && " * bool(named), f"{name}-new" if ref == name else ref
+    keep = f"sudo docker tag {name} {name}-new && " if named else ""
+    wanted = f"{name}-new" if ref == name else ref
     reason = f"{name} is not the image that runs any more: there would be no way back to that"
     raise BlockedError(reason, f"{keep}sudo docker tag {running} {name}; then: sudo sparkd use --image {wanted}")
 
@@ -161,14 +163,14 @@ def make_switch(to: Chosen | None, drain: int, before: Switch | None, config: Se
     `before`: the switch in the file. Raises ConfigError, BlockedError where the node can't go there.
     """
     replaces = chosen_plan.fingerprint_config(config, host)
-    switch = before if before is not None and before.replaces == replaces else None
+    current = before if before is not None and before.replaces == replaces else None  # else the configuration holds
     node = membership.make_context(config, host, to)
-    if switch is None and to is None:
+    if current is None and to is None:
         return None
-    if switch is not None and switch.stage is Stage.IN_FORCE and switch.to is not None and switch.to.is_same_plan(to):
-        return None if switch.to == to else replace(switch, to=to)
+    if current and current.stage is Stage.IN_FORCE and current.to is not None and current.to.is_same_plan(to):
+        return None if current.to == to else replace(current, to=to)
     refuse_blocked(node, findings_of(node, host, config), config, host)
-    back = plans_before(switch, config, host)[:MOST_BACK]
+    back = plans_before(current, config, host)[:MOST_BACK]
     return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
 
 
@@ -194,15 +196,15 @@ def list_usable(config: Settings, host: Host) -> Table:
     """A line for each recipe: whether it could be used now, or why not."""
     current = chosen_plan.current_switch(config, host)
     next_start, nodes = NextStart(host), request_inventories(config, host)
-    in_force = current.chosen if current is not None else None
-    word = in_force.engine.recipe if in_force is not None else config.engine.recipe
-    chosen_text = "in force" if current is None or current.stage is Stage.IN_FORCE else "on the way"
+    chosen = current.chosen if current is not None else None
+    in_use = chosen.engine.recipe if chosen is not None else config.engine.recipe
+    in_use_text = "in force" if current is None or current.stage is Stage.IN_FORCE else "on the way"
     rows = [("RECIPE", "NOW", "")]
     recipes = find_recipes(recipe_folders(Path(host.files.root)))
-    word = next((name for name, path in recipes.items() if str(path) == word), word)
-    for recipe in (*recipes, *([word] if word.startswith("/") else [])):
+    in_use = next((name for name, path in recipes.items() if str(path) == in_use), in_use)
+    for recipe in (*recipes, *([in_use] if in_use.startswith("/") else [])):
         reason = _find_obstacle(recipe, config, next_start, nodes)
-        rows.append((recipe, chosen_text if recipe == word else "no" if reason else "yes", sanitize(reason)))
+        rows.append((recipe, in_use_text if recipe == in_use else "no" if reason else "yes", sanitize(reason)))
     return Table(rows, heading=True)
 
 
@@ -245,7 +247,7 @@ def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
     while (choice := read_choice(host)) and is_own(choice) and choice.stage is not Stage.RETURNING:
         with files.usage_error(f"{FILE.path} can't be changed", "sudo sparkd use --end"):
             # Writes nothing where the agent has just changed the file: the loop reads it again.
-            files.exchange(host.files, FILE, choice, replace(choice, stage=Stage.RETURNING))
+            files.compare_and_swap(host.files, FILE, choice, replace(choice, stage=Stage.RETURNING))
     return choice.chosen if choice else None
 
 

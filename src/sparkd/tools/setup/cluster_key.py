@@ -16,28 +16,28 @@ HEAD_HEADER = "# Private key of this head, of no other node: each line signs wha
 PUBLIC_HEADER = "# Public key of the head that this node has joined: each line is accepted."
 
 
-class KeyFile(NamedTuple):
-    """A file to write, with a secret in it."""
+class SecretFile(NamedTuple):
+    """A file to write that only root may read: keys, or a URL with a secret in it."""
 
     path: str
     text: str
     replaces: bool = False
-    """Whether it replaces another text."""
+    """Whether it is written over another text; else an existing file stays."""
     description: str = "a new key"
     """Its content in words, for the list of changes."""
 
 
-def new_files(path: str) -> tuple[KeyFile, ...]:
+def new_files(path: str) -> tuple[SecretFile, ...]:
     """Files for a head: the cluster's key at `path`, and the head's private key, both new."""
     private = key_text(os.urandom(KEY_BYTES).hex(), header=HEAD_HEADER)
-    return KeyFile(path, key_text(os.urandom(KEY_BYTES).hex())), KeyFile(head_key.PRIVATE, private)
+    return SecretFile(path, key_text(os.urandom(KEY_BYTES).hex())), SecretFile(head_key.PRIVATE, private)
 
 
-def joined_files(path: str, keys: Iterable[bytes], head_keys: Iterable[bytes]) -> tuple[KeyFile, ...]:
+def joined_files(path: str, keys: Iterable[bytes], head_keys: Iterable[bytes]) -> tuple[SecretFile, ...]:
     """Files for a node that joins: the cluster's keys at `path`, and the head's public keys."""
     public = key_text(*(key.hex() for key in head_keys), header=PUBLIC_HEADER)
     cluster = key_text(*(key.hex() for key in keys))
-    return KeyFile(path, cluster, replaces=True), KeyFile(head_key.PUBLIC, public, replaces=True)
+    return SecretFile(path, cluster, replaces=True), SecretFile(head_key.PUBLIC, public, replaces=True)
 
 
 def key_text(*keys: str, header: str = KEY_HEADER) -> str:
@@ -46,7 +46,7 @@ def key_text(*keys: str, header: str = KEY_HEADER) -> str:
 
 
 def is_key_text(text: str) -> bool:
-    """Whether it has one of sparkd's headers and else only keys, as also after a rotation or on another node."""
+    """Whether the text has one of sparkd's headers and otherwise only keys, however many a rotation has left."""
     header, *keys = text.splitlines() or [""]
     return header in (KEY_HEADER, HEAD_HEADER, PUBLIC_HEADER) and all(map(KEY.fullmatch, keys))
 

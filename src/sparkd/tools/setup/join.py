@@ -114,8 +114,8 @@ class Welcome(Struct, frozen=True):
 class Invitation:
     """Lets up to `limit` nodes join, once each. Listens on the head's fabric address at once, answers within a `with`.
 
-    `nodes`: those of the cluster so far. `head_keys`: public halves. `events` go to the journal by default. Raises
-    BlockedError where the port is taken.
+    `nodes`: those of the cluster so far. `keys`: the cluster's. `head_keys`: public halves of the head's. `events` go
+    to the journal by default. Raises BlockedError where the port is taken.
     """
 
     def __init__(
@@ -172,24 +172,24 @@ class Invitation:
 
         Raises BlockedError after MOST_WRONG wrong codes.
         """
-        joined = 0
-        while joined < self._limit:
+        joined_count = 0
+        while joined_count < self._limit:
             try:
                 news = self._news.get(timeout=max(0.0, self._deadline - time.monotonic()))
             except queue.Empty:
                 return
-            joined += isinstance(news, Guest)
+            joined_count += isinstance(news, Guest)
             yield news
             if self._wrong_codes >= MOST_WRONG and self._news.empty():
-                wrong = f"{self._wrong_codes} wrong codes, the last one from {news.address}"
-                reason = f"{wrong}: this code is not valid any more"
-                raise BlockedError(reason, AGAIN)
+                reason = f"{self._wrong_codes} wrong codes, the last one from {news.address}"
+                raise BlockedError(f"{reason}: this code is not valid any more", AGAIN)
 
     async def _handle(self, request: Request) -> Response:
         target = urlsplit(request.path)
         if target.path != "/join":
             return Response(404)
         address = canonical(request.source)
+        # A node that has got the keys still has a place, until so many nodes have joined.
         is_full = len(self._joined if address in self._sent else self._sent) >= self._limit
         if self._wrong_codes >= MOST_WRONG or is_full or time.monotonic() > self._deadline:
             return Response(410)

@@ -38,9 +38,9 @@ class Joined(NamedTuple):
     """Public halves of the head's own key."""
 
 
-def accept(text: str, *, port: int = PORT) -> Joined:
+def fetch_keys(code_text: str, *, port: int = PORT) -> Joined:
     """Get the keys from the head by a code. Raises UsageError for a wrong code, BlockedError without a valid answer."""
-    code = JoinCode.parse(text)
+    code = JoinCode.parse(code_text)
     own_address = _find_own_address(code.head, port)
     if own_address == code.head:
         raise UsageError(f"{own_address} is this node itself: the code is for the others")
@@ -56,9 +56,9 @@ def accept(text: str, *, port: int = PORT) -> Joined:
         return Joined(keys, code.head, own_address, nodes, head_keys)
 
 
-def confirm(text: str, own_inventory: Inventory, *, port: int = PORT) -> None:
-    """Report to the head that the keys are on disk, with the inventory of this node. Raises as `accept`."""
-    code, body = JoinCode.parse(text), inventory.dump(own_inventory)
+def confirm(code_text: str, own_inventory: Inventory, *, port: int = PORT) -> None:
+    """Report to the head that the keys are on disk, with the inventory of this node. Raises as `fetch_keys`."""
+    code, body = JoinCode.parse(code_text), inventory.dump(own_inventory)
     hello = Hello(socket.gethostname(), __version__, True, body if len(body) <= MOST_INVENTORY_BYTES else b"")
     with _explain_errors(code.head, port):
         asyncio.run(_exchange(code, _find_own_address(code.head, port), port, hello))

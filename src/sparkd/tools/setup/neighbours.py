@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
+from itertools import chain
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sparkd.base.host import Host
 from sparkd.base.host.sock_diag import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
@@ -24,7 +24,7 @@ PING_SECONDS, SEND_AT_SECONDS = 1.0, (0.0, 0.3)
 """Time in which answers count, and the times at which the two pings are sent."""
 CONNECT_SECONDS = 0.5
 MOST = 64
-"""Neighbours of one port, and addresses that are tried."""
+"""Neighbours of one port that are listed, and addresses in all to which a connection is tried."""
 ECHO = struct.Struct(">BBHHH")
 ECHO_REQUEST, ECHO_REPLY, ICMPV6_FILTER = 128, 129, 1
 ONLY_REPLIES = struct.pack("=8I", *(0xFFFF_FFFD if word == ECHO_REPLY // 32 else 0xFFFF_FFFF for word in range(8)))
@@ -49,7 +49,7 @@ class Neighbour(Struct, frozen=True):
 
 
 def find_neighbours(host: Host, interfaces: Iterable[str], port: int) -> tuple[Neighbour, ...]:
-    """Find them in at most 1.5 s; none where this user may not ping. A tree of files has them recorded.
+    """Find them in at most 1.5 s; none where this user may not ping. For a tree of files: as recorded in it.
 
     `port`: sparkd's report port.
     """
@@ -57,17 +57,15 @@ def find_neighbours(host: Host, interfaces: Iterable[str], port: int) -> tuple[N
         return tuple(host.files.recorded("neighbours", list[Neighbour]) or ())
     machines = ping_all(tuple(interfaces))
     table = read_table() if machines else {}
-    neighbours = []
-    for interface, link_local in machines:
-        hardware_key = (interface, table.get((interface, link_local)))
-        addresses = (
-            address for (port_name, address), hardware in table.items() if (port_name, hardware) == hardware_key
-        )
-        others = tuple(address for address in addresses if not ip_address(address).is_link_local)
-        neighbours.append(Neighbour(interface, link_local, others))
-    open_addresses = _find_open([address for neighbour in neighbours for address in neighbour.addresses], port)
+    by_hardware: dict[tuple[str, bytes | None], list[str]] = {}
+    for (interface, address), hardware in table.items():
+        if not ip_address(address).is_link_local:
+            by_hardware.setdefault((interface, hardware), []).append(address)
+    others = {machine: tuple(by_hardware.get((machine[0], table.get(machine)), ())) for machine in machines}
+    accepting = _find_open(list(chain.from_iterable(others.values())), port)
     return tuple(
-        replace(neighbour, sparkd=not open_addresses.isdisjoint(neighbour.addresses)) for neighbour in neighbours
+        Neighbour(interface, link_local, addresses, sparkd=not accepting.isdisjoint(addresses))
+        for (interface, link_local), addresses in others.items()
     )
 
 
@@ -89,12 +87,19 @@ def ping_all(interfaces: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
                         pinger.sendto(ECHO.pack(ECHO_REQUEST, 0, 0, 0, len(send_at)) + token, all_nodes)
                 del send_at[0]
             for key, _ in selector.select((send_at[0] if send_at else PING_SECONDS) - elapsed_seconds):
-                with suppress(OSError):
-                    answer, source = key.fileobj.recvfrom(256)  # type: ignore[union-attr]  # a socket
-                    answers_here = sum(name == key.data for name, _ in machines)
-                    if answer[:1] == bytes([ECHO_REPLY]) and answer[ECHO.size :] == token and answers_here < MOST:
-                        machines.add((key.data, str(ip_address(source[0].partition("%")[0]))))
+                source = _read_reply(key.fileobj, token)  # type: ignore[arg-type]  # a socket
+                if source and sum(name == key.data for name, _ in machines) < MOST:
+                    machines.add((key.data, source))
     return tuple(sorted(machines))
+
+
+def _read_reply(pinger: socket.socket, token: bytes) -> str:
+    """The address from which the next message comes; empty where that is no reply with the token."""
+    with suppress(OSError):
+        message, source = pinger.recvfrom(256)
+        if message[:1] == bytes([ECHO_REPLY]) and message[ECHO.size :] == token:
+            return str(ip_address(source[0].partition("%")[0]))
+    return ""
 
 
 def _open_pinger(interface: str) -> socket.socket:

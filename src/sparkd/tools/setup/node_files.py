@@ -15,11 +15,11 @@ from sparkd.base.config.types import Section
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ConfigError
 from sparkd.base.vllm.args import API_KEY
-from sparkd.tools.setup.cluster_key import KeyFile, is_key_text
+from sparkd.tools.setup.cluster_key import SecretFile, is_key_text
 from sparkd.tools.setup.setup_manifest import Setup
-from sparkd.tools.setup.system_config import UnitFiles
+from sparkd.tools.setup.unit_files import UnitFiles
 
-HEAD = """\
+HEADER = """\
 # Written by `sparkd init`, and removed by `sparkd deinit`, unless other keys or comments are added to it. Your own
 # settings belong into ../sparkd.toml, which wins over this file: `sparkd config show --default` lists every key.
 """
@@ -31,7 +31,7 @@ Values = dict[Key, str | bool | list[str] | dict[str, str]]
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """The files below the host's root. `env`: the process's environment."""
+    """The files of `init` below the host's root. `env`: the process's environment."""
 
     host: Host
     env: Mapping[str, str]
@@ -57,12 +57,12 @@ class NodeFiles:
     def load(self) -> Loaded:
         return load_with_origins(self.env, self.root)
 
-    def changes(self, values: Values, settings: Settings, keys: Sequence[KeyFile] = ()) -> Iterator[str]:
+    def changes(self, values: Values, settings: Settings, files: Sequence[SecretFile] = ()) -> Iterator[str]:
         """Yield a line for each change that `write` would make. Raises ConfigError as `write`."""
         self.refuse_overruled(values)
         missing = self._missing(values).items()
         yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing)
-        yield from (f"{key.path}: {key.description}" for key in keys if not self.host.files.exists(key.path))
+        yield from (f"{file.path}: {file.description}" for file in files if not self.host.files.exists(file.path))
         for dropin in units.dropins(settings.model_copy(update=updated(settings, values))):
             if dropin.text and units.compare_file(self.host.files, dropin) in TO_WRITE:
                 yield dropin.path
@@ -81,21 +81,21 @@ class NodeFiles:
         """Whether a person's own file sets the value that holds."""
         return self.load().origins.get(".".join(key)) == str(self.root / self.file.lstrip("/"))
 
-    def write(self, values: Values, keys: Sequence[KeyFile] = ()) -> None:
-        """Write keys, settings and drop-ins, in this order: settings of several nodes need keys.
+    def write(self, values: Values, files: Sequence[SecretFile] = ()) -> None:
+        """Write secret files, settings and drop-ins, in this order: settings of several nodes need keys.
 
         Raises ConfigError, also where other settings would overrule these, and UsageError.
         """
         self.refuse_overruled(values)
         missing = self._missing(values)
         settings_text = render({**self._read_values(), **missing}) if missing else ""
-        for key in keys:
-            current_text = self.setup.read(key.path)
-            if current_text is None or (key.replaces and key.text != current_text):
+        for file in files:
+            current_text = self.setup.read(file.path)
+            if current_text is None or (file.replaces and file.text != current_text):
                 # As sparkd's own: else the manifest would keep the old key, and `deinit` would put it in force again.
-                self.setup.write(key.path, key.text, 0o600, own=True)
-            elif any(entry.path == key.path for entry in self.setup.written()):  # an older version kept the old key
-                self.setup.record(key.path, current_text, own=True)
+                self.setup.write(file.path, file.text, 0o600, own=True)
+            elif any(entry.path == file.path for entry in self.setup.written()):  # an older version kept the old key
+                self.setup.record(file.path, current_text, own=True)
         if settings_text:
             self.setup.write(self.init_file, settings_text, 0o644, own=True)
         dropins = units.dropins(self.load().settings)
@@ -126,8 +126,8 @@ class NodeFiles:
 
         A # in a line counts as a comment, since `init` writes no value with one.
         """
-        lines = (self.setup.read(self.init_file) or "").splitlines()
-        values, has_comments = self._read_values(), any("#" in line for line in lines if line not in HEAD.splitlines())
+        lines, values = (self.setup.read(self.init_file) or "").splitlines(), self._read_values()
+        has_comments = any("#" in line for line in lines if line not in HEADER.splitlines())
         secrets = values.get(("engine", "secrets"), {API_KEY: ""})
         has_known_keys = all(name in KEYS.get(section, ()) for section, name in values)
         return has_known_keys and isinstance(secrets, dict) and set(secrets) == {API_KEY} and not has_comments
@@ -139,7 +139,7 @@ class NodeFiles:
         """
         if owner := self.host.owner():
             raise BlockedError("an agent runs with what `sparkd init` wrote", owner.hint)
-        with self.setup.alone():
+        with self.setup.hold_lock():
             self.adopt()
             lines = list(self.setup.take_back())
             if lines:
@@ -154,7 +154,7 @@ class NodeFiles:
         for file in self.setup.written():
             with suppress(tomllib.TOMLDecodeError, RecursionError, ConfigError):
                 text = self.setup.read(file.path) or ""
-                is_own = file.path == self.init_file and text.startswith(HEAD) and self._is_whole()
+                is_own = file.path == self.init_file and text.startswith(HEADER) and self._is_whole()
                 if is_own or is_key_text(text):
                     self.setup.record(file.path, text, own=True)
 
@@ -167,7 +167,7 @@ class NodeFiles:
 
 def render(values: Values) -> str:
     """The text of `init`'s file."""
-    lines = [HEAD]
+    lines = [HEADER]
     for section in dict.fromkeys(section for section, _ in values):
         lines.append(f"\n[{section}]\n")
         lines += [f"{format_line(key, value)}\n" for (table, key), value in values.items() if table == section]

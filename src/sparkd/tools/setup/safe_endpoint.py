@@ -5,9 +5,9 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import PurePosixPath
 from shlex import quote
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from sparkd.base.cluster.endpoint import find_address, find_key, find_url, is_local
@@ -21,19 +21,26 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import known_good
 from sparkd.base.vllm.args import API_KEY
 from sparkd.tools.node.endpoint import request_lines
-from sparkd.tools.setup.cluster_key import KeyFile
+from sparkd.tools.setup.cluster_key import SecretFile
 from sparkd.tools.setup.node_files import NodeFiles, Values
 
 FOLDER = "/etc/sparkd"
 KEY_FILE, WEBHOOK_FILE = f"{FOLDER}/api.key", f"{FOLDER}/webhook"
-KEY_FILES = f"{FOLDER}/*api*key"
+KEY_PATTERN = f"{FOLDER}/*api*key"
 """Paths at which a key is made for a recipe. A stranger's recipe could name a file that something else reads."""
 LIMIT_BYTES = 4096
 TEMPLATES = {"slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
 """Template of messages by the receiver's domain. Any other is taken for ntfy, which people host themselves."""
-Additions = tuple[Values, tuple[KeyFile, ...]]
-"""Settings and files that are written in addition to `init`'s own."""
-NOTHING: Additions = ({}, ())
+
+
+class Draft(NamedTuple):
+    """Settings and files to write."""
+
+    values: Values
+    files: tuple[SecretFile, ...] = ()
+
+
+NOTHING = Draft({})
 
 
 @dataclass(frozen=True)
@@ -45,25 +52,26 @@ class Offers:
     prompt: Callable[[str], str] | None
     """Returns a person's answer to a question; None where nobody answers."""
 
-    def api_key(self, wish: bool | None) -> Additions:
+    def api_key(self, wish: bool | None) -> Draft:
         """A key for the API by the option `wish`; without it, where a person agrees.
 
         Raises ConfigError for an unfit file at its path.
         """
         if (plan := self.plan) is None:
             return NOTHING
-        plan_file = {secret.name: secret.file for secret in plan.secrets}.get(API_KEY, "")
-        path, settings_file = plan_file or KEY_FILE, self.files.load().settings.engine.secrets.get(API_KEY)
-        if path != settings_file and not PurePosixPath(path).match(KEY_FILES):
+        plan_file = next((secret.file for secret in plan.secrets if secret.name == API_KEY), "")
+        path = plan_file or KEY_FILE
+        is_in_settings = path == self.files.load().settings.engine.secrets.get(API_KEY)
+        if not (is_in_settings or PurePosixPath(path).match(KEY_PATTERN)):
             return NOTHING
         if not (self._wants_key(plan, plan_file) if wish is None else wish):
             return NOTHING
         values: Values = {} if plan_file else {("engine", "secrets"): {API_KEY: path}}
         if (key := self._read(path)) is None:
-            return values, (KeyFile(path, f"sk-{secrets.token_urlsafe(32)}\n"),)
+            return Draft(values, (SecretFile(path, f"sk-{secrets.token_urlsafe(32)}\n"),))
         if not key:
             raise ConfigError(f"{path} is empty: vLLM would serve without a key", f"sudo rm {quote(path)}")
-        return values, ()
+        return Draft(values)
 
     def _wants_key(self, plan: LaunchPlan, plan_file: str) -> bool:
         """Whether a person agrees to a key. No question where clients may have used the API without one.
@@ -81,7 +89,7 @@ class Offers:
         question = f"Other machines reach the API on port {port}. Make a key for it, {plan_file or KEY_FILE}? [Y/n] "
         return self.prompt(question).strip().lower() in ("", "y", "yes")
 
-    def messages(self, file: str) -> Additions:
+    def messages(self, file: str) -> Draft:
         """Messages to the URL in `file`, or without one to a URL that is typed. Raises ConfigError, UsageError."""
         loaded, path = self.files.load(), file or WEBHOOK_FILE
         url = (self._read(file) or "") if file else self._prompt_url(loaded.settings)
@@ -97,15 +105,14 @@ class Offers:
         if "notify.template" not in loaded.origins:
             domain = (urlsplit(url).hostname or "").split(".")[-2:]
             values["notify", "template"] = TEMPLATES.get(".".join(domain), "ntfy")
-        return values, () if file else (KeyFile(path, f"{url}\n", description="the URL that you typed"),)
+        if file:
+            return Draft(values)
+        return Draft(values, (SecretFile(path, f"{url}\n", description="the URL that you typed"),))
 
     def _prompt_url(self, settings: Settings) -> str:
         """The URL that a person types; empty where messages have a receiver already, or a file for a URL exists."""
-        if (
-            self.prompt is None
-            or settings.notify.configured_ways
-            or "webhook" in self.files.host.files.names_if_any(FOLDER)
-        ):
+        has_file = PurePosixPath(WEBHOOK_FILE).name in self.files.host.files.names_if_any(FOLDER)
+        if self.prompt is None or settings.notify.configured_ways or has_file:
             return ""
         return self.prompt("URL for messages to you, of ntfy, Slack or Discord [none]: ").strip()
 
@@ -117,24 +124,21 @@ class Offers:
         return None
 
 
-def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, str]]:
-    """Yield rows of a name and a text: what protects the API of a head, how to try it, and messages."""
+def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, ...]]:
+    """Yield names, each with its texts: what protects the API of a head, how to try it, and messages."""
     plan, (has_key, file) = node.plan, find_key(node)
     address, note = find_address(plan, host)
     if not is_local(plan):
         if has_key:
-            yield "key", file
-            yield "", "vLLM guards /v1 by it: /tokenize, /invocations, /metrics stay open"
+            yield "key", file, "vLLM guards /v1 by it: /tokenize, /invocations, /metrics stay open"
         else:
-            yield "key", "none: who reaches the port is served. To make one:"
-            yield "", "sudo sparkd init --api-key"
+            yield "key", "none: who reaches the port is served. To make one:", "sudo sparkd init --api-key"
         reachable_from = (not note and network.subnet_of(host.files, address)) or "YOUR-NETWORK"
-        yield from zip_longest(("firewall",), _firewall(host.files, node, reachable_from), fillvalue="")
-    yield from zip_longest(("try",), request_lines(find_url(plan, host)[0], file), fillvalue="")
+        yield "firewall", *_firewall(host.files, node, reachable_from)
+    yield "try", *request_lines(find_url(plan, host)[0], file)
     if not node.settings.notify.configured_ways:
         option = f" --webhook-file {WEBHOOK_FILE}" * host.files.exists(WEBHOOK_FILE)
-        yield "messages", "none will come when it fails. To give it a URL for them:"
-        yield "", f"sudo sparkd init{option}"
+        yield "messages", "none will come when it fails. To give it a URL for them:", f"sudo sparkd init{option}"
 
 
 def _firewall(files: Files, node: NodeContext, reachable_from: str) -> Iterator[str]:

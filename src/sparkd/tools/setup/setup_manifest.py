@@ -43,14 +43,17 @@ FILE = StateFile("setup.json", Manifest)
 
 
 class Setup:
-    """The machine below `root`. Raises UsageError where this user may not change it, ConfigError for unfit files."""
+    """Files below `root`, each in the manifest before it changes.
+
+    Raises UsageError where this user may not change them, ConfigError for unfit files.
+    """
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root, self.files = root, Files(str(root))
 
-    def alone(self) -> AbstractContextManager[None]:
+    def hold_lock(self) -> AbstractContextManager[None]:
         """The lock for changes. Raises UsageError while another process has it."""
-        return files.locked(self._root)
+        return files.hold_command_lock(self._root)
 
     def written(self) -> tuple[Written, ...]:
         """The entries of the manifest, in the order of their changes."""
@@ -94,10 +97,8 @@ class Setup:
         original = current_text = self.read(path)
         if own:
             original = None
-        elif previous and (
-            current_text is None or current_text == previous.before or not previous.is_edited(current_text)
-        ):
-            original = previous.before
+        elif previous and (current_text in (None, previous.before) or not previous.is_edited(current_text)):
+            original = previous.before  # what is there now is sparkd's, or what was there before sparkd
         self._save((*others, Written(path, original, _hash(text), replaced_sha256=_hash(current_text))))
 
     def take_back(self) -> Iterator[str]:

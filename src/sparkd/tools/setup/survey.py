@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
+from itertools import zip_longest
 
 from msgspec import Struct
 
@@ -11,12 +12,13 @@ from sparkd.agent.preflight.checks.docker import Docker
 from sparkd.base.config import Settings
 from sparkd.base.host import CachedHost, Host, docker_config
 from sparkd.base.host.gpu import NO_GPU
-from sparkd.base.lib.text import sanitize, size
+from sparkd.base.lib.text import GAP, sanitize, size
 from sparkd.tools.node.fabric_ports import FabricPort, read_names, read_ports
 from sparkd.tools.node.fit import Fit
 from sparkd.tools.setup.neighbours import Neighbour, find_neighbours
 
 MOST_SHOWN, MOST_REASONS = 4, 3
+NAME_WIDTH, LINE_LIMIT = 8, 400
 NETPLAN = "/etc/netplan/60-sparkd-fabric.yaml"
 
 
@@ -53,9 +55,8 @@ def take_survey(settings: Settings, host: Host) -> Survey:
     """Examine the node, in about two seconds. Raises OSError, ValueError where tables of the kernel are unreadable."""
     host = CachedHost(host)
     gpu = host.gpu() if host.gpu_present() else NO_GPU
-    gpu_names = ", ".join(dict.fromkeys(gpu.names)) or (
-        f"a GPU whose driver fails: {gpu.error}" if gpu.error else "no GPU"
-    )
+    no_gpu = f"a GPU whose driver fails: {gpu.error}" if gpu.error else "no GPU"
+    gpu_names = ", ".join(dict.fromkeys(gpu.names)) or no_gpu
     driver = f", driver {gpu.driver}" if gpu.driver else ""
     ports = read_ports(host.files)
     connected = tuple(port.link.name for port in ports if port.connected)
@@ -69,23 +70,31 @@ def take_survey(settings: Settings, host: Host) -> Survey:
     )
 
 
-def describe(survey: Survey) -> Iterator[tuple[str, str]]:
-    """Yield rows of a name and a text."""
+def format_rows(name: str, *texts: str) -> Iterator[str]:
+    """Yield a line for each text; the name stands before the first one."""
+    for label, text in zip_longest((name,), texts, fillvalue=""):
+        yield f"{label:{NAME_WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}"
+
+
+def describe(survey: Survey) -> Iterator[tuple[str, ...]]:
+    """Yield names, each with its texts, as `format_rows` takes them."""
     yield "node", survey.hardware
-    is_optional = survey.docker.level is Level.OK
-    yield "docker", survey.docker.reason + f" -> {survey.docker.hint}" * bool(survey.docker.hint and not is_optional)
-    if survey.docker.hint and is_optional:
-        yield "", f"to have it outlive that, without a restart now: {docker_config.KEEP_CONTAINERS}"
+    docker = survey.docker
+    if not docker.hint:
+        yield "docker", docker.reason
+    elif docker.level is Level.OK:  # the hint is on a restart of docker, which would end containers
+        keep = f"to have it outlive that, without a restart now: {docker_config.KEEP_CONTAINERS}"
+        yield "docker", docker.reason, keep
+    else:
+        yield "docker", f"{docker.reason} -> {docker.hint}"
     shown_links = set[str]()
     for port in survey.ports:
         if port.link.name not in shown_links:  # a twin is shown with its port
             yield "fabric", describe_port(port)
         shown_links |= {port.link.name, *port.twins}
     for name in dict.fromkeys(neighbour.interface for neighbour in survey.neighbours):
-        machines_here = [
-            _describe_neighbour(neighbour) for neighbour in survey.neighbours if neighbour.interface == name
-        ]
-        yield "answers", f"on {name}: {_join_first(machines_here)}"
+        here = [_describe_neighbour(neighbour) for neighbour in survey.neighbours if neighbour.interface == name]
+        yield "answers", f"on {name}: {_join_first(here)}"
     for name, machines in survey.names.items():
         yield "LLDP", f"on {sanitize(name, 32)}: {_join_first(machines)}"
     inventory = survey.inventory
@@ -100,10 +109,9 @@ def describe_port(port: FabricPort) -> str:
     if not port.connected:
         return f"{link.name}{rdma}: no cable, or the other end is off"
     speed = f"{link.speed_mbps / 1000:g} Gb/s, " if link.speed_mbps else ""
-    twins_without_address = [twin for twin in port.twins if port.addresses and len(port.hcas) < 2]
-    note = (
-        f"; its twin {twins_without_address[0]} has no address: half of the bandwidth" if twins_without_address else ""
-    )
+    note = ""
+    if port.addresses and port.twins and len(port.hcas) < 2:  # a twin with an address has its device in `hcas`
+        note = f"; its twin {port.twins[0]} has no address: half of the bandwidth"
     return f"{link.name}{rdma}: {speed}MTU {link.mtu}, {', '.join(port.addresses) or 'no address'}{note}"
 
 

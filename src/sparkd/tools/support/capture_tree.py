@@ -1,15 +1,12 @@
-"""Files of this machine that the checks read, with docker's answers, for `preflight --root`; and the archive of
-`sparkd capture`, which redacts every text.
+"""The tree in the archive of `sparkd capture`: files of this machine that the checks read, and docker's answers.
+
+`preflight --root` examines it as it would this machine. It has no secrets.
 """
 
-import io
-import json
 import os
 import re
-import tarfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
 
@@ -20,30 +17,31 @@ from sparkd.base.host import Host, kernel
 from sparkd.base.host.files import FIXTURE
 from sparkd.base.host.gpu import read_driver
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.redaction import HIDDEN, Redaction
-from sparkd.base.lib.text import parse_json
+from sparkd.base.lib.redaction import HIDDEN
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 
-WORDS, WORD_LENGTH = 6, 100
+MOST_WORDS, WORD_LENGTH = 6, 100
 """Words of a command line, and characters of a word, that are kept: enough to recognise the program."""
 _FLAG = re.compile(r"--[a-z][a-z0-9-]{0,60}|-[A-Za-z]?", re.ASCII)
-_ENGINE = re.compile(r"(?:/[\w./-]*/)?vllm|serve|vllm\.entrypoints\.[\w.]+", re.ASCII)
-"""Words by which a check recognises a foreign engine."""
-_COMMANDS = ("Path", "Cmd", "Entrypoint")
+_ENGINE_WORD = re.compile(r"(?:/[\w./-]*/)?vllm|serve|vllm\.entrypoints\.[\w.]+", re.ASCII)
+"""A word by which a check recognises a foreign engine."""
+_COMMAND_KEYS = ("Path", "Cmd", "Entrypoint")
 """Keys of commands in docker's answers."""
-_EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None, "Output": ""}
+_BLANKS: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None, "Output": ""}
 """Values in place of those in docker's answers; Output is a health check's."""
-SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
-STATE = "/var/lib/sparkd"
+SETTINGS_FOLDERS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
+STATE_FOLDER = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
+"""Names of files in these folders that get into the tree."""
 KEPT_STATE = (
     *("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json", "warm.json"),
     RANK_FILE.name,
 )
 """Files of sparkd's state that keep their content."""
-COUNTERS = ("statistics", "counters", "hw_counters")
+COUNTER_FOLDERS = ("statistics", "counters", "hw_counters")
+"""Folders of a network device's counters, in /sys."""
 ZERO_KEY = b"0" * 64 + b"\n"
 """Content in place of the cluster's key, so that checks of the tree find a key, as on the machine."""
 
@@ -55,7 +53,7 @@ def read_machine(settings: Settings, machine: Host, secret_files: Collection[str
     """
     host = RecordingHost(read_driver)
     with suppress(ConfigError):
-        look_at(settings, host)
+        examine_settings(settings, host)
     members = []
     for member in read_tree(host.recording, _find_more_files()):
         if member.path != kernel.LOG:
@@ -63,7 +61,7 @@ def read_machine(settings: Settings, machine: Host, secret_files: Collection[str
             members.append(member._replace(content=content))
     gpu = host.gpu()
     fixtures: dict[str, object] = {"nvml": gpu, "disks": host.recording.rooms}
-    fixtures |= {f"docker{path}": without_commands(answer) for path, answer in host.docker_answers().items()}
+    fixtures |= {f"docker{path}": redact_docker(answer) for path, answer in host.docker_answers().items()}
     members += (Member(f"{FIXTURE}/{name}.json", msgspec.json.encode(value)) for name, value in fixtures.items())
     with suppress(OSError):
         lines = (
@@ -78,7 +76,7 @@ def keep_content(path: str, content: bytes | None, key_file: str, secret_files: 
     name = path.rpartition("/")[2]
     if path == key_file:
         return ZERO_KEY
-    if path.startswith((f"{STATE}/", f"{RANK_FILE.folder}/")) and name not in KEPT_STATE:
+    if path.startswith((f"{STATE_FOLDER}/", f"{RANK_FILE.folder}/")) and name not in KEPT_STATE:
         return b""  # such as setup.json, which may have an earlier key of the cluster
     if path in secret_files or (path.startswith("/proc/") and name == "environ"):
         return b""
@@ -95,81 +93,39 @@ def hide_values(words: Sequence[str]) -> list[str]:
     line into it.
     """
     program = [word.split()[0] if word.strip() else "" for word in words[:1]]
-    return [word[:WORD_LENGTH] for word in (*program, *map(_hide_value, words[1:WORDS]))]
+    return [word[:WORD_LENGTH] for word in (*program, *map(_hide_value, words[1:MOST_WORDS]))]
 
 
 def _hide_value(word: str) -> str:
     flag = _FLAG.match(word)
-    return word if _ENGINE.fullmatch(word) else flag[0] if flag else HIDDEN
+    return word if _ENGINE_WORD.fullmatch(word) else flag[0] if flag else HIDDEN
 
 
 def _find_more_files() -> Iterator[str]:
     """Yield files for the tree in addition to those that checks read: settings, state, counters of the fabric."""
-    # No folders below STATE, such as compile caches: there a container makes links, and any number of files.
-    for top, _, names in chain(*map(os.walk, SETTINGS), islice(os.walk(STATE), 1)):
+    # No folders below STATE_FOLDER, such as compile caches: there a container makes links, and any number of files.
+    for top, _, names in chain(*map(os.walk, SETTINGS_FOLDERS), islice(os.walk(STATE_FOLDER), 1)):
         yield from (f"{top}/{name}" for name in names if name.endswith(SUFFIXES))
     for device in (*Path("/sys/class/infiniband").glob("*"), *Path("/sys/class/net").glob("*")):
         for folder, _, names in os.walk(f"{device}/"):
-            if Path(folder).name in COUNTERS:
+            if Path(folder).name in COUNTER_FOLDERS:
                 yield from (f"{folder}/{name}" for name in names)
 
 
-def without_commands(answer: object, key: str = "") -> object:
-    """docker's answer without environments, and with `hide_values` for commands. `key`: its key in another answer."""
-    if key in _EMPTIED:
-        return _EMPTIED[key]
+def redact_docker(answer: object, key: str = "") -> object:
+    """docker's answer without environments, and with `hide_values` for commands.
+
+    `key`: the one that it has in another answer; empty for a whole answer.
+    """
+    if key in _BLANKS:
+        return _BLANKS[key]
     match answer:
-        case str() if key in _COMMANDS:
+        case str() if key in _COMMAND_KEYS:
             return hide_values([answer])[0]
-        case [*words] if key in _COMMANDS:
+        case [*words] if key in _COMMAND_KEYS:
             return hide_values([str(word) for word in words])
         case [*parts]:
-            return [without_commands(part) for part in parts]
+            return [redact_docker(part) for part in parts]
         case {**fields}:
-            return {str(name): without_commands(part, str(name)) for name, part in fields.items()}
+            return {str(name): redact_docker(part, str(name)) for name, part in fields.items()}
     return answer
-
-
-MOST_BYTES = 19 << 20
-"""The archive's limit: forums and mail take 20 MB."""
-
-
-class Archive:
-    """A tar file. Every text in it is redacted, JSON as a document. Once it is too long, members are left out."""
-
-    def __init__(self, name: str, at: datetime, redact: Redaction) -> None:
-        self._name, self._at, self._redact = name, at.timestamp(), redact
-        self._buffer = io.BytesIO()
-        self._tar = tarfile.open(fileobj=self._buffer, mode="w:gz", compresslevel=6)  # noqa: SIM115 - until `close`
-        self.left_out = 0
-
-    def add(self, path: str, content: bytes | str | None, target: str = "", *, executable: bool = False) -> None:
-        """Add a file, or with None as `content` a folder or a symlink to `target`. A file that is no UTF-8 is empty."""
-        if self._buffer.getbuffer().nbytes > MOST_BYTES:
-            self.left_out += 1
-            return
-        member = tarfile.TarInfo(f"{self._name}/{self._redact(path)}")
-        member.mtime, member.mode = int(self._at), 0o700 if content is None or executable else 0o600
-        if target:
-            member.type, member.linkname = tarfile.SYMTYPE, self._redact(target)
-        elif content is None:
-            member.type = tarfile.DIRTYPE
-        packed = self._redact_content(path, content or b"")
-        member.size = len(packed)
-        self._tar.addfile(member, io.BytesIO(packed))
-
-    def _redact_content(self, path: str, content: bytes | str) -> bytes:
-        """The content without secrets; empty where it is not UTF-8."""
-        if path.endswith(".json"):
-            with suppress(ValueError, RecursionError):
-                document = self._redact.document(parse_json(content))
-                return json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
-        with suppress(UnicodeDecodeError):
-            text = content if isinstance(content, str) else content.decode()
-            return self._redact(text).encode("utf-8", "backslashreplace")
-        return b""
-
-    def close(self) -> bytes:
-        """The complete file."""
-        self._tar.close()
-        return self._buffer.getvalue()

@@ -25,17 +25,27 @@ from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, connect
 ROOT = "//"
 MOST_MEMBERS, MOST_NAMES = 60_000, 4_000
 """Members of the tree, and names of one folder."""
-MOST_BYTES = 1 << 20
+MOST_FILE_BYTES = 1 << 20
 """The limit of a file; a longer one is empty in the tree."""
-READABLE = ("/proc/", "/sys/", "/run/sparkd/", "/var/lib/sparkd/")
-SETTINGS = re.compile(r"/(?:etc|usr/share)/sparkd/.*\.(?:toml|ya?ml)", re.DOTALL)
-"""READABLE and SETTINGS alone are copied even where only their owner may read them."""
-TABLES = ("/proc/uptime", "/proc/net/tcp", "/proc/net/tcp6", "/proc/net/unix", "/proc/self/mounts", "/proc/1/mounts")
+KEPT_FOLDERS = ("/proc/", "/sys/", "/run/sparkd/", "/var/lib/sparkd/")
+KEPT_SETTINGS = re.compile(r"/(?:etc|usr/share)/sparkd/.*\.(?:toml|ya?ml)", re.DOTALL)
+"""Files in these folders, and settings, are copied even where only their owner may read them; no others are."""
+TABLES = (
+    "/proc/uptime",
+    "/proc/net/tcp",
+    "/proc/net/tcp6",
+    "/proc/net/unix",
+    "/proc/self/mounts",
+    "/proc/1/mounts",
+)
 """Files that are read where the kernel can't be queried."""
 
 
 class _Rooms(dict[str, disks.Counts]):
-    """The room of any path, counted at the first request."""
+    """The record `disks` of a tree of files, which has the room of each path. Here it is counted at the first request.
+
+    So it seems to have every path, while it is empty: a dry run looks for the nearest path that is in it.
+    """
 
     def __bool__(self) -> bool:
         return True
@@ -136,7 +146,7 @@ def _read_members(files: Files, path: str, paths: set[str], links: dict[str, str
     try:
         facts = files.lstat(path)
         if facts.kind is not Kind.FOLDER:
-            is_copied = facts.kind is Kind.FILE and facts.size_bytes <= MOST_BYTES
+            is_copied = facts.kind is Kind.FILE and facts.size_bytes <= MOST_FILE_BYTES
             yield Member(path, _read_content(files, path) if is_copied else b"", executable=facts.executable)
             return
         yield Member(path)
@@ -154,9 +164,9 @@ def _read_members(files: Files, path: str, paths: set[str], links: dict[str, str
 def _read_content(files: Files, path: str) -> bytes:
     """The file's content; empty where it can't be read, or not all users may read it. The opened file's mode counts."""
     with suppress(OSError):
-        opened = files.itself(path, MOST_BYTES)
-        is_public = opened.facts.permissions & 0o004 or path.startswith(READABLE) or SETTINGS.fullmatch(path)
-        if opened.facts.kind is Kind.FILE and is_public:
+        opened = files.itself(path, MOST_FILE_BYTES)
+        is_kept = path.startswith(KEPT_FOLDERS) or KEPT_SETTINGS.fullmatch(path)
+        if opened.facts.kind is Kind.FILE and (is_kept or opened.facts.permissions & 0o004):
             return opened.content
     return b""
 

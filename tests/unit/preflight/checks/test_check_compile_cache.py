@@ -10,7 +10,8 @@ from tests.unit.plans import HEAD, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.compile_cache import NOT_KEPT, CacheFacts, CompileCache
+from sparkd.agent.preflight.checks.compile_cache import CacheFacts, CompileCache
+from sparkd.agent.preflight.checks.custom_ops import NOT_KEPT
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, caches, docker_image
 from sparkd.base.host.caches import Folder
@@ -242,8 +243,8 @@ def test_a_large_cache_is_counted_to_a_bound(machine: Tree) -> None:
     for number in range(20):
         machine.file(f"{caches.path(ID, 'vllm')}/{number % 3}/{number}", "x")
     files = Host(machine.root).files
-    assert caches.folder(files, caches.path(ID, "vllm"), most=100).whole
-    part = caches.folder(files, caches.path(ID, "vllm"), most=10)
+    assert caches.count_folder(files, caches.path(ID, "vllm"), most=100).whole
+    part = caches.count_folder(files, caches.path(ID, "vllm"), most=10)
     assert not part.whole
     assert part.files <= 10
     assert not part.empty
@@ -259,5 +260,5 @@ def test_a_folder_that_can_not_be_looked_into_is_left_out(machine: Tree) -> None
         os.close(at)
         at = below
     os.close(at)
-    folder = caches.folder(Host(machine.root).files, caches.path(ID, "vllm"))
+    folder = caches.count_folder(Host(machine.root).files, caches.path(ID, "vllm"))
     assert (folder.files, folder.bytes, folder.whole) == (1, 1, False)

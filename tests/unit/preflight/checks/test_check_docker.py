@@ -10,7 +10,7 @@ from tests.tree import Tree
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.docker import Docker, DockerEngineFacts
-from sparkd.base.host import Host, docker, docker_config
+from sparkd.base.host import Host, docker, docker_config, gpu_access
 from sparkd.base.lib.dockerd.reader import DockerError
 
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
@@ -184,7 +184,7 @@ def test_a_hook_that_is_set_to_refuse_is_no_way(tree: Tree, mode: str) -> None:
     """As `nvidia-ctk config --set nvidia-container-runtime.mode=cdi` has it: --gpus ends with the hook's refusal."""
     tree.docker_engine(Runtimes={"nvidia": {}})
     tree.file(HOOK, mode=0o755)
-    tree.file(docker_config.TOOLKIT, f'#mode = "auto"\n[nvidia-container-runtime]\nmode = "{mode}"\n')
+    tree.file(gpu_access.TOOLKIT, f'#mode = "auto"\n[nvidia-container-runtime]\nmode = "{mode}"\n')
     assert gpu_ways(tree) == ("the runtime nvidia",)
 
 
@@ -201,33 +201,33 @@ def test_a_hook_that_is_set_to_refuse_is_no_way(tree: Tree, mode: str) -> None:
 def test_a_hook_counts_where_nothing_says_that_it_refuses(tree: Tree, text: str) -> None:
     tree.docker_engine()
     tree.file(HOOK, mode=0o755)
-    tree.file(docker_config.TOOLKIT, text)
+    tree.file(gpu_access.TOOLKIT, text)
     assert gpu_ways(tree) == (HOOK,)
 
 
 @pytest.mark.parametrize(
     ("ways", "wanted"),
     [
-        ((HOOK,), docker_config.GpuAccess.GPUS),
-        (("the runtime nvidia", HOOK, "/etc/cdi/nvidia.yaml"), docker_config.GpuAccess.GPUS),
-        (("/var/run/cdi/nvidia.yaml",), docker_config.GpuAccess.DEVICE),
-        (("the runtime nvidia", "/etc/cdi/nvidia.yaml"), docker_config.GpuAccess.DEVICE),
-        (("the runtime nvidia",), docker_config.GpuAccess.RUNTIME),
-        ((), docker_config.GpuAccess.GPUS),
+        ((HOOK,), gpu_access.GpuAccess.GPUS),
+        (("the runtime nvidia", HOOK, "/etc/cdi/nvidia.yaml"), gpu_access.GpuAccess.GPUS),
+        (("/var/run/cdi/nvidia.yaml",), gpu_access.GpuAccess.DEVICE),
+        (("the runtime nvidia", "/etc/cdi/nvidia.yaml"), gpu_access.GpuAccess.DEVICE),
+        (("the runtime nvidia",), gpu_access.GpuAccess.RUNTIME),
+        ((), gpu_access.GpuAccess.GPUS),
     ],
 )
-def test_a_container_requests_the_gpu_by_the_first_way(ways: tuple[str, ...], wanted: docker_config.GpuAccess) -> None:
-    assert docker_config.choose_gpu_access(ways) is wanted
+def test_a_container_requests_the_gpu_by_the_first_way(ways: tuple[str, ...], wanted: gpu_access.GpuAccess) -> None:
+    assert gpu_access.choose_access(ways) is wanted
 
 
 def test_each_launch_reads_dockers_ways_again(tree: Tree) -> None:
-    assert docker_config.read_gpu_access(Host(tree.root)) is docker_config.GpuAccess.GPUS, "docker is away"
+    assert gpu_access.read_access(Host(tree.root)) is gpu_access.GpuAccess.GPUS, "docker is away"
     tree.docker_engine(CDISpecDirs=["/etc/cdi"])
     tree.file("/etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n")
-    assert docker_config.read_gpu_access(Host(tree.root)) is docker_config.GpuAccess.DEVICE
+    assert gpu_access.read_access(Host(tree.root)) is gpu_access.GpuAccess.DEVICE
     tree.docker("/info", "busy")
     with pytest.raises(DockerError):
-        docker_config.read_gpu_access(Host(tree.root))
+        gpu_access.read_access(Host(tree.root))
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_of_a_missing_image_the_one_that_served_is_named_and_none_where_a_digest
     tree.docker_engine()
     served = known_good_entry(image_id=f"sha256:{ID}", image_digest=known)
     facts = replace(served.facts, values={"image": ref} if ref == DIGEST else {"unchecked.image": REF})
-    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((replace(served, facts=facts),))))
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((replace(served, facts=facts),))))
     if here:
         tree.docker(f"/images/sha256:{ID}/json", {"Id": f"sha256:{ID}", "Architecture": "", "Os": "", "Config": {}})
     verdict = EngineImage(ref).run(Host(tree.root))[1]

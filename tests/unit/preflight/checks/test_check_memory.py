@@ -30,8 +30,8 @@ STUCK = MemoryFacts(
 """About 100 GiB are gone, and no process has them."""
 
 
-def check(earlier: MemorySample | None = None) -> UnifiedMemory:
-    return UnifiedMemory(NEED, settle_seconds=60, earlier=earlier)
+def check(baseline: MemorySample | None = None) -> UnifiedMemory:
+    return UnifiedMemory(NEED, settle_seconds=60, baseline=baseline)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_memory_that_the_driver_keeps_needs_a_person_once_it_has_settled() -> No
 
 
 @pytest.mark.parametrize(
-    ("earlier", "facts"),
+    ("baseline", "facts"),
     [
         pytest.param(None, STUCK, id="never looked before"),
         pytest.param(replace(OLD, uptime_seconds=941), STUCK, id="too soon"),
@@ -83,8 +83,8 @@ def test_memory_that_the_driver_keeps_needs_a_person_once_it_has_settled() -> No
         pytest.param(None, replace(STUCK, gpu_users=(XORG,), gpu_held_bytes=43 * MIB), id="a desktop uses the GPU"),
     ],
 )
-def test_memory_that_may_come_back_is_awaited(earlier: MemorySample | None, facts: MemoryFacts) -> None:
-    expect(check(earlier).judge(facts), Level.BLOCK, needs_person=False, awaits="memory")
+def test_memory_that_may_come_back_is_awaited(baseline: MemorySample | None, facts: MemoryFacts) -> None:
+    expect(check(baseline).judge(facts), Level.BLOCK, needs_person=False, awaits="memory")
 
 
 def test_a_verdict_in_the_table_of_a_command_has_what_to_do_next() -> None:

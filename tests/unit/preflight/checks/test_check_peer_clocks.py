@@ -8,9 +8,9 @@ from tests.tree import Tree
 from tests.unit.nodes import heard, node, reading, report
 from tests.unit.verdicts import expect
 
-from sparkd.agent.cluster.client import clock_ahead
+from sparkd.agent.cluster.peer_reader import clock_ahead
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.fabric import PeerClock, PeerClockFacts, PeerClocks
+from sparkd.agent.preflight.checks.peer_clocks import PeerClock, PeerClockFacts, PeerClocks
 from sparkd.base.host import Host
 
 

@@ -7,7 +7,7 @@ from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.ports import HeldPort, Ports, PortsFacts, WantedPort
-from sparkd.agent.preflight.engine_processes import PortUse
+from sparkd.agent.preflight.port_uses import PortUse
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
 
@@ -114,14 +114,14 @@ def test_a_holder_that_stray_workers_names_is_left_to_it(tree: Tree) -> None:
     tree.listening((29501, 5))
     assert judged(tree).level is Level.OK
     host = Host(tree.root, docker=lambda: DockerFacts(True, ()))
-    warns = replace(CHECK, strays_warn=True, allowed_fixes=("end-process",))
+    warns = replace(CHECK, strays_only_warn=True, allowed_fixes=("end-process",))
     assert warns.run(host)[1].level is Level.OK, "it ends strays also where it only warns"
     assert replace(warns, allowed_fixes=()).run(host)[1].level is Level.BLOCK
     tree.process(30, "vllm", argv=("vllm", "serve"))
     assert warns.run(host)[1].level is Level.BLOCK, "beside a living engine no fix is applied"
     (tree.root / "proc/30/cmdline").unlink()
     reason = "port 29501 of the rendezvous is held on 0.0.0.0 by pid 10 (VLLM::Worker_TP) of uid 0"
-    assert replace(CHECK, strays=None).run(host)[1].reason == reason
+    assert replace(CHECK, stray_check=None).run(host)[1].reason == reason
 
 
 def test_what_stray_workers_would_not_end_holds_its_port_where_that_only_warns(tree: Tree) -> None:
@@ -130,7 +130,7 @@ def test_what_stray_workers_would_not_end_holds_its_port_where_that_only_warns(t
     tree.listening((29501, 5))
     host = Host(tree.root, docker=lambda: DockerFacts(True, ()))
     assert CHECK.run(host)[1].level is Level.OK
-    expect(replace(CHECK, strays_warn=True).run(host)[1], Level.BLOCK, "port 29501 of the rendezvous is held")
+    expect(replace(CHECK, strays_only_warn=True).run(host)[1], Level.BLOCK, "port 29501 of the rendezvous is held")
 
 
 def test_a_living_engine_that_stray_workers_only_warns_of_holds_its_port(tree: Tree) -> None:
@@ -139,7 +139,9 @@ def test_a_living_engine_that_stray_workers_only_warns_of_holds_its_port(tree: T
     host = Host(tree.root, docker=lambda: DockerFacts(True, ()))
     assert CHECK.run(host)[1].level is Level.OK
     expect(
-        replace(CHECK, strays_warn=True).run(host)[1], Level.BLOCK, "port 8000 of the API is held on 0.0.0.0 by pid 10"
+        replace(CHECK, strays_only_warn=True).run(host)[1],
+        Level.BLOCK,
+        "port 8000 of the API is held on 0.0.0.0 by pid 10",
     )
 
 

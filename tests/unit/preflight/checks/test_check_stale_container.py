@@ -5,7 +5,7 @@ from tests.tree import Tree
 
 from sparkd.agent.actions.kept_images import KEPT_LABEL, container_name
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.docker import ContainersFacts, Seen, StaleContainer
+from sparkd.agent.preflight.checks.docker import CheckedContainer, ContainersFacts, StaleContainer
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
@@ -16,7 +16,7 @@ ID = "0123456789abcdef" * 4
 
 
 def named(name: str = "sparkd-rank0", *, ours: bool = False, policy: str = "no") -> ContainersFacts:
-    return ContainersFacts("known", (Seen(ID, name, ours, running=False, restart_policy=policy),))
+    return ContainersFacts("known", (CheckedContainer(ID, name, ours, running=False, restart_policy=policy),))
 
 
 @pytest.mark.parametrize(

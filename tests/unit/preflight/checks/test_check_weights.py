@@ -19,7 +19,7 @@ from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.weights import ModelWeights, WeightsFacts
 from sparkd.base.cluster.membership import node_of_rank
 from sparkd.base.config import Settings
-from sparkd.base.host import Host, weights
+from sparkd.base.host import Host, safetensors
 from sparkd.base.host.container_links import Bind, find_outside
 from sparkd.base.host.files import Files
 from sparkd.base.host.model_folder import Flaw
@@ -349,16 +349,16 @@ def test_the_order_of_tensors_in_a_header_does_not_matter(tree: Tree) -> None:
     header = json.dumps(dict(reversed(tensors.items())), indent=1).encode() + b"   "
     real = tree.file("/x.safetensors")
     real.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4500))
-    assert weights.find_flaw(Files(str(tree.root)), "/x.safetensors")[1] == ""
+    assert safetensors.find_fault(Files(str(tree.root)), "/x.safetensors")[1] == ""
     os.truncate(real, real.stat().st_size - 1)
-    assert "cut off" in weights.find_flaw(Files(str(tree.root)), "/x.safetensors")[1]
+    assert "cut off" in safetensors.find_fault(Files(str(tree.root)), "/x.safetensors")[1]
 
 
 @given(st.binary(max_size=64) | st.integers(0, 70).map(lambda size: size.to_bytes(8, "little") + b'{"a":1}'))
 def test_whatever_a_file_holds_it_is_whole_or_something_is_wrong(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "x").write_bytes(content)
-        wrong = weights.find_flaw(Files(folder), "/x")[1]
+        wrong = safetensors.find_fault(Files(folder), "/x")[1]
     assert wrong or json.loads(content[8:]) == {"a": 1}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from types import MappingProxyType
 
@@ -10,33 +10,21 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, skipped, warn
+from sparkd.agent.preflight.checks import custom_ops
 from sparkd.base.host import Host, caches, docker, docker_image
 from sparkd.base.host.caches import Folder
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.base.lib.text import GIB, sanitize, size
+from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
 from sparkd.base.plan.model import Cache
 from sparkd.base.recipes.schema import Volume
 from sparkd.base.state import launch_history
-from sparkd.base.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
 from sparkd.base.vllm.flag import first_values
 from sparkd.base.vllm.lint.predicates import Launch, compiles_custom_ops
 
-COMPILE_BYTES = 3 * GIB
-"""Memory beside the engine's share that a start needs, to compile custom_ops ["all"]: with no more it is blocked.
-
-"Only ~3 GiB RAM available during model load": two machines froze ("Two-Node DGX Spark Cluster: Running DeepSeek V4
-Flash at 16 TPS", Tobias Weiss). No report shows a need of more. A pair just booted compiled a wiped cache at a share
-of 0.85 of 121 GiB ("Another dual-Spark data point", NVIDIA developer forum). A third, which kept vLLM's cache alone,
-reports 16 s of torch.compile and a start of 8 minutes at 0.90; 116 GiB were free, and 107.7 were the share ("DeepSeek
-V4 Flash on Dual DGX Spark", Echo). While weights load more is available, since the KV cache is allocated after them.
-"""
-WHY_NOT = {"away": "docker is away", "missing": "the image is not on this node"}
-NOT_KEPT = Folder("", "missing")
-"""Stands for a cache that no mount keeps."""
-DECIDES = ("model", "args.compilation-config", "caches.", "container.mounts")
+COMPILE_VALUES = ("model", "args.compilation-config", "caches.", "container.mounts")
 """Prefixes of the plan's values that decide what is compiled, and what of it is kept."""
 SLOW = "the first start compiles from scratch: 36 to 40 minutes were seen"
 
@@ -75,7 +63,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
     need: MemoryNeed | None = None
     """The engine's memory, where the plan compiles custom_ops ["all"]; None for others."""
     compiled: tuple[tuple[str, str], ...] = ()
-    """The plan's values with a prefix of DECIDES."""
+    """The plan's values with a prefix of COMPILE_VALUES."""
     env: Mapping[str, str] = MappingProxyType({})
     volumes: tuple[Volume, ...] = ()
     id = "compile-cache"
@@ -91,7 +79,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
             plan.caches,
             compiles="enforce-eager" not in flags,
             need=inputs.need if compiles_ops else None,
-            compiled=tuple(value for value in plan.shared if value[0].startswith(DECIDES)),
+            compiled=tuple(value for value in plan.shared if value[0].startswith(COMPILE_VALUES)),
             env=env,
             volumes=plan.container.volumes,
         )
@@ -112,8 +100,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
         history = launch_history.read_history(host.files)
         same_image = history.good.get("image.identity") == identity
         paths = (caches.path(image.id, cache.name) for cache in self.caches)
-        folders = {path: caches.folder(host.files, path) for path in paths}
-        other_caches = caches.others(host.files, image.id)
+        folders = {path: caches.count_folder(host.files, path) for path in paths}
+        other_caches = caches.count_others(host.files, image.id)
         facts = CacheFacts(
             image="known",
             caches=tuple(folders.values()),
@@ -131,8 +119,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
         return replace(
             facts,
             custom_ops=tuple(
-                folders.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
-                for path in self._list_custom_ops_paths(image.id)
+                folders.get(path) or (caches.count_folder(host.files, path) if path else custom_ops.NOT_KEPT)
+                for path in custom_ops.list_paths(self.env, self.volumes, self.caches, image.id)
             ),
             total_bytes=memory.total_bytes,
             available_bytes=memory.available_bytes,
@@ -145,20 +133,12 @@ class CompileCache(Check[CacheFacts], frozen=True):
         """
         return all(good.get(key, text if key.startswith("caches.") else None) == text for key, text in self.compiled)
 
-    def _list_custom_ops_paths(self, image_id: str) -> Iterator[str]:
-        """Paths on the node of CUSTOM_OPS_CACHES, in their order; an empty one where no mount keeps the cache."""
-        mounts = {volume.target: volume.source for volume in self.volumes if not volume.read_only}
-        mounts |= {cache.target: caches.path(image_id, cache.name) for cache in self.caches}
-        folders = cache_folders(self.env)
-        for folder in (folders[name] for name in CUSTOM_OPS_CACHES):
-            target = max((mount for mount in mounts if is_below(folder, mount)), key=len, default=None)
-            yield mounts[target] + folder.removeprefix(target) if target else ""
-
     def judge(self, facts: CacheFacts) -> Verdict:
         if not self.caches and self.need is None:
             return ok("the recipe keeps none")
         if facts.image != "known":
-            return skipped(f"not inspected: {WHY_NOT.get(facts.image, facts.image)}")
+            reasons = {"away": "docker is away", "missing": "the image is not on this node"}
+            return skipped(f"not inspected: {reasons.get(facts.image, facts.image)}")
         kept = [folder for folder in facts.caches if folder.files]
         kept_size = _format_size(sum(folder.bytes for folder in kept), all(folder.whole for folder in kept))
         good = f"{kept_size} kept for this image" if kept else f"none yet for this image: {SLOW}"
@@ -166,55 +146,37 @@ class CompileCache(Check[CacheFacts], frozen=True):
             images = "1 other image has" if facts.others == 1 else f"{facts.others} other images have"
             good += f"; {images} {_format_size(facts.others_bytes, facts.others_whole)}"
         problems = [*_judge_shared(facts.shared), *self._find_problems(facts)]
-        compilation = self._judge_compilation(facts)
-        if compilation is None or any(problem.level.blocks for problem in problems):
-            return combine_verdicts([*problems, *([compilation] if compilation else [])], good)
-        # Other checks' fixes may free the memory that it lacks.
-        return replace(combine_verdicts([compilation, *problems], good), shortage_bytes=compilation.shortage_bytes)
+        compilation = tuple(self._judge_compilation(facts))
+        if any(problem.level.blocks for problem in problems):
+            return combine_verdicts([*problems, *compilation], good)
+        # The fixes of other checks may free the memory that the compilation lacks.
+        shortage_bytes = sum(verdict.shortage_bytes for verdict in compilation)
+        return replace(combine_verdicts([*compilation, *problems], good), shortage_bytes=shortage_bytes)
 
-    def _judge_compilation(self, facts: CacheFacts) -> Verdict | None:
-        """Judge a start that must compile custom_ops ["all"]; None for any other."""
+    def _judge_compilation(self, facts: CacheFacts) -> Iterator[Verdict]:
+        """Judge a start that must compile custom_ops ["all"]; nothing for any other."""
         if self.need is None or facts.gpu_total_bytes is not None:
-            return None
-        folders = zip(CUSTOM_OPS_CACHES, facts.custom_ops, strict=True)
-        empty = [(name, folder) for name, folder in folders if folder.kind != "folder" or folder.empty]
-        # If the last good start compiled the same, a cache that is empty still is not used by this model. One that no
-        # mount keeps proves nothing: it was compiled then, too.
-        are_unused = facts.compiled_before and NOT_KEPT not in facts.custom_ops and len(empty) < len(facts.custom_ops)
-        if are_unused or not empty:
-            return None
-        names = ", ".join(f"{name} {'not kept' if folder == NOT_KEPT else 'empty'}" for name, folder in empty)
-        engine, available = self.need.engine_bytes(facts.total_bytes), facts.available_bytes
-        reason = (
-            f'custom_ops ["all"] compiles from scratch ({names}) while weights load: '
-            f"{size(available)} available, more than {size(engine + COMPILE_BYTES)} needed ({size(engine)} and "
-            f"{size(COMPILE_BYTES)} to compile)"
-        )
-        if available > engine + COMPILE_BYTES:
-            return warn(reason, "leave this node to itself until it serves: with 3 GiB available two machines froze")
-        share = max(0, available - COMPILE_BYTES) * 100 // max(1, facts.total_bytes) / 100
-        hint = f"lower gpu-memory-utilization to {share:g} for the first start, on all nodes; or take custom_ops out"
-        return block(reason, hint, shortage_bytes=engine + COMPILE_BYTES - available)
+            return
+        if missing := custom_ops.describe_missing(facts.custom_ops, compiled_before=facts.compiled_before):
+            engine_bytes = self.need.engine_bytes(facts.total_bytes)
+            yield custom_ops.judge_memory(missing, engine_bytes, facts.available_bytes, facts.total_bytes)
 
     def _find_problems(self, facts: CacheFacts) -> Iterator[Verdict]:
         for folder in facts.caches:
             if folder.kind not in ("folder", "missing"):
-                yield block(
-                    f"{folder.path} is no folder, but a {folder.kind}", f"remove it: sudo rm {quote(folder.path)}"
-                )
+                reason = f"{folder.path} is no folder, but a {folder.kind}"
+                yield block(reason, f"remove it: sudo rm {quote(folder.path)}")
         if closed := [folder for folder in facts.caches if _is_closed(folder, facts.user)]:
-            names = ", ".join(folder.path.rpartition("/")[2] for folder in closed)
+            names = [folder.path.rpartition("/")[2] for folder in closed]
             where = closed[0].path.rpartition("/")[0]
-            reason = f"the image runs as {facts.user}, who can't write to {names} in {where}: nothing will be kept"
-            yield warn(
-                reason, f"set HOME in the recipe's env; then: sudo install -d -o UID {_quote_paths(where, names)}"
-            )
+            reason = f"the image runs as {facts.user}, who can't write to {', '.join(names)} in {where}"
+            hint = f"set HOME in the recipe's env; then: sudo install -d -o UID {_quote_paths(where, names)}"
+            yield warn(f"{reason}: nothing will be kept", hint)
         # A cache of the last good start may be empty now, but its folder must be there.
         used_folders = [folder for folder in facts.caches if folder.name in facts.used_before]
         gone_names = ", ".join(folder.name for folder in used_folders if folder.kind == "missing")
-        if self.compiles and (
-            gone_names or (used_folders and all(folder.empty or folder.kind == "missing" for folder in facts.caches))
-        ):
+        all_empty = all(folder.empty or folder.kind == "missing" for folder in facts.caches)
+        if self.compiles and (gone_names or (used_folders and all_empty)):
             loss = f"the cache {gone_names} is gone" if gone_names else "its caches are empty"
             reason = f"{loss}, although the last good start was of this image: {SLOW}"
             yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
@@ -236,12 +198,12 @@ def _format_size(count: int, whole: bool) -> str:
     return size(count) if whole else f"at least {size(count)}"
 
 
-def _quote_paths(folder: str, names: str) -> str:
+def _quote_paths(folder: str, names: Sequence[str]) -> str:
     """The names in the folder for bash. No asterisk: the user's shell may not be allowed to read the folder."""
-    return f"{quote(folder)}/" + (f"{{{names.replace(', ', ',')}}}" if "," in names else names)
+    return f"{quote(folder)}/" + (f"{{{','.join(names)}}}" if len(names) > 1 else names[0])
 
 
 def _is_closed(folder: Folder, user: str) -> bool:
-    """Whether this user can't write to the folder, which is root's, or which sparkd would make as root."""
+    """Whether this user can't write to the folder, because it is root's, or missing: sparkd makes it as root."""
     may_write = user in ("", "root", "0", str(folder.uid)) or folder.writable_by_others
     return folder.kind in ("folder", "missing") and not may_write and folder.uid == 0

@@ -17,7 +17,10 @@ FEW_INODES = 100
 
 
 class Place(Struct, frozen=True):
-    """A folder that is written to. Below `block_bytes` a launch fails, below `warn_bytes` it may fail later."""
+    """A folder that is written to. Below `block_bytes` a launch fails, below `warn_bytes` it may fail later.
+
+    With a `block_bytes` of 0 a full disk fails no launch.
+    """
 
     path: str
     what: str
@@ -71,8 +74,9 @@ class DiskRoom(Check[DiskFacts], frozen=True):
             worst_problem = worst.get(usage.room.mount)
             if problem and (worst_problem is None or problem.level.severity < worst_problem.level.severity):
                 worst[usage.room.mount] = problem
-        free = {usage.room.mount: size(usage.room.free_bytes) for usage in facts.places}
-        return combine_verdicts(worst.values(), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
+        free_bytes = {usage.room.mount: usage.room.free_bytes for usage in facts.places}
+        good = ", ".join(f"{size(count)} free on {mount}" for mount, count in free_bytes.items())
+        return combine_verdicts(worst.values(), good)
 
 
 def _find_problem(place: Place, room: Room) -> Verdict | None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, skipped, unknown, warn
-from sparkd.base.host import Host, docker, docker_config, docker_image
+from sparkd.base.host import Host, docker, docker_config, docker_image, gpu_access
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.docker_image import Image
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
@@ -38,9 +38,9 @@ class DockerEngineFacts(Struct, frozen=True):
     runtimes: tuple[str, ...] = ()
     gpu_ways: tuple[str, ...] = ()
     may_keep: bool = False
-    """Whether live-restore would keep containers at a restart, and is off: as in `docker_config.Engine`."""
+    """Whether live-restore would keep containers at a restart, and is off: as in `gpu_access.DockerEngine`."""
     other_pid_file: str = ""
-    """Of a dockerd that sparkd can't find, as in `docker_config.find_other_pid_file`."""
+    """The pid file of a dockerd that sparkd can't find, as in `docker_config.find_other_pid_file`."""
 
 
 class Docker(Check[DockerEngineFacts], frozen=True):
@@ -51,13 +51,13 @@ class Docker(Check[DockerEngineFacts], frozen=True):
     def probe(self, host: Host) -> DockerEngineFacts:
         installed = host.unit(UNIT) is not None
         try:
-            engine = docker.query(host, docker_config.read_engine)
+            engine = docker.query(host, gpu_access.read_engine)
         except DockerError as error:
             return DockerEngineFacts(True, installed, sanitize(str(error)))
         if engine is None:
             other_pid_file = docker_config.find_other_pid_file(host)
             return DockerEngineFacts(False, installed, other_pid_file=other_pid_file)
-        ways = docker_config.find_gpu_access(host.files, engine) if self.uses_gpu else ()
+        ways = gpu_access.find_ways(host.files, engine) if self.uses_gpu else ()
         return DockerEngineFacts(True, installed, "", engine.version, engine.runtimes, ways, engine.may_keep)
 
     def judge(self, facts: DockerEngineFacts) -> Verdict:
@@ -111,16 +111,16 @@ class EngineImage(Check[ImageFacts], frozen=True):
         return cls(plan.image_to_run, wanted, render_asserts(plan.asserts), plan.image_build)
 
     def probe(self, host: Host) -> ImageFacts:
-        def read_facts(reader: DockerReader) -> tuple[str, Image | None, AssertResult | None, str]:
+        def read_facts(reader: DockerReader) -> ImageFacts:
             machine, image = docker_image.read_architecture(reader), docker_image.read_image(reader, self.ref)
             # NAME@sha256:... names one image alone, and no other can be tagged by that name.
-            return machine, image, None, "" if image or "@" in self.ref else self._describe_return(host, reader)
+            served = "" if image or "@" in self.ref else self._describe_return(host, reader)
+            return ImageFacts(self.ref, self.asserts, "known", machine, image, served=served)
 
         try:
-            answer = docker.query(host, read_facts)
+            facts = docker.query(host, read_facts) or ImageFacts(self.ref, self.asserts, "away")
         except DockerError as error:
             return ImageFacts(self.ref, self.asserts, sanitize(str(error)))
-        facts = ImageFacts(self.ref, self.asserts, "known" if answer else "away", *(answer or ()))
         if facts.image is None or not self.program:
             return facts
         launches = launch_history.read_history(host.files)
@@ -132,8 +132,10 @@ class EngineImage(Check[ImageFacts], frozen=True):
         with suppress(UsageError, OSError):  # users other than root may not read the file
             starts = known_good.read_known_good(host.files)
         served = next((start for start in starts if start.image_id and self.ref in (start.image, start.image_id)), None)
-        digest, by_name = (served.image_digest, self.ref != served.image_id) if served else ("", False)
-        if served and by_name and docker_image.read_image(reader, served.image_id):
+        if served is None:
+            return ""
+        digest, by_name = served.image_digest, self.ref != served.image_id
+        if by_name and docker_image.read_image(reader, served.image_id):
             command = f"sudo docker tag {served.image_id} {self.ref}"
         elif digest:
             command = f"sudo docker pull {digest}" + f" && sudo docker tag {digest} {self.ref}" * by_name
@@ -170,7 +172,7 @@ def _describe_image(image: Image) -> str:
     return ", ".join(filter(None, parts))
 
 
-class Seen(Struct, frozen=True):
+class CheckedContainer(Struct, frozen=True):
     """A container with sparkd's label, or with the name that the rank's will have."""
 
     id: str
@@ -182,7 +184,7 @@ class Seen(Struct, frozen=True):
 
 class ContainersFacts(Struct, frozen=True):
     docker: str  # as in ImageFacts
-    containers: tuple[Seen, ...]
+    containers: tuple[CheckedContainer, ...]
 
 
 class StaleContainer(Check[ContainersFacts], frozen=True):
@@ -198,7 +200,7 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
         daemon = host.docker()
         state = sanitize(daemon.error) or ("known" if daemon.running else "away")
         containers = (
-            Seen(
+            CheckedContainer(
                 container.id,
                 sanitize(container.name),
                 container.ours,
@@ -220,10 +222,8 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
     def _find_problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
         for container in facts.containers:
             if container.name == self.name and not container.ours:
-                state = "running" if container.running else "stopped"
-                reason = (
-                    f"a container that sparkd did not make has the name {container.name} ({container.id[:12]}, {state})"
-                )
+                details = f"{container.id[:12]}, {'running' if container.running else 'stopped'}"
+                reason = f"a container that sparkd did not make has the name {container.name} ({details})"
                 yield block(reason, f"rename it: sudo docker rename {container.name} old-{container.id[:12]}")
             if container.restart_policy not in ("", "no"):
                 reason = f"docker restarts container {container.name} ({container.id[:12]}) by itself, beside systemd: "

@@ -1,4 +1,4 @@
-"""This node's address and link on the fabric, and the other nodes' clocks."""
+"""This node's address on the fabric, and its link there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sparkd.base.host.datagrams import PathMtu
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import Link
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.status.model import Contact, read_living_report
 
 
 class FabricAddressFacts(Struct, frozen=True):
@@ -140,9 +139,8 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
             return FabricLinkFacts((), ())
         links = network.read_links(host.files, self.interface)
         takes_frames = bool(links) and links[0].carrier is not False and links[0].mtu >= self.mtu
-        return FabricLinkFacts(
-            links, datagrams.probe_paths(host, self.peers, self.port, self.mtu) if takes_frames else ()
-        )
+        paths = datagrams.probe_paths(host, self.peers, self.port, self.mtu) if takes_frames else ()
+        return FabricLinkFacts(links, paths)
 
     def judge(self, facts: FabricLinkFacts) -> Verdict:
         if self.interface is None and not facts.links:
@@ -178,67 +176,15 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
         own_link = facts.links[0]
         if self.interface is not None and own_link.mtu < self.mtu:
             reason = f"{own_link.name} has an MTU of {own_link.mtu}, fabric.mtu is {self.mtu}"
-            hint = (
-                f"in netplan on every node (now: sudo ip link set {own_link.name} mtu {self.mtu}), or lower fabric.mtu"
-            )
-            yield warn(reason, hint)
+            command = f"sudo ip link set {own_link.name} mtu {self.mtu}"
+            yield warn(reason, f"in netplan on every node (now: {command}), or lower fabric.mtu")
         addresses = [path.address for path in facts.paths if path.fits is False]
         if addresses:
             reason = f"the path to {', '.join(addresses)} takes no frames of {self.mtu}, though this interface does"
-            payload_bytes = self.mtu - (48 if ":" in addresses[0] else 28)
+            payload_bytes = self.mtu - (48 if ":" in addresses[0] else 28)  # less the headers of IP and ICMP
             hint = f"look at the MTU there, and of what lies between: ping -M do -s {payload_bytes} {addresses[0]}"
             yield warn(reason, hint)
 
 
 def _format_gbps(mbps: int | None) -> str:
     return f"{(mbps or 0) / 1000:g} Gb/s"
-
-
-APART_SECONDS = 5.0
-"""Clocks may differ by so much. Those that chrony or timesyncd keep differ by milliseconds; an answer's date has whole
-seconds."""
-
-
-class PeerClock(Struct, frozen=True):
-    node: str
-    address: str
-    ahead_seconds: float
-
-
-class PeerClockFacts(Struct, frozen=True):
-    clocks: tuple[PeerClock, ...]
-
-
-class PeerClocks(Check[PeerClockFacts], frozen=True):
-    nodes: int
-    id = "peer-clock"
-    levels = (Level.WARN,)
-
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> PeerClocks:
-        return cls(inputs.plan.node.cluster_size)
-
-    def probe(self, host: Host) -> PeerClockFacts:
-        report = read_living_report(host.files) if self.nodes > 1 else None
-        if report is None:
-            return PeerClockFacts(())
-        clocks = (
-            PeerClock(peer.report.node if peer.report else "", peer.address, peer.clock_ahead_seconds)
-            for peer in report.peers
-            if peer.contact is Contact.ANSWERS and peer.clock_ahead_seconds is not None
-        )
-        return PeerClockFacts(tuple(clocks))
-
-    def judge(self, facts: PeerClockFacts) -> Verdict:
-        if self.nodes == 1:
-            return ok("one node")
-        if not facts.clocks:
-            return ok("no other node has been heard yet")
-        problems = []
-        for clock in facts.clocks:
-            if abs(clock.ahead_seconds) > APART_SECONDS:
-                name = f"{clock.node} ({clock.address})" if clock.node else clock.address
-                side = "ahead of" if clock.ahead_seconds > 0 else "behind"
-                reason = f"the clock of {name} is {abs(clock.ahead_seconds):.0f} s {side} this node's"
-                problems.append(warn(reason, "look at both: timedatectl"))
-        return combine_verdicts(problems, f"{len(facts.clocks)} of {self.nodes - 1} heard, within {APART_SECONDS:g} s")

@@ -7,12 +7,13 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.agent.preflight import engine_processes as engines
 from sparkd.agent.preflight.check import Check, Level, Verdict, combine_verdicts, warn
+from sparkd.agent.preflight.engine_processes import is_serve
 from sparkd.base.host import Host, units
 from sparkd.base.host.cgroups import Group, read_group
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.files import Files
+from sparkd.base.host.processes import Process
 from sparkd.base.host.units import Unit
 from sparkd.base.lib.text import sanitize
 
@@ -97,20 +98,23 @@ def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
     A program of this name that is not in its unit is a user's, who can't end the engine.
     """
     for process in host.processes():
-        name, whom = f"{process.comm}.service", ""
         if process.comm not in ("earlyoom", "systemd-oomd"):
             continue
+        unit_name, victims = f"{process.comm}.service", ""
         with suppress(OSError):
-            if read_group(host.files, process.pid) != Group(unit=name):
-                continue
-            if process.comm == "earlyoom":
-                preferred = re.search(r" --prefer[ =](.*?)(?: -|$)", " ".join(host.argv(process)))
-                prefers_engine = preferred is not None and VICTIM.search(preferred[1]) is not None
-                whom = "the engine before others (--prefer)" if prefers_engine else "the largest process"
-            elif "kill" in _read_oomd_actions(host.files):
-                whom = "containers (ManagedOOM of the slice that has docker's)"
-        if whom:
-            yield name, whom
+            if read_group(host.files, process.pid) == Group(unit=unit_name):
+                victims = _describe_victims(host, process)
+        if victims:
+            yield unit_name, victims
+
+
+def _describe_victims(host: Host, killer: Process) -> str:
+    """Whom it ends, in words; empty for a systemd-oomd that ends nobody. Raises OSError."""
+    if killer.comm == "earlyoom":
+        preferred = re.search(r" --prefer[ =](.*?)(?: -|$)", " ".join(host.argv(killer)))
+        prefers_engine = preferred is not None and VICTIM.search(preferred[1]) is not None
+        return "the engine before others (--prefer)" if prefers_engine else "the largest process"
+    return "containers (ManagedOOM of the slice that has docker's)" if "kill" in _read_oomd_actions(host.files) else ""
 
 
 def _read_oomd_actions(files: Files) -> set[str]:
@@ -134,17 +138,17 @@ def _read_with_template(files: Files, name: str) -> Unit | None:
 def _find_start(files: Files, unit: Unit | None) -> tuple[str, str] | None:
     """Key and file of the unit's first command that starts vLLM; None where none does."""
     for command in unit.commands if unit else ():
+        if not command.key.startswith("ExecStart"):
+            continue
         words = command.command.words
-        if command.key.startswith("ExecStart") and (
-            _launches(words) or any(_script_launches(files, word) for word in words)
-        ):
+        if _launches(words) or any(_script_launches(files, word) for word in words):
             return command.key, command.source
     return None
 
 
 def _launches(words: Sequence[str]) -> bool:
     text = " ".join(words)[:COMMAND_LENGTH]
-    if engines.is_serve(tuple(words)) or LAUNCHES.search(text):
+    if is_serve(tuple(words)) or LAUNCHES.search(text):
         return True
     return bool(DOCKER_STARTS.search(f"{text} ") and VLLM.search(text))
 
@@ -174,12 +178,11 @@ def _find_problems(facts: ForeignFacts) -> Iterator[Verdict]:
         verb = "mask" if unit.shipped else "disable"
         yield warn(reason, f"if sparkd is to serve: sudo systemctl {verb} {quote(unit.name)}")
     for container in facts.containers:
-        reason = (
-            f"docker starts container {container.name} ({container.image}) again by itself: {container.restart_policy}"
-        )
+        reason = f"docker starts container {container.name} ({container.image}) again by itself"
+        reason += f": {container.restart_policy}"
         yield warn(reason, f"if sparkd is to serve: sudo docker update --restart=no {quote(container.name)}")
-    for name, whom in facts.killers:
-        reason = f"{name} ends {whom} for want of memory, beside sparkd's guard"
+    for name, victims in facts.killers:
+        reason = f"{name} ends {victims} for want of memory, beside sparkd's guard"
         yield warn(reason, f"sudo systemctl disable --now {quote(name)}; the guard is for the engine alone")
     for name in facts.unread:
         yield warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {quote(name)}")

@@ -52,9 +52,8 @@ class GidIndex(Check[GidFacts], frozen=True):
             return GidFacts(())
         selected = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
         ports_up = ((hca.name, port.number) for hca, port in selected if port.ethernet and port.state == ACTIVE)
-        return GidFacts(
-            tuple(self._build_table(index, *port, infiniband.read_gids(host.files, *port)) for port in ports_up)
-        )
+        tables = (self._build_table(index, *port, infiniband.read_gids(host.files, *port)) for port in ports_up)
+        return GidFacts(tuple(tables))
 
     def judge(self, facts: GidFacts) -> Verdict:
         text = self.env.get(INDEX)

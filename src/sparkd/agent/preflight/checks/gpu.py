@@ -64,9 +64,8 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
             return _judge_absence(facts)
         if len(facts.names) < self.gpus:
             reason = f"{len(facts.names)} GPU(s) are seen, and the recipe's nodes.gpus is {self.gpus}"
-            return block(
-                reason, "look at: nvidia-smi -L; set nodes.gpus of the recipe, and its ranks, to what is there"
-            )
+            hint = "look at: nvidia-smi -L; set nodes.gpus of the recipe, and its ranks, to what is there"
+            return block(reason, hint)
         known_bad = find_known_bad(facts.driver, DRIVERS) if any(GB10 in name for name in facts.names) else None
         if known_bad:
             reason = f"driver {facts.driver} was reported as bad on GB10: {known_bad.trouble} ({known_bad.source})"
@@ -83,17 +82,15 @@ def _judge_trouble(trouble: Trouble, reason: str, module: str) -> Verdict:
         return block(reason, hint, needs_person=True, awaits=awaits, action=action)
     if trouble is Trouble.NO_LIBRARY:  # as after an apt run that was interrupted
         branch = match[0] if (match := re.match(r"\d{3}", module)) else "580"
-        return block(
-            reason, f"sudo apt install --reinstall libnvidia-compute-{branch}; ldconfig -p | grep libnvidia-ml"
-        )
+        package = f"libnvidia-compute-{branch}"
+        return block(reason, f"sudo apt install --reinstall {package}; ldconfig -p | grep libnvidia-ml")
     return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi, sudo dmesg")
 
 
 def _judge_absence(facts: GpuCheckFacts) -> Verdict:
     if not facts.module:
-        return block(
-            "no GPU is seen, and no NVIDIA kernel module is loaded", "nvidia-smi; sudo modprobe nvidia; dkms status"
-        )
+        reason = "no GPU is seen, and no NVIDIA kernel module is loaded"
+        return block(reason, "nvidia-smi; sudo modprobe nvidia; dkms status")
     if not facts.module_open:
         reason = f"no GPU is seen: GB10 needs open kernel modules, and {facts.module} is a proprietary one"
         hint = "install the open kernel modules (nvidia-driver-580-open on Ubuntu), then reboot"

@@ -146,9 +146,8 @@ def _find_problems(facts: SettingsFacts) -> Iterator[Verdict]:
             hint = "take it out of the recipe's host.sysctls, or boot the kernel that the recipe was made for"
             yield warn(f"{setting.name}: this kernel has no such setting, the recipe wants {setting.wanted}", hint)
         elif setting.found != setting.wanted:
-            yield warn(
-                f"{setting.name} is {setting.found}, the recipe wants {setting.wanted}", "sudo sparkd tune apply"
-            )
+            reason = f"{setting.name} is {setting.found}, the recipe wants {setting.wanted}"
+            yield warn(reason, "sudo sparkd tune apply")
     if facts.reserved_bytes > 8 * GIB:
         reason = f"vm.min_free_kbytes keeps {size(facts.reserved_bytes)} from everybody, the engine too"
         yield warn(reason, "sudo sysctl -w vm.min_free_kbytes=1572864")

@@ -16,8 +16,9 @@ MOST_OF_A_KIND = 32
 """How many different events of a kind are kept, such as Xids by device and code: the latest. So a flood of one kind
 hides no other."""
 XID, RECOVERY, DRIVER_LOADED, DRIVER_NO_MEMORY = "xid", "gpu-recovery", "driver-loaded", "driver-no-memory"
-_JUDGED = {kind.name for kind in KINDS.values() if any(effect.preflight for effect in (kind, *kind.codes.values()))}
-_JUDGED |= {DRIVER_LOADED, DRIVER_NO_MEMORY}
+_JUDGED = {DRIVER_LOADED, DRIVER_NO_MEMORY} | {
+    kind.name for kind in KINDS.values() if any(effect.preflight for effect in (kind, *kind.codes.values()))
+}
 """Kinds that matter before a launch."""
 
 
@@ -29,9 +30,11 @@ def find_events(records: Iterable[Record]) -> tuple[Event, ...]:
             continue
         # Of recovery actions of a device only the last one counts, whatever its code.
         key = (event.kind, event.device, 0 if event.kind == RECOVERY else event.code)
-        earlier = events.pop(key, None)
-        events[key] = event if earlier is None else replace(event, count=earlier.count + 1)
-        keys_of_kind = [other for other in events if other[0] == event.kind] if earlier is None else []
+        if (earlier := events.pop(key, None)) is not None:
+            events[key] = replace(event, count=earlier.count + 1)
+            continue
+        events[key] = event
+        keys_of_kind = [other for other in events if other[0] == event.kind]
         if len(keys_of_kind) > MOST_OF_A_KIND:
             del events[keys_of_kind[0]]
     return tuple(events.values())
@@ -67,9 +70,8 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
             return KernelLogFacts(uptime_seconds, 0.0, (), absent=True)
         except OSError as error:
             return KernelLogFacts(uptime_seconds, 0.0, (), error=error.strerror or type(error).__name__)
-        return KernelLogFacts(
-            uptime_seconds, round(first_record.seconds, 3) if first_record and first_record.sequence else 0.0, events
-        )
+        begins_seconds = round(first_record.seconds, 3) if first_record and first_record.sequence else 0.0
+        return KernelLogFacts(uptime_seconds, begins_seconds, events)
 
     def judge(self, facts: KernelLogFacts) -> Verdict:
         if facts.absent:

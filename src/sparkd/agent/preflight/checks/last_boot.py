@@ -12,8 +12,8 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state import launch_history
 from sparkd.base.state.decline import describe_change
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import ignore_report
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import LOADING, LaunchHistory
 
 TOO_MANY = 3
@@ -21,7 +21,7 @@ TOO_MANY = 3
 PHASE_LENGTH = 60
 
 
-class Launch(Struct, frozen=True):
+class LastLaunch(Struct, frozen=True):
     """The last launch of a boot."""
 
     phase: str
@@ -32,7 +32,7 @@ class Launch(Struct, frozen=True):
 
 
 class LastBootFacts(Struct, frozen=True):
-    before: tuple[Launch, ...]
+    before: tuple[LastLaunch, ...]
     """The last launch of each boot before this one, since the last good start, oldest first."""
     changes: str
     """Differences of the last launch from the last good start."""
@@ -60,7 +60,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
             good, tried = (Facts(values, {}, {}) for values in (history.good, history.tried))
             changes = f"since the last good start {describe_change(good, tried)}"
         launches = tuple(
-            Launch(sanitize(boot.phase, PHASE_LENGTH), boot.digest == self.digest, not boot.open)
+            LastLaunch(sanitize(boot.phase, PHASE_LENGTH), boot.digest == self.digest, not boot.open)
             for boot in history.boots_before(boot_id)
         )
         machine_end = str(history.machine_end) if history.machine_end and history.machine_end.boot_id == boot_id else ""
@@ -73,16 +73,17 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         if last.end_seen:
             return ok("sparkd saw the end of the last launch before this boot")
         how_it_ended = f", by what is left of it {facts.end}" if facts.end else ""
-        by_this_load = (
-            launch.this_plan and launch.phase == LOADING and not launch.end_seen for launch in reversed(facts.before)
-        )
-        in_a_row = len(tuple(takewhile(bool, by_this_load)))
+        in_a_row = len(tuple(takewhile(_ended_this_load, reversed(facts.before))))
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"
-            return warn(
-                reason + times + how_it_ended, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e"
-            )
+            hint = "a power cut? else look at its end: journalctl --list-boots, -b -1 -e"
+            return warn(reason + times + how_it_ended, hint)
         reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{how_it_ended}; "
         hint = f"fix the cause (journalctl -b -1 -e), then: sudo systemctl start {self.unit}"
         return block(reason + facts.changes, hint, needs_person=True)
+
+
+def _ended_this_load(launch: LastLaunch) -> bool:
+    """Whether the machine ended while this plan loaded."""
+    return launch.this_plan and launch.phase == LOADING and not launch.end_seen

@@ -134,6 +134,5 @@ class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
             admission = f"preflight admits it with {size(facts.headroom_bytes)} to spare"
             problems.append(warn(f"{kill}, and {admission}", "lower memory.floor_mib, or raise memory.headroom_gib"))
         good = f"the memory guard ends the engine below {facts.floor_bytes // MIB} MiB available"
-        return combine_verdicts(
-            problems, good if facts.floor_bytes else "the memory guard is off (memory.floor_mib = 0)"
-        )
+        off = "the memory guard is off (memory.floor_mib = 0)"
+        return combine_verdicts(problems, good if facts.floor_bytes else off)

@@ -1,4 +1,4 @@
-"""Unified memory: what the plan takes of what CPU and GPU share, and whether weights and KV cache fit into it."""
+"""Unified memory: what the plan takes of the memory that CPU and GPU share, and who has it where that is too little."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from shlex import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, unknown, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
 from sparkd.agent.preflight.checks.plan_lint import script_share
 from sparkd.agent.preflight.gpu_users import find_gpu_users
-from sparkd.base.config import Settings
 from sparkd.base.host import Host, cgroups, meminfo
 from sparkd.base.host.gpu import AWAITED, NO_GPU
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import GIB, size
-from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.inputs import CheckInputs, MemoryNeed, MemorySample
-from sparkd.base.plan.memory_sum import MemorySum, ModelFit, read_sum
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.recipes.additions import MAX_JOBS
 
 REBOOT_COMMAND = "sudo systemctl reboot"
 NAMED_BYTES = GIB
@@ -54,17 +50,17 @@ class MemoryFacts(Struct, frozen=True):
     _unexplained_bytes: int = 0
     """As `meminfo.read_unexplained_bytes`: the driver can hold no more than this."""
     _charged_bytes: int | None = 0
-    """As `cgroups.read_charged_bytes`."""
+    """As `cgroups.read_charged_bytes`: the kernel's memory for processes, such as buffers of sockets and pipes."""
     _charged_unit: str = ""
-    """The unit that has at least half of it; empty where none has, or it is little."""
+    """The unit that at least half of it is for; empty where there is none, or it is little."""
 
 
 class UnifiedMemory(Check[MemoryFacts], frozen=True):
     need: MemoryNeed
     settle_seconds: float
     uses_gpu: bool = True
-    earlier: MemorySample | None = None
-    """The sample before this one; None for a look without a wait, as in a dry run."""
+    baseline: MemorySample | None = None
+    """`memory_baseline` of CheckInputs."""
     plan: LaunchPlan | None = None
     """The plan, for engine.script, which may start an engine with a share of its own."""
     id = "unified-memory"
@@ -73,7 +69,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> UnifiedMemory:
         settle_seconds = inputs.settings.memory.settle_seconds
-        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.earlier, inputs.plan_if_any)
+        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.memory_baseline, inputs.plan_if_any)
 
     def probe(self, host: Host) -> MemoryFacts:
         memory = host.meminfo()
@@ -127,7 +123,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         return ok(f"{size(facts.available_bytes)} available, {demand}")
 
     def _judge_shortage(self, facts: MemoryFacts, needed_bytes: int, reason: str) -> Verdict:
-        """Say who can free the memory that is missing: a person, time, or a reboot where the driver holds it."""
+        """The verdict by what can free the missing memory: a person, time, or a reboot where the driver holds it."""
         shortage_bytes = needed_bytes - facts.available_bytes
         block_shortage = partial(block, shortage_bytes=shortage_bytes)
         if needed_bytes > facts.total_bytes:
@@ -147,10 +143,9 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             # No proof, so neither a reboot by sparkd nor an end of its tries (17): the driver's figure leaves out
             # managed memory that a CPU has touched, which /proc/meminfo leaves out as well. Measured on an H200,
             # driver 580.159.04: nothing of 8 GiB. A process that only has the devices open may hold some, too.
-            listed = (
-                f"the GPU's driver lists {size(_shared_gpu_bytes(facts))} for {users}, and nothing explains the rest"
-            )
-            return block_shortage(f"{reason}; {listed}", f"end {users}; where that frees too little: {REBOOT_COMMAND}")
+            listed = f"the GPU's driver lists {size(_shared_gpu_bytes(facts))} for {users}"
+            reason = f"{reason}; {listed}, and nothing explains the rest"
+            return block_shortage(reason, f"end {users}; where that frees too little: {REBOOT_COMMAND}")
         if facts._ended_users:  # no proof: a namespace of pids may hide them
             listed = f"the GPU's driver lists {', '.join(facts._ended_users)}"
             return block_shortage(f"{reason}; {listed}", f"reboot this node: {REBOOT_COMMAND}")
@@ -163,10 +158,10 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
 
     def _has_settled(self, facts: MemoryFacts) -> bool:
         """Whether no memory has come back for `settle_seconds`."""
-        if (earlier := self.earlier) is None:
+        if self.baseline is None:
             return not self.settle_seconds
-        waited_seconds = facts.uptime_seconds - earlier.uptime_seconds
-        return waited_seconds >= self.settle_seconds and not earlier.is_exceeded_by(facts.available_bytes)
+        waited_seconds = facts.uptime_seconds - self.baseline.uptime_seconds
+        return waited_seconds >= self.settle_seconds and not self.baseline.is_exceeded_by(facts.available_bytes)
 
 
 def _find_charged_unit(host: Host, charged_bytes: int) -> str:
@@ -182,16 +177,16 @@ def _shared_gpu_bytes(facts: MemoryFacts) -> int:
 
 
 def _find_holder(facts: MemoryFacts, shortage_bytes: int) -> tuple[str, str] | None:
-    """Who has what is missing, for the reason, and a hint; None where the driver may have it of one that is gone."""
+    """Who has what is missing, for the reason, and a hint; None where the GPU's driver may have it, for nobody."""
     users, gpu_bytes = ", ".join(facts.gpu_users or ()), _shared_gpu_bytes(facts)
-    explained = facts.process_bytes + gpu_bytes >= shortage_bytes or facts._unexplained_bytes < shortage_bytes
-    if users and (not facts._gpu_sizes_known or (explained and gpu_bytes >= NAMED_BYTES)):
+    may_be_processes = facts.process_bytes + gpu_bytes >= shortage_bytes
+    may_be_driver = facts._unexplained_bytes >= shortage_bytes and not may_be_processes
+    if users and (not facts._gpu_sizes_known or (gpu_bytes >= NAMED_BYTES and not may_be_driver)):
         return f"; the GPU is used by {users}", "stop other work on the GPU"
-    # Without what groups are charged for, the driver might have all that is missing.
-    unlisted_bytes = facts._unexplained_bytes + (facts._charged_bytes or 0)
-    if facts.process_bytes + gpu_bytes < shortage_bytes and facts._unexplained_bytes < shortage_bytes <= unlisted_bytes:
+    charged_bytes = facts._charged_bytes or 0
+    if not (may_be_processes or may_be_driver) and facts._unexplained_bytes + charged_bytes >= shortage_bytes:
         return _describe_charged(facts)
-    if not facts.gpus or facts.gpu_users is None or explained:
+    if not facts.gpus or facts.gpu_users is None or not may_be_driver:
         return "", "stop other work on this node"
     return None
 
@@ -203,55 +198,3 @@ def _describe_charged(facts: MemoryFacts) -> tuple[str, str]:
     if not (unit := facts._charged_unit):
         return held, "see whose: sudo systemd-cgtop --order=memory"
     return f"{held}, most of it for {unit}", f"see who it is, and stop it if it may go: systemctl status {quote(unit)}"
-
-
-HINTS = {
-    ModelFit.WEIGHTS_TOO_BIG: "serve it on more nodes, or a smaller model: sudo sparkd use --list",
-    ModelFit.REQUEST_TOO_BIG: "lower max-model-len",
-}
-
-
-class ModelMemoryFacts(Struct, frozen=True):
-    share_bytes: int = 0
-    weights_bytes: int | None = None
-    request_bytes: int | None = None
-    tokens: int | None = None
-    compile_jobs: int | None = None
-    """How many compilers at once fit into the memory beside the weights."""
-    _sum: MemorySum | None = None
-    """The sum; None where engine.script starts the engine, or the plan uses no GPU."""
-    _excess: str = ""
-    """What is wrong with the plan's own number of compilers; empty where nothing is."""
-
-
-class ModelMemory(Check[ModelMemoryFacts], frozen=True):
-    plan: LaunchPlan
-    settings: Settings
-    id = "model-memory"
-    levels = (Level.WARN, Level.BLOCK)
-
-    def probe(self, host: Host) -> ModelMemoryFacts:
-        if self.plan.container.gpus != "all" or self.plan.user_script:
-            return ModelMemoryFacts()
-        memory = read_sum(self.plan, self.settings, host)
-        weights_bytes = memory.weights.expected if memory.weights else None
-        room = read_room(self.plan, self.settings, host, memory)
-        excess = room.describe_excess(self.plan)
-        return ModelMemoryFacts(
-            memory.share_bytes, weights_bytes, memory.request_bytes, memory.tokens, room.jobs, memory, excess
-        )
-
-    def judge(self, facts: ModelMemoryFacts) -> Verdict:
-        memory = facts._sum
-        if memory is None and self.plan.user_script:
-            return skipped("not summed: engine.script starts the engine its own way")
-        if memory is None:
-            return ok("the plan uses no GPU")
-        if memory.weights is None or not memory.share_bytes:
-            return skipped("not summed: the memory or what is loaded into it is not known")
-        if memory.fit not in HINTS and facts._excess:
-            return warn(facts._excess, f"take {MAX_JOBS} out: sparkd sets it to {facts.compile_jobs} here")
-        if memory.fit not in HINTS:
-            return ok(memory.describe())
-        level = block if memory.fit is ModelFit.WEIGHTS_TOO_BIG else warn
-        return level(memory.describe(), HINTS[memory.fit])

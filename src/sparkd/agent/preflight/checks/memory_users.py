@@ -99,9 +99,8 @@ def _describe_consumer(consumer: Consumer, docker: DockerFacts) -> HeldMemory:
         return HeldMemory(f"{consumer.processes} {consumer.name} of {consumer.user}", consumer.bytes, command)
     if consumer.kind == "unit":
         owner = "" if consumer.name.endswith(".service") else f" of {consumer.user}"
-        return HeldMemory(
-            f"{consumer.name}{owner}", consumer.bytes, f"sudo systemctl stop {shlex.quote(consumer.name)}"
-        )
+        stop = f"sudo systemctl stop {shlex.quote(consumer.name)}"
+        return HeldMemory(f"{consumer.name}{owner}", consumer.bytes, stop)
     return HeldMemory(f"{consumer.name} of {consumer.user}", consumer.bytes, f"sudo kill {consumer.pid}")
 
 

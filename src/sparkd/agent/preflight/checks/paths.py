@@ -56,9 +56,8 @@ def _list_mount_sources(plan: LaunchPlan) -> Iterator[NeededPath]:
     hint = "make it, or take it out of the recipe"
     for volume in plan.container.volumes:
         if not volume.source.startswith(OWN_FOLDERS) and volume.source != plan.model_path:
-            yield NeededPath(
-                volume.source, f"the source of the container's {volume.target}", Requirement.ANYTHING, hint
-            )
+            what = f"the source of the container's {volume.target}"
+            yield NeededPath(volume.source, what, Requirement.ANYTHING, hint)
 
 
 def _list_flag_files(plan: LaunchPlan) -> Iterator[NeededPath]:
@@ -134,7 +133,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     def _find_problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
         for path_facts in facts.paths:
             if path_facts.fault:
-                needed = path_facts.path
+                needed = path_facts.needed
                 level = Level.WARN if needed.may_fail else Level.BLOCK
                 yield Verdict(level, f"{needed.path} {path_facts.fault} ({needed.what})", needed.hint)
         for program in facts.refused:

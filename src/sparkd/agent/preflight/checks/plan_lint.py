@@ -94,9 +94,8 @@ def _build_launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
     )
     if script is None:
         return launch
-    return replace(
-        launch, flags=_merge_flags(script.serves), env={**launch.env, **script.env}, pool_tokens=None, given=()
-    )
+    flags, env = _merge_flags(script.serves), {**launch.env, **script.env}
+    return replace(launch, flags=flags, env=env, pool_tokens=None, given=())
 
 
 def script_share(files: Files, plan: LaunchPlan) -> float | None:

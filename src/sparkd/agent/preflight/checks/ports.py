@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
-from sparkd.agent.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
+from sparkd.agent.preflight.engine_processes import find_engines, pids_of
 from sparkd.agent.preflight.fixes import EndProcess, RemoveContainer, stop_by_hand
+from sparkd.agent.preflight.port_uses import PortUse, port_holders
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker import DockerFacts
@@ -42,34 +43,31 @@ class WantedPort(Struct, frozen=True):
     """Whether a launch fails without it."""
 
 
-class HeldPort(Struct, frozen=True):
+class HeldPort(Struct, frozen=True, rename={"left_to_strays": "told_by_strays"}):  # words: keep - a key of the report
     """A wanted port that is in use."""
 
     wanted: WantedPort
     use: PortUse
     container: str
     """Name of docker's container that holds it, or the beginning of its id; empty for none."""
-    told_by_strays: bool  # words: keep - a key of the report
-    """Whether the holder is left to stray-workers: it is an engine, or in a container of sparkd's."""
+    left_to_strays: bool
+    """Whether the check stray-workers judges the holder: an engine, or a process in a container of sparkd's."""
     descendants: tuple[EndProcess, ...] = ()
     """The holder's descendants, which are ended with it: they may share the socket."""
 
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[WantedPort, ...]:
     """Ports on which this node is to listen. A worker serves no API; for the rendezvous it connects to the head."""
-    is_cluster, is_head = plan.node.cluster_size > 1, plan.node.is_head
+    node, is_cluster = plan.node, plan.node.cluster_size > 1
     ports = []
-    if is_head:
-        ports.append(
-            WantedPort(plan.api_port, first_values(plan.argv).get("host") or EVERY_IPV4, "the API", "args.port")
-        )
-    if is_head and is_cluster:
+    if node.is_head:
+        address = first_values(plan.argv).get("host") or EVERY_IPV4
+        ports.append(WantedPort(plan.api_port, address, "the API", "args.port"))
+    if node.is_head and is_cluster:
         ports.append(WantedPort(plan.master_port, "", "the rendezvous", "cluster.master_port"))
     if is_cluster:
-        port = settings.cluster.report_port
-        ports.append(
-            WantedPort(port, plan.node.address, "the node's report", "cluster.report_port", is_agent_port=True)
-        )
+        port, setting = settings.cluster.report_port, "cluster.report_port"
+        ports.append(WantedPort(port, node.address, "the node's report", setting, is_agent_port=True))
     if settings.observe.address is not None:
         address, port = settings.observe.address
         ports.append(WantedPort(port, address, "the observers", "observe.listen", is_agent_port=True, vital=False))
@@ -83,10 +81,10 @@ class PortsFacts(Struct, frozen=True):
 
 class Ports(Check[PortsFacts], frozen=True):
     wanted: tuple[WantedPort, ...]
-    strays: StrayWorkers | None = StrayWorkers()
-    """The check that names engines and containers of sparkd's, to which their ports are left. None: it is skipped."""
-    strays_warn: bool = False
-    """Whether preflight.downgrade has it: then only what it ends is left to it."""
+    stray_check: StrayWorkers | None = StrayWorkers()
+    """The check that judges engines and containers of sparkd's, and so the holders among them. None: it is skipped."""
+    strays_only_warn: bool = False
+    """Whether preflight.downgrade names that check: then only holders that it ends are left to it."""
     allowed_fixes: tuple[str, ...] = ()
     """Kinds of fixes that preflight may apply."""
     id = "ports"
@@ -95,31 +93,31 @@ class Ports(Check[PortsFacts], frozen=True):
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> Ports:
         policy = inputs.settings.preflight
-        skipped, warns = (StrayWorkers.id in names for names in (policy.skip, policy.downgrade))
-        strays = None if skipped else StrayWorkers.from_inputs(inputs)
-        return cls(wanted_ports(inputs.plan, inputs.settings), strays, warns, tuple(policy.allow_fixes))
+        stray_check = None if StrayWorkers.id in policy.skip else StrayWorkers.from_inputs(inputs)
+        strays_only_warn = StrayWorkers.id in policy.downgrade
+        wanted = wanted_ports(inputs.plan, inputs.settings)
+        return cls(wanted, stray_check, strays_only_warn, tuple(policy.allow_fixes))
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
-        taken_by = {
-            listener: wanted for wanted in self.wanted for listener in listeners if _conflicts(listener, wanted)
-        }
+        pairs = ((listener, wanted) for wanted in self.wanted for listener in listeners)
+        taken_by = {listener: wanted for listener, wanted in pairs if _conflicts(listener, wanted)}
         owner = host.owner()
         owner_pid = (owner.pid or None) if owner else None
         if not taken_by:
             return PortsFacts((), owner_pid)
         table, docker = host.processes(), host.docker()
-        named = self._find_named(host, table, docker)
-        pairs = zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True)
-        held = tuple(_describe_holder(wanted, use, table, docker, named) for wanted, use in pairs)
+        strays = self._find_strays(host, table, docker)
+        uses = zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True)
+        held = tuple(_describe_holder(wanted, use, table, docker, strays) for wanted, use in uses)
         return PortsFacts(held, owner_pid)
 
-    def _find_named(self, host: Host, table: ProcessTable, docker: DockerFacts) -> frozenset[int | str]:
+    def _find_strays(self, host: Host, table: ProcessTable, docker: DockerFacts) -> frozenset[int | str]:
         """Pids, and ids of containers, that are left to stray-workers."""
-        if self.strays is None:
+        if self.stray_check is None:
             return frozenset()
-        if self.strays_warn:
-            verdict = self.strays.run(host)[1]
+        if self.strays_only_warn:
+            _, verdict = self.stray_check.run(host)
             fixes = [fix for fix in verdict.fixes if verdict.clears and fix.kind in self.allowed_fixes]
             pids = (fix.pid for fix in fixes if isinstance(fix, EndProcess))
             return frozenset((*pids, *(fix.container_id for fix in fixes if isinstance(fix, RemoveContainer))))
@@ -133,7 +131,7 @@ class Ports(Check[PortsFacts], frozen=True):
             # Only root learns who holds a socket. An unknown holder of an agent's port is taken for the node's owner.
             if held.wanted.is_agent_port and facts.owner_pid is not None and held.use.pid in (facts.owner_pid, None):
                 own_ports.append(f"{description}: the agent's own, pid {facts.owner_pid}")
-            elif held.told_by_strays:  # words: keep
+            elif held.left_to_strays:
                 engine_ports.append(f"{description}: an engine's, see stray-workers")
             else:
                 problems.append(_judge_held(held))
@@ -144,15 +142,15 @@ class Ports(Check[PortsFacts], frozen=True):
 
 
 def _describe_holder(
-    wanted: WantedPort, use: PortUse, table: ProcessTable, docker: DockerFacts, named: frozenset[int | str]
+    wanted: WantedPort, use: PortUse, table: ProcessTable, docker: DockerFacts, strays: frozenset[int | str]
 ) -> HeldPort:
     container = docker.container(use.container_id)
     container_name = container.name if container else "" if docker.known else use.container_id[:12]
     descendants = table.descendants(use.pid) if use.pid else ()
     living = (child for child in descendants if not child.dead)
     end_processes = tuple(EndProcess(child.pid, child.start_time, child.comm) for child in living)
-    is_named = not named.isdisjoint((use.pid or 0, use.container_id or ""))
-    return HeldPort(wanted, use, container_name, is_named, end_processes)
+    is_stray = not strays.isdisjoint((use.pid or 0, use.container_id or ""))
+    return HeldPort(wanted, use, container_name, is_stray, end_processes)
 
 
 def _conflicts(listener: Listener, wanted: WantedPort) -> bool:
@@ -201,12 +199,9 @@ def _find_stop_command(held: HeldPort) -> str:
     return ""
 
 
-SHOWN = 32
-
-
 class ListenersFacts(Struct, frozen=True):
     on_all_addresses: tuple[int, ...]
-    """TCP ports of this machine that listen on all addresses, at most SHOWN."""
+    """TCP ports of this machine that listen on all addresses, at most 32."""
 
 
 class Listeners(Check[ListenersFacts], frozen=True):
@@ -219,7 +214,7 @@ class Listeners(Check[ListenersFacts], frozen=True):
     def probe(self, host: Host) -> ListenersFacts:
         everywhere = (EVERY_IPV4, EVERY_IPV6)
         ports = {listener.port for listener in host.listeners() if listener.address in everywhere}
-        return ListenersFacts(tuple(sorted(ports))[:SHOWN])
+        return ListenersFacts(tuple(sorted(ports))[:32])
 
     def judge(self, facts: ListenersFacts) -> Verdict:  # noqa: ARG002  # evidence alone
         plan = self.plan

@@ -88,7 +88,7 @@ class RdmaFacts(Struct, frozen=True):
         return tuple(hca.name for hca in self.hcas)
 
     @property
-    def here(self) -> str:
+    def device_hint(self) -> str:
         """The beginning of a hint: the devices to choose from."""
         return f"this machine has {', '.join(self.names)}" if self.hcas else "look at: rdma link; lspci; sudo dmesg"
 
@@ -141,36 +141,28 @@ class Rdma(Check[RdmaFacts], frozen=True):
             return ok(self.not_needed)
         selection = Selection.parse(self.env.get(NAMES, ""))
         ports = select_ports(selection, facts.hcas)
-        hcas_up = tuple(dict.fromkeys(hca for hca, port in ports if port.state == ACTIVE))
-        # Half of the ports of a DGX Spark have no cable: of those that are not selected by name, only devices that are
-        # up are meant.
-        selected_names = {name for name, _ in selection.names if not selection.others}
-        meant_ports = [
-            (hca, port) for hca, port in ports if not hcas_up or hca in hcas_up or hca.name in selected_names
-        ]
+        meant_ports = _list_meant_ports(selection, ports)
         used_hcas = tuple(dict.fromkeys(hca for hca, _ in meant_ports))
-        usable = bool(hcas_up) and facts.on_fabric
-        problems = [*(self._judge_missing(facts, selection) if usable else [self._judge_none_usable(facts, used_hcas)])]
+        usable = facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
+        problems = list(self._judge_missing(facts, selection)) if usable else [self._judge_none(facts, used_hcas)]
         problems += _judge_shared_lanes(facts, used_hcas)
         problems += [_describe_down(hca, port, facts) for hca, port in meant_ports if port.state != ACTIVE]
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, {TCP_COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
-        summary = combine_verdicts(
-            problems,
-            f"{', '.join(_format_name(hca) for hca in used_hcas)}: ACTIVE{_describe_idle_twins(facts, used_hcas)}",
-        )
-        return summary if usable or not facts.has_card else replace(summary, awaits=AWAITED)
+        names = ", ".join(_format_name(hca) for hca in used_hcas)
+        verdict = combine_verdicts(problems, f"{names}: ACTIVE{_describe_idle_twins(facts, used_hcas)}")
+        return verdict if usable or not facts.has_card else replace(verdict, awaits=AWAITED)
 
     def _judge_missing(self, facts: RdmaFacts, selection: Selection) -> Iterator[Verdict]:
         present = facts.names
         names = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
         if names:
             reason = f"no RDMA device is called {', '.join(names)}, which the plan names"
-            yield warn(reason, f"{facts.here}: correct fabric.hcas or {NAMES}")
+            yield warn(reason, f"{facts.device_hint}: correct fabric.hcas or {NAMES}")
 
-    def _judge_none_usable(self, facts: RdmaFacts, used: tuple[Hca, ...]) -> Verdict:
-        reason, hint = "this machine has no RDMA device", facts.here
+    def _judge_none(self, facts: RdmaFacts, used: tuple[Hca, ...]) -> Verdict:
+        reason, hint = "this machine has no RDMA device", facts.device_hint
         if facts.hcas and not facts.on_fabric:
             reason, hint = f"{self.interface} has no RDMA device", f"{hint}: set fabric.hcas, or {NAMES}: null"
         elif used:
@@ -182,12 +174,21 @@ class Rdma(Check[RdmaFacts], frozen=True):
         return warn(f"{reason}, {TCP_COST}", f"{hint}; {TCP_HINT}" if facts.has_card else hint)
 
 
+def _list_meant_ports(selection: Selection, ports: tuple[tuple[Hca, Port], ...]) -> list[tuple[Hca, Port]]:
+    """The selected ports that are meant to be up: half of those of a DGX Spark have no cable.
+
+    Devices that are not selected by name are meant only where they are up, unless none is.
+    """
+    hcas_up = {hca for hca, port in ports if port.state == ACTIVE}
+    selected_names = {name for name, _ in selection.names if not selection.others}
+    return [(hca, port) for hca, port in ports if not hcas_up or hca in hcas_up or hca.name in selected_names]
+
+
 def _describe_down(hca: Hca, port: Port, facts: RdmaFacts) -> Verdict:
     interfaces = ", ".join(name for name in hca.interfaces if name in facts.no_carrier)
     cause = f"; {interfaces} has no carrier" if interfaces else ""
-    return warn(
-        f"{_format_name(hca)}: port {port.number} is {port.state}{cause}", f"{CABLE} Else leave it out of fabric.hcas"
-    )
+    reason = f"{_format_name(hca)}: port {port.number} is {port.state}{cause}"
+    return warn(reason, f"{CABLE} Else leave it out of fabric.hcas")
 
 
 def _judge_shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:
@@ -212,9 +213,8 @@ def _find_twins(hca: Hca, hcas: tuple[Hca, ...]) -> tuple[Hca, ...]:
 
 
 def _describe_idle_twins(facts: RdmaFacts, used: tuple[Hca, ...]) -> str:
-    idle_names = sorted(
-        {twin.name for hca in used for twin in _find_twins(hca, facts.hcas)} - {hca.name for hca in used}
-    )
+    twin_names = {twin.name for hca in used for twin in _find_twins(hca, facts.hcas)}
+    idle_names = sorted(twin_names - {hca.name for hca in used})
     return f"; not used on the same cable: {', '.join(idle_names)} (fabric.hcas)" if idle_names else ""
 
 

@@ -61,13 +61,11 @@ class SharedMemory(Check[ShmFacts], frozen=True):
         uses = host.segment_uses(host.processes(), named)
         rank = read_rank(host)
         recorded = rank.record.segments if rank.record is not None and not rank.alive else {}
-        segments = tuple(
-            SegmentFacts(
-                **asdict(segment), used_by=uses.pids(segment), of_rank=recorded.get(segment.path) == segment.identity
-            )
-            for segment in named
+        of_rank = {segment for segment in named if recorded.get(segment.path) == segment.identity}
+        segments = (
+            SegmentFacts(**asdict(segment), used_by=uses.pids(segment), of_rank=segment in of_rank) for segment in named
         )
-        return ShmFacts(host.files.stat(FOLDER).device, segments, uses.unreadable_pids, host.uptime_seconds())
+        return ShmFacts(host.files.stat(FOLDER).device, tuple(segments), uses.unreadable_pids, host.uptime_seconds())
 
     def judge(self, facts: ShmFacts) -> Verdict:
         orphans = [segment for segment in facts.segments if self._orphaned(segment, facts)]

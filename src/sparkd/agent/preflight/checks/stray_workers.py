@@ -14,14 +14,13 @@ from sparkd.agent.preflight.engine_processes import (
     ENGINE_PREFIX,
     Engine,
     Leader,
-    PortUse,
     find_engines,
     gpu_memory_by_pid,
     is_worker,
-    lasting_ports,
     pids_of,
 )
 from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
+from sparkd.agent.preflight.port_uses import PortUse, lasting_ports
 from sparkd.base.host import Host
 from sparkd.base.host.owner import FIND_HOLDER, UNNAMED, NodeOwner
 from sparkd.base.host.processes import ProcessTable
@@ -66,7 +65,7 @@ class StrayFacts(Struct, frozen=True):
 
 class StrayWorkers(Check[StrayFacts], frozen=True):
     tried: frozenset[Identity] = frozenset()
-    """Identities of the fixes that were applied."""
+    """The fixes that were applied: what has survived one is judged otherwise."""
     rendezvous: int = 0
     """The port cluster.master_port."""
     id = "stray-workers"
@@ -127,10 +126,8 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         if container.whose is Whose.UNKNOWN and facts.rank_error:
             return unknown(f"{description}: whose it is, is unknown: {facts.rank_error}", RECORD_HINT)
         if container.whose is Whose.UNKNOWN:
-            hint = f"if nobody needs it: sudo docker rm --force {quote(container.name)}"
-            return unknown(
-                f"{description} has the label of this node's rank, and is not what was started as that", hint
-            )
+            reason = f"{description} has the label of this node's rank, and is not what was started as that"
+            return unknown(reason, f"if nobody needs it: sudo docker rm --force {quote(container.name)}")
         if container.whose is Whose.LEFT:
             hint = "nothing is to be done: the next agent takes it over; without one it ends in a minute"
             return block(f"{description} serves, and its agent has just crashed", hint)
@@ -138,24 +135,24 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
             reason = f"{description} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
             return block(reason, owner.hint)
         condition = f"still runs and holds {size(held_bytes)}" if container.running else "is left over"
+        reason = f"{description} of an agent that is gone {condition}"
         fix = RemoveContainer(container.id, container.name, frees_bytes=held_bytes)
         if identity(fix) in self.tried:
-            return _judge_stuck_container(
-                engines, f"{description} of an agent that is gone {condition} and can't be removed"
-            )
-        return block(f"{description} of an agent that is gone {condition}", FIX_HINT, fixes=(fix,))
+            return _judge_stuck_container(engines, f"{reason} and can't be removed")
+        return block(reason, FIX_HINT, fixes=(fix,))
 
     def _judge_engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         description = _describe_engine(facts, engine)
         if engine.container_id and not facts.docker_known:
             return _judge_unidentified(f"{description}: docker can't identify its container", facts.docker_error)
-        # A `vllm serve` leads its group even when adopted: one started over ssh with nohup always is.
-        may_be_wanted = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
-        name = _find_container_name(facts, engine)
-        if not name and _is_left_by_agent(facts, engine):
+        container_name = _find_container_name(facts, engine)
+        if not container_name and _is_left_by_agent(facts, engine):
             return self._judge_stray(facts, engine)  # also where it serves: docker has removed the container
-        command = f"sudo docker stop {quote(name)}" if name else stop_by_hand(engine.top.pid, engine.service_stop)
-        offers = () if name else (_build_fixes(engine),)
+        by_hand = stop_by_hand(engine.top.pid, engine.service_stop)
+        command = f"sudo docker stop {quote(container_name)}" if container_name else by_hand
+        offers = () if container_name else (_build_fixes(engine),)
+        # Adoption proves nothing of the leader of its own group, such as one that nohup has started over ssh.
+        may_be_wanted = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
         if engine.serves or not engine.adopted or may_be_wanted:
             return block(f"a living engine: {description}", f"stop it first: {command}", offers=offers)
         if engine.leader is Leader.OTHER:
@@ -166,10 +163,10 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         return self._judge_stray(facts, engine)
 
     def _is_abandoned(self, facts: StrayFacts, engine: Engine) -> bool:
-        """Whether a group's own leader is a child of PID 1, and nobody can send it a request.
+        """Whether an engine that leads its own group is a child of PID 1, and nobody can send it a request.
 
-        The process of a service or a container may have been started like that. Ranks listen at the rendezvous, and
-        for each other on ports that the kernel assigns; any other port may be for requests.
+        In a service or a container that may be intended. Ranks listen at the rendezvous, and for each other on ports
+        that the kernel assigns; any other port may be for requests.
         """
         pids = pids_of((engine,))
         other_ports = {use.port for use in facts.ports if use.pid in pids} - {self.rendezvous}

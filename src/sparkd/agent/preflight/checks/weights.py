@@ -109,9 +109,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
     def _find_doubts(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
         """Problems with which an engine may load the model."""
         if facts.unfinished:
-            reason = (
-                f"a download is under way or was broken off: {facts.unfinished[0]}{_count_more(len(facts.unfinished))}"
-            )
+            names = f"{facts.unfinished[0]}{_count_more(len(facts.unfinished))}"
+            reason = f"a download is under way or was broken off: {names}"
             yield warn(reason, "let it end, or remove it")
         if self.needs_tokenizer and not facts.has_tokenizer and facts.format != ".gguf":
             yield warn(f"{facts.folder} has no tokenizer that is known by its name", fetch)

@@ -109,15 +109,12 @@ def find_spans(rows: Sequence[Row], now: datetime) -> Iterator[tuple[str, float,
     """
     launches = [row for row in rows if isinstance(row, Launch)]
     for launch, next_at in zip(launches, [*(later.at for later in launches[1:]), now.isoformat()], strict=False):
-        begin_seconds, end_seconds = (
-            seconds_since(at, now) for at in (launch.at, launch.end.at if launch.end else next_at)
-        )
+        begin_seconds = seconds_since(launch.at, now)
+        end_seconds = seconds_since(launch.end.at if launch.end else next_at, now)
         if begin_seconds is None or end_seconds is None:
             continue
         loaded_seconds = end_seconds if launch.load_seconds is None else begin_seconds - launch.load_seconds
-        for state, from_seconds, to_seconds in (
-            ("loading", begin_seconds, loaded_seconds),
-            ("serving", loaded_seconds, end_seconds),
-        ):
+        spans = (("loading", begin_seconds, loaded_seconds), ("serving", loaded_seconds, end_seconds))
+        for state, from_seconds, to_seconds in spans:
             if min(from_seconds, DAY_SECONDS) > max(to_seconds, 0.0):
                 yield state, min(from_seconds, DAY_SECONDS), max(to_seconds, 0.0)

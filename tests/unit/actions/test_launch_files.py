@@ -3,7 +3,7 @@
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.actions.files import write_hosts
+from sparkd.agent.actions.launch_files import write_hosts
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import LaunchError
 
@@ -24,8 +24,9 @@ ADDED = b"::ffff:10.0.0.1 sparkd-rank0\nfd00::2 sparkd-rank1\n"
 def test_the_nodes_own_lines_stay_and_come_first(tree: Tree, own: bytes | None, kept: bytes) -> None:
     if own is not None:
         tree.file("/etc/hosts", "").write_bytes(own)
-    path = tree.root / "run/sparkd/private/hosts"
-    write_hosts(Files(str(tree.root)), path, NAMES)
+    script = tree.root / "run/sparkd/private/launch.sh"
+    path = script.with_name("hosts")
+    write_hosts(Files(str(tree.root)), script, NAMES)
     assert path.read_bytes() == kept + ADDED
     assert path.stat().st_mode & 0o777 == 0o644
 
@@ -33,4 +34,4 @@ def test_the_nodes_own_lines_stay_and_come_first(tree: Tree, own: bytes | None, 
 def test_a_file_that_can_not_be_read_fails_the_launch_with_its_name(tree: Tree) -> None:
     tree.folder("/etc/hosts")
     with pytest.raises(LaunchError, match=r"^/etc/hosts can't be read: "):
-        write_hosts(Files(str(tree.root)), tree.root / "run/hosts", NAMES)
+        write_hosts(Files(str(tree.root)), tree.root / "run/launch.sh", NAMES)

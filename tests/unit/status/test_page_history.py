@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 from tests.unit import page_reports
 
-from sparkd.agent.status.kept import POINTS, SAMPLES, Disk, PageHistory, Point, find_spans
+from sparkd.agent.status.page_history import POINTS, SAMPLES, Disk, PageHistory, Point, find_spans
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Launch
-from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 from sparkd.base.status.model import Contact
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 from tests.tree import Tree
 
-from sparkd.agent.actions.files import exchange
+from sparkd.agent.actions.files import compare_and_swap
 from sparkd.base.host.files import Files
 from sparkd.base.state.file import FOLDER, StateFile
 
@@ -31,7 +31,7 @@ def count(files: Files, _: int) -> int:
     steps = overtaken = 0
     while steps < STEPS:
         old = FILE.read(files)
-        if exchange(files, FILE, old, Count("p", old.steps + 1 if old else 1)):
+        if compare_and_swap(files, FILE, old, Count("p", old.steps + 1 if old else 1)):
             steps += 1
         else:
             overtaken += 1
@@ -47,41 +47,41 @@ def test_no_step_of_several_processes_is_lost(tree: Tree) -> None:
 
 def test_a_file_that_is_no_longer_there_is_neither_replaced_nor_removed(tree: Tree) -> None:
     files, old, new = Files(str(tree.root)), Count("old", 1), Count("new", 2)
-    assert not exchange(files, FILE, old, new)
-    assert exchange(files, FILE, None, old)
-    assert not exchange(files, FILE, new, None)
-    assert not exchange(files, FILE, None, new)
+    assert not compare_and_swap(files, FILE, old, new)
+    assert compare_and_swap(files, FILE, None, old)
+    assert not compare_and_swap(files, FILE, new, None)
+    assert not compare_and_swap(files, FILE, None, new)
     assert FILE.read(files) == old
-    assert exchange(files, FILE, old, None)
-    assert not exchange(files, FILE, None, None), "nothing was removed"
+    assert compare_and_swap(files, FILE, old, None)
+    assert not compare_and_swap(files, FILE, None, None), "nothing was removed"
     assert os.listdir(tree.root / FOLDER[1:]) == [".count.json.lock"]
 
 
 def test_a_file_that_cannot_be_read_counts_as_none(tree: Tree) -> None:
     files = Files(str(tree.root))
     tree.file(FILE.path, "rubbish")
-    assert exchange(files, FILE, None, Count("new", 2))
+    assert compare_and_swap(files, FILE, None, Count("new", 2))
 
 
 def test_a_process_that_writes_is_awaited_and_other_users_cannot_pass_for_one(tree: Tree) -> None:
     files, lock = Files(str(tree.root)), Path(f"{tree.root}{FOLDER}/.count.json.lock")
-    assert exchange(files, FILE, None, Count("old", 1))
+    assert compare_and_swap(files, FILE, None, Count("old", 1))
     assert lock.stat().st_mode & 0o777 == 0o600
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         writer = threading.Timer(0.3, fcntl.flock, (held, fcntl.LOCK_UN))
         writer.start()
-        assert exchange(files, FILE, Count("old", 1), Count("new", 2))
+        assert compare_and_swap(files, FILE, Count("old", 1), Count("new", 2))
         writer.join()
     lock.unlink()
     lock.symlink_to(tree.root / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
-        exchange(files, FILE, Count("new", 2), None)
+        compare_and_swap(files, FILE, Count("new", 2), None)
 
 
 def test_a_full_run_folder_denies_no_change_on_the_disk(tree: Tree) -> None:
     tree.file("/run/sparkd", "no folder")
     files = Files(str(tree.root))
     announced = StateFile(FILE.name, Count, notice="/run/sparkd/count.changed")
-    assert exchange(files, announced, None, Count("p", 1))
+    assert compare_and_swap(files, announced, None, Count("p", 1))
     assert FILE.read(files) == Count("p", 1)

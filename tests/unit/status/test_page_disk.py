@@ -10,11 +10,11 @@ from tests.tree import Tree
 
 from sparkd.agent.actions import history
 from sparkd.agent.daemon.history import MOST_WARNINGS, read_disk
-from sparkd.agent.status.kept import Disk
+from sparkd.agent.status.page_history import Disk
 from sparkd.base.host.files import Files
 from sparkd.base.host.journal import read_warnings
+from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import Bench, Launch, Smoke
-from sparkd.base.state.known_good import Facts
 
 LAUNCH = Launch(
     "l", "2026-11-27T11:00:00+00:00", 0, "p", "r", Facts({"image.identity": "i" * 1000}, {}, {}), load_seconds=5

@@ -1,0 +1,50 @@
+"""The text of files that people write: configuration, recipes."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from sparkd.base.lib.errors import AwaitedError, ConfigError, unreadable
+
+LIMIT_BYTES = 1 << 20
+"""Limit of a file that a person wrote."""
+
+
+def read_file(path: Path) -> str:
+    """The UTF-8 text of a regular file. Raises FileNotFoundError, or ConfigError for any other fault."""
+    return read_owned_file(path)[0]
+
+
+def read_owned_file(path: Path) -> tuple[str, int]:
+    """As `read_file`, with the uid of the file's owner."""
+    try:
+        content, owner = _read_regular(path)
+    except FileNotFoundError:
+        if path.is_symlink():
+            hint = "correct the link, or mount what holds the file"
+            raise AwaitedError(f"{path}: is a link to a file that does not exist", hint) from None
+        raise
+    except OSError as error:
+        reason = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
+        raise unreadable(error)(reason + "; try sudo" * (error.errno == errno.EACCES and os.geteuid() != 0)) from None
+    if len(content) > LIMIT_BYTES:
+        raise ConfigError(f"{path}: is larger than {LIMIT_BYTES} bytes")
+    try:
+        return content.decode("utf-8-sig"), owner
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: line {line}: is no UTF-8 text") from None
+
+
+def _read_regular(path: Path) -> tuple[bytes, int]:
+    """At most LIMIT_BYTES and one more, and the owner. What is judged is read: a user may put a device there."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path}: is no regular file")
+        with Path(f"/proc/self/fd/{fd}").open("rb") as stream:
+            return stream.read(LIMIT_BYTES + 1), status.st_uid
+    finally:
+        os.close(fd)

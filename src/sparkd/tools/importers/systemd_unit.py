@@ -1,0 +1,93 @@
+"""Reads a systemd unit: what its ExecStart= starts, by systemd.syntax(7), systemd.service(5) and systemd.exec(5)."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from sparkd.tools.importers.docker_line import find_launches
+from sparkd.tools.importers.options import Launch, LaunchError, redact
+from sparkd.tools.importers.shell import Command
+from sparkd.tools.importers.source import Note
+from sparkd.tools.importers.variables import CommandError, Variables, mark
+
+_SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
+_SYSTEM_UNIT = re.compile(r"^(?:User=|WantedBy=(?:multi-user|graphical)\.target)", re.MULTILINE)
+"""Shows a unit of the system manager, in which %h is root's home, also with User= (systemd.unit(5))."""
+_SPECIFIER = re.compile(r"%[A-Za-z%]")
+
+
+def is_unit(text: str) -> bool:
+    """Whether the text is a unit, and no script that writes one: it begins with a section."""
+    lines = [line for line in map(str.strip, text.splitlines()) if line and line[0] not in "#;"]
+    return bool(lines and _SECTION.match(lines[0])) and "[Service]" in lines
+
+
+def read_unit(text: str, variables: Variables) -> list[Launch]:
+    """Read what a unit starts. Raises LaunchError."""
+    home = "/root" if _SYSTEM_UNIT.search(text) else variables.value("HOME")
+    env: dict[str, str] = {}
+    launches: list[Launch] = []
+    notes: list[Note] = []
+    for line, key, value in _read_settings(text):
+        try:
+            if key == "Environment":
+                for word in shlex.split(value):
+                    name, _, content = word.partition("=")
+                    env[name] = _fill_specifiers(content, home)
+                    variables.assign(name, env[name])
+            elif key == "EnvironmentFile":
+                notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
+            elif key == "ExecStartPre":
+                # What makes way for the container, or pulls its image, is sparkd's and docker's own task.
+                arguments = re.split(r"\b(?:docker|podman)\b", value, maxsplit=1)[1:]
+                if not any(re.search(r"\b(?:rm|stop|kill|pull)\b", text) for text in arguments):
+                    text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
+                    notes.append(Note(line, text))
+            elif key == "ExecStart" and value:
+                words = _split_exec(_fill_specifiers(value.lstrip("-@:+!|"), home), variables)
+                started = [*find_launches(Command(words, [line] * len(words), dict(env)), {})]
+                launches += started or [_make_other_launch(line, words, env)]
+        except (CommandError, ValueError) as error:
+            raise LaunchError(line, f"{key}: {str(error).lower()}") from None
+    for launch in launches:
+        launch.notes += notes
+    return launches
+
+
+def _make_other_launch(line: int, words: list[str], env: Mapping[str, str]) -> Launch:
+    """The launch of a program that starts no engine by itself, such as a script. The unit's variables are left out."""
+    launch, names = Launch(line, words=words, entrypoint=[]), " ".join(env)[:80]
+    if names:
+        launch.note(line, f"Environment={names}: left out: write what the engine needs of it under env")
+    return launch
+
+
+def _read_settings(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line, key and value of each setting in the section Service."""
+    section, lines = "", iter(enumerate(text.splitlines(), 1))
+    for number, raw in lines:
+        line = raw.strip()
+        if match := _SECTION.match(line):
+            section = match[1]
+        if section != "Service" or not line or line[0] in "#;[":
+            continue
+        while line.endswith("\\"):
+            more = next(lines, (0, ""))[1].strip()
+            line = line[:-1] + " " + (more if not more.startswith(("#", ";")) else "\\")
+        key, _, value = line.partition("=")
+        yield number, key.strip(), value.strip()
+
+
+def _fill_specifiers(text: str, home: str) -> str:
+    """Fill in %h and %%. Any other specifier becomes a mark, since only systemd knows its value."""
+    known = {"%%": "%", "%h": home}
+    return _SPECIFIER.sub(lambda match: known.get(match[0]) or mark(match[0]), text)
+
+
+def _split_exec(text: str, variables: Variables) -> list[str]:
+    """Words of ExecStart=. $NAME as a whole word may become several; ${NAME} stays within one."""
+    words: list[str] = []
+    for word in shlex.split(text):
+        filled = variables.fill(word)
+        words += filled.split() if re.fullmatch(r"\$\w+", word) else [filled]
+    return words

@@ -1,0 +1,120 @@
+"""What `sparkd init` sets up: the wishes of a person, and the recipe and nodes that come of them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import MAX_NODES
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import find_recipes, recipe_folders
+from sparkd.tools.node.fit import Candidate, Fit, find_fits
+from sparkd.tools.setup.node_files import NodeFiles
+from sparkd.tools.setup.survey import Survey, describe_fit, describe_others, format_rows, propose_addresses
+
+
+class Wishes(Struct, frozen=True):
+    """The options of a person; without them a default or a question decides."""
+
+    recipe: str = ""
+    nodes: int | None = None
+    invite: bool = False
+    ssh: tuple[str, ...] = ()
+    """Nodes that are to join by ssh."""
+    plan: bool = False
+    """Only show what would be written."""
+    yes: bool = False
+    """Write without a question."""
+    api_key: bool | None = None
+    """Whether the API gets a key; None: a person decides."""
+    webhook_file: str = ""
+    """File with the URL for messages."""
+
+
+class Choice(Struct, frozen=True):
+    """The recipe and the nodes to set up."""
+
+    fit: Fit
+    """The recipe to serve, and how it fits."""
+    nodes: tuple[str, ...] = ()
+    """Fabric addresses that are known, the head's first; empty for one node."""
+    missing: int = 0
+    """Nodes that are still to join."""
+
+    def commands(self, *, complete: bool) -> Iterator[str]:
+        """Yield commands to run before the start. `complete`: the other nodes lack nothing."""
+        yield from (lack.command or lack.reason for lack in self.fit.lacks)
+        if self.nodes and not complete:
+            yield "sparkd model sync && sparkd image sync   # to the other nodes, what they lack"
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """Chooses recipe and nodes for one node, and shows the reasons."""
+
+    wishes: Wishes
+    files: NodeFiles
+    show_line: Callable[[str], None]
+
+    def choose(self, settings: Settings, survey: Survey, cluster: tuple[str, ...]) -> Choice:
+        """The recipe and the nodes. `cluster`: its nodes by the settings.
+
+        Raises BlockedError, ConfigError; UsageError for options that contradict the settings.
+        """
+        known_total = self.wishes.nodes
+        if known_total is None and (self.wishes.invite or len(cluster) > 1):
+            known_total = max(len(cluster), 2)
+        fit = self._find_fit(settings, survey, known_total)
+        total = known_total or fit.nodes
+        if total < len(cluster):
+            origin = self.files.load().origins["cluster.nodes"]
+            raise UsageError(f"cluster.nodes names {len(cluster)} nodes", f"take out those that leave, in {origin}")
+        if total == 1:
+            return Choice(fit)
+        nodes = cluster or (self._find_own_address(survey),)
+        missing, by_ssh = total - len(nodes), len(self.wishes.ssh)
+        if 0 < missing < by_ssh:
+            raise UsageError(f"--ssh names {by_ssh} nodes, and {missing} are missing", f"--nodes {len(nodes) + by_ssh}")
+        if missing:
+            self.files.refuse_overruled({("cluster", "nodes"): None})
+        return Choice(fit, nodes, missing or by_ssh or int(self.wishes.invite))
+
+    def _find_own_address(self, survey: Survey) -> str:
+        """The address on the fabric. Raises BlockedError without one, after showing how to give the node one."""
+        if survey.address:
+            return survey.address
+        if survey.fabric:
+            self.show_line(propose_addresses(survey.fabric))
+        hint = "give it one, as above, on each node" if survey.fabric else "connect the nodes: ip -brief link"
+        raise BlockedError("this node has no address on a fabric", hint)
+
+    def _find_fit(self, settings: Settings, survey: Survey, nodes: int | None) -> Fit:
+        """The fit of the recipe that is wished or configured, else the best one. `nodes`: their number, where known.
+
+        Raises BlockedError, ConfigError.
+        """
+        recipe = self.wishes.recipe or settings.engine.recipe
+        most_nodes = MAX_NODES if nodes or recipe or not (survey.alone or self.wishes.yes) else 1
+        candidates = [self._load(recipe)] if recipe else list(self._load_all())
+        best, *others = find_fits(candidates, settings, nodes, most_nodes, self.files.host)
+        for line in format_rows("recipe", describe_fit(best), *describe_others(others)):
+            self.show_line(line)
+        if not (best.possible and (recipe or best.reachable)):
+            hint = "look at: sparkd recipe list; your own go into /etc/sparkd/recipes: sudo sparkd init --recipe NAME"
+            raise BlockedError(f"recipe {best.recipe} can't serve here" if recipe else "no recipe fits this node", hint)
+        return best
+
+    def _load(self, name: str) -> Candidate:
+        """The recipe of that name or path. Raises ConfigError."""
+        loaded = load_recipe(name, recipe_folders(self.files.root))
+        return Candidate(name, loaded.recipe, loaded.files[0].parent != recipes_dir())
+
+    def _load_all(self) -> Iterator[Candidate]:
+        for name in find_recipes(recipe_folders(self.files.root)):
+            try:
+                yield self._load(name)
+            except ConfigError:
+                self.show_line(*format_rows("", f"{name} is broken: sparkd recipe check {name}"))

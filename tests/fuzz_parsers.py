@@ -60,8 +60,9 @@ from sparkd.base.state.shared_config import make_shared
 from sparkd.base.state.switch import FILE as SWITCH
 from sparkd.base.state.switch import Chosen, Event, Stage, Switch, step
 from sparkd.base.status.model import dump, parse
-from sparkd.base.vllm.api import parse_counters
-from sparkd.base.vllm.flag import parse_amount, parse_flags, parse_json
+from sparkd.base.vllm.command import parse_command
+from sparkd.base.vllm.counters import parse_counters
+from sparkd.base.vllm.flag import parse_amount, parse_json
 from sparkd.base.vllm.known_errors import explain
 from sparkd.base.vllm.lint.model import parse_limits
 from sparkd.base.vllm.lint.script import parse_script
@@ -423,7 +424,7 @@ def recipes(machine: Machine) -> Iterator[tuple[str, Parser]]:
     yield (
         "flags",
         Parser(
-            text(lambda raw: parse_flags(raw.split(" "))),
+            text(lambda raw: parse_command(raw.split(" "))),
             (b"vllm serve m --max-model-len 128k --x.y=1 -tp 2 --enable-a",),
         ),
     )

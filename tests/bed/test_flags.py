@@ -16,10 +16,11 @@ from sparkd.base.config import Settings
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node
 from sparkd.base.recipes.loader import load_recipe
-from sparkd.base.vllm.flag import FlagTable, first_values, parse_flags
+from sparkd.base.vllm.command import first_values, parse_command
+from sparkd.base.vllm.flag import FlagTable
 from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import parse_limits
-from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.releases import find_release
 
 RECIPES = Path("config/recipes")
@@ -123,7 +124,7 @@ def as_dicts(table: FlagTable) -> tuple[object, ...]:
 
 def _seen(line: Line, by: set[str] = ON_THE_WORDS) -> list[str]:
     argv = ("vllm", *line)
-    found = rules.find_issues(Launch(flags=first_values(argv), given=parse_flags(argv), vllm=TABLE))
+    found = rules.find_issues(Launch(flags=first_values(argv), given=parse_command(argv), vllm=TABLE))
     # The parser takes any text for it, which the engine refuses later.
     later = ("flag-choice", "args.attention-backend")
     return [one.reason for one in found if one.rule in by and (one.rule, one.at) != later]

@@ -28,7 +28,7 @@ READERS = (
         "sparkd.base.host.kernel",
         "sparkd.base.host.oom_kills",
         "sparkd.base.vllm.known_errors",
-        "sparkd.base.vllm.api",
+        "sparkd.base.vllm.counters",
         "sparkd.base.vllm.log_lines",
     ),
     *("sparkd.tools.cli.status", "sparkd.tools.measure.traffic", "sparkd.tools.setup.join"),

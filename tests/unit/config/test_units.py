@@ -9,7 +9,7 @@ from tests.tree import Tree
 
 from sparkd.agent.engine.memory_guard.guard import BOOT, UNIT_SOCKET
 from sparkd.base.config import Engine, Notify, Settings, units
-from sparkd.base.config.units import DropIn, State
+from sparkd.base.config.units import DropIn, DropInState
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.tools.setup.unit_files import UnitFiles
@@ -199,18 +199,18 @@ def test_mount_units_are_named_as_systemd_escapes_them(path: str, names: tuple[s
 @pytest.mark.parametrize(
     ("wanted", "found", "state"),
     [
-        ("", None, State.MATCHES),
-        ("new", None, State.MISSING),
-        (OURS, OURS, State.MATCHES),
-        (f"{units.HEADER} of today\n", OURS, State.MATCHES),
-        (f"{units.HEADER}\n[Service]\nTimeoutStopSec=9\n", OURS, State.DIFFERS),
-        ("", OURS, State.LEFT_OVER),
-        ("", "[Service]\nNice=5\n", State.FOREIGN),
-        (OURS, "", State.FOREIGN),
-        (OURS, f"[Service]\n{OURS}", State.FOREIGN),
+        ("", None, DropInState.MATCHES),
+        ("new", None, DropInState.MISSING),
+        (OURS, OURS, DropInState.MATCHES),
+        (f"{units.HEADER} of today\n", OURS, DropInState.MATCHES),
+        (f"{units.HEADER}\n[Service]\nTimeoutStopSec=9\n", OURS, DropInState.DIFFERS),
+        ("", OURS, DropInState.LEFT_OVER),
+        ("", "[Service]\nNice=5\n", DropInState.FOREIGN),
+        (OURS, "", DropInState.FOREIGN),
+        (OURS, f"[Service]\n{OURS}", DropInState.FOREIGN),
     ],
 )
-def test_judge(tree: Tree, wanted: str, found: str | None, state: State) -> None:
+def test_judge(tree: Tree, wanted: str, found: str | None, state: DropInState) -> None:
     if found is not None:
         tree.file(HEAD, found)
     assert units.compare_file(Files(str(tree.root)), DropIn("head", wanted)) is state

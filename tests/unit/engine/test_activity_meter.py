@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sparkd.agent.engine.activity import MOST_TOKENS, WINDOW_SECONDS, ActivityMeter
 from sparkd.base.status.bounds import bounded
 from sparkd.base.status.figures import ActivityReport
-from sparkd.base.vllm.api import Counters
+from sparkd.base.vllm.counters import Counters
 
 IDLE = Counters(running=0, waiting=0, prompt_tokens=1000, generation_tokens=500, iterations=50)
 LATER = replace(

@@ -12,7 +12,8 @@ from sparkd.agent.engine.health import Continue, Observation, decide, healthy
 from sparkd.agent.engine.health_monitor import PROBE_SECONDS, TROUBLED_PROBE_SECONDS
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import PendingRequest
-from sparkd.base.vllm.api import Completion, Counters
+from sparkd.base.vllm.api import Completion
+from sparkd.base.vllm.counters import Counters
 
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
 LATEST_SECONDS = 20.0
@@ -79,7 +80,7 @@ def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, firs
         canary, answer_at = None, situation.canary(sent) if sent is not None else NEVER
         if sent is not None and at >= min(answer_at, sent + CANARY_TIMEOUT_SECONDS):
             late = answer_at > sent + CANARY_TIMEOUT_SECONDS
-            canary, sent = Completion(token=not late, said="no answer within 120 s" if late else ""), None
+            canary, sent = Completion(token=not late, error="no answer within 120 s" if late else ""), None
         observation = Observation(
             at,
             health=200 if answers else None,

@@ -6,11 +6,12 @@ from msgspec.structs import replace
 from sparkd.agent.engine.health import Continue, Failure, Observation, decide, healthy
 from sparkd.base.config.settings import Supervise
 from sparkd.base.lib.errors import EngineDeadError, StalledError
-from sparkd.base.vllm.api import Completion, Counters
+from sparkd.base.vllm.api import Completion
+from sparkd.base.vllm.counters import Counters
 
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
 START = healthy(0)
-TOKEN, FAILED = Completion(token=True), Completion(token=False, said="HTTP 500")
+TOKEN, FAILED = Completion(token=True), Completion(token=False, error="HTTP 500")
 
 
 def observe(*observations: Observation, limits: Supervise = LIMITS) -> Continue | Failure:

@@ -17,7 +17,8 @@ from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import EngineDeadError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.vllm.api import Counters, Endpoint, parse_counters
+from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.counters import Counters, parse_counters
 
 
 def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_that_fails() -> None:

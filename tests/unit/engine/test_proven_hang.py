@@ -23,7 +23,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process, scan_processes
 from sparkd.base.lib.errors import Cause, EngineDeadError, NotReadyError, PeerLostError, SparkdError, StalledError
 from sparkd.base.status.model import Phase
-from sparkd.base.vllm.api import Counters
+from sparkd.base.vllm.counters import Counters
 
 STOPPED = "its process 7 (VLLM::Worker) is stopped (state T)"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.base.vllm.api import Drafts
+from sparkd.base.vllm.counters import Drafts
 from sparkd.base.vllm.streaming import Streamed
 from sparkd.tools.measure.figures import (
     DECODE,

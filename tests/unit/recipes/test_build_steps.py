@@ -107,7 +107,7 @@ def test_what_no_build_may_be(tmp_path: Path, made: object, ref: str, needle: st
 
 def test_the_hint_of_a_missing_image_is_the_command_or_the_text(tmp_path: Path) -> None:
     steps = {"from": "base", "steps": [{"run": "true"}]}
-    found = [load(tmp_path, one).image_build() for one in (steps, "make mine", "")]
+    found = [load(tmp_path, one).image_build("r") for one in (steps, "make mine", "")]
     assert found == ["sudo sparkd image build r", "make mine", ""]
     recipe, path = load(tmp_path, steps), "/root/my own/r.yaml"
     settings = Settings().model_copy(update={"engine": Settings().engine.model_copy(update={"recipe": path})})

@@ -28,6 +28,7 @@ CHECKED_ONLY = {"flags"}
     [
         ({"gpu-memory-utilization": "0.90"}, {"gpu_memory_utilization": 0.9}),
         ({"max-model-len": 131072}, {"max-model-len": "128K"}),
+        ({"kv-cache-memory-bytes": 6442450944}, {"kv-cache-memory-bytes": "6G"}),
         ({"max-model-len": "131072"}, {"max-model-len": 131072}),
         ({"seed": "1e3"}, {"seed": 1000}),
         ({"speculative-config": {"method": "mtp", "n": 2}}, {"speculative-config": '{"n": 2, "method": "mtp"}'}),
@@ -65,7 +66,13 @@ def test_the_same_flag_in_other_words_is_no_difference(one: dict[str, object], o
         ({"seed": "9e9999"}, {"seed": "1e9999"}, "args.seed", '"9e9999"', '"1e9999"'),
         ({"a.b": "007"}, {"a.b": 7}, "args.a.b", '"007"', "7"),
         ({"compilation-config": {}}, {}, "args.compilation-config", "{}", ""),
-        ({"max-num-seqs": "1k"}, {"max-num-seqs": "1K"}, "args.max-num-seqs", "1000", "1024"),
+        (
+            {"max-num-batched-tokens": "1k"},
+            {"max-num-batched-tokens": "1K"},
+            "args.max-num-batched-tokens",
+            "1000",
+            "1024",
+        ),
         ({"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"c": 1, "d": 3}}}, "args.a.b.d", "2", "3"),
         ({"a": ["x", "y"]}, {"a": ["y", "x"]}, "args.a", '["x", "y"]', '["y", "x"]'),
     ],

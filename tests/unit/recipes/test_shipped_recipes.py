@@ -29,7 +29,8 @@ from sparkd.base.recipes.image import Build, Lines
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import find_recipes
 from sparkd.base.recipes.schema import Recipe
-from sparkd.base.vllm.flag import first_values, parse_json
+from sparkd.base.vllm.command import first_values
+from sparkd.base.vllm.flag import parse_json
 from sparkd.tools.node.recipe_lint import lint
 
 GOLDEN = Path(__file__).parent / "golden-recipes"

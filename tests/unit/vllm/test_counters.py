@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.engine.engine_pages import LOGS
 
-from sparkd.base.vllm.api import parse_counters
+from sparkd.base.vllm.counters import parse_counters
 
 PAGE = (LOGS / "metrics.txt").read_bytes()
 
@@ -24,13 +24,14 @@ def test_a_page_that_lacks_a_counter_has_none() -> None:
 
 
 @pytest.mark.parametrize("name", [b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"])
-def test_a_kv_cache_that_fills_is_progress_where_no_token_is_counted(name: bytes) -> None:
+@pytest.mark.parametrize("value", [0.25, 2.6e-05])
+def test_a_kv_cache_that_fills_is_progress_where_no_token_is_counted(name: bytes, value: float) -> None:
     before = parse_counters(PAGE)
     usage = b'kv_cache_usage_perc{engine="0",model_name="tiny"} '
-    after = parse_counters(PAGE.replace(b"vllm:" + usage + b"0.0", name + b'{engine="0"} 0.25'))
+    after = parse_counters(PAGE.replace(b"vllm:" + usage + b"0.0", name + b'{engine="0"} %r' % value))
     assert before is not None
     assert after is not None
-    assert (after.kv_usage, after.work != before.work) == (0.25, True)
+    assert (after.kv_usage, after.work != before.work) == (value, True)
 
 
 def test_counters_of_several_engines_are_summed() -> None:

@@ -19,9 +19,11 @@ from sparkd.base.lib.text import did_you_mean
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node
 from sparkd.base.recipes.loader import load_recipe
-from sparkd.base.vllm.flag import FIELDS, FILE, FLAGS, SHIPPED, SHORT, FlagTable, ParsedFlag, first_values, parse_flags
+from sparkd.base.vllm.command import ParsedFlag, first_values, parse_command
+from sparkd.base.vllm.flag import FILE, SHIPPED, SHORT, FlagTable
+from sparkd.base.vllm.lint import flags as flag_rules
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.tools.cli import main
 
 SERVE = ("vllm", "serve", "/models/m")
@@ -29,7 +31,7 @@ SERVE = ("vllm", "serve", "/models/m")
 
 def matched(*words: str, extra: tuple[str, ...] = ()) -> list[tuple[str, bool]]:
     flags = {"gpu-memory-utilization": "0.9", **first_values(words)}
-    launch = Launch(flags=flags, gpu=False, given=parse_flags((*SERVE, *words)), extra=extra)
+    launch = Launch(flags=flags, gpu=False, given=parse_command((*SERVE, *words)), extra=extra)
     return [(one.rule, one.blocks) for one in rules.find_issues(launch)]
 
 
@@ -122,7 +124,7 @@ def test_each_short_form_is_known() -> None:
 )
 def test_reasons_name_the_fault_and_the_correction(words: str, reason: str) -> None:
     found = rules.find_issues(
-        Launch(flags={"gpu-memory-utilization": "0.9"}, given=parse_flags((*SERVE, *words.split())))
+        Launch(flags={"gpu-memory-utilization": "0.9"}, given=parse_command((*SERVE, *words.split())))
     )
     assert [one.reason for one in found] == [reason]
 
@@ -141,24 +143,24 @@ def test_reasons_name_the_fault_and_the_correction(words: str, reason: str) -> N
     ],
 )
 def test_only_commands_of_vllms_parser_are_checked(argv: str, judged: bool) -> None:
-    assert parse_flags(argv.split()) == ((ParsedFlag("a", ("1",)),) if judged else ())
+    assert parse_command(argv.split()) == ((ParsedFlag("a", ("1",)),) if judged else ())
 
 
 def test_a_script_in_the_command_that_passes_its_words_on_is_vllms_too() -> None:
     argv = ("bash", "-lc", 'export A=b; exec vllm serve "$@"', "vllm", "/m", "--a_b=1")
-    assert parse_flags(argv) == (ParsedFlag("a-b", ("1",), joined=True),)
+    assert parse_command(argv) == (ParsedFlag("a-b", ("1",), joined=True),)
 
 
 def test_a_placeholder_is_not_checked() -> None:
-    found = parse_flags((*SERVE, "--max-num-seqs", "{cluster.size}"), lambda text: text.startswith("{"))
+    found = parse_command((*SERVE, "--max-num-seqs", "{cluster.size}"), lambda text: text.startswith("{"))
     assert found == (ParsedFlag("max-num-seqs", (None,)),)
-    assert not list(rules.wrong_value(Launch(flags={}, given=found)))
+    assert not list(flag_rules.wrong_value(Launch(flags={}, given=found)))
 
 
 def test_the_table_is_as_make_flags_writes_it() -> None:
     assert read_data(FILE).decode() == format_table(SHIPPED)
-    assert len(FLAGS) > 300
-    assert sum(map(len, FIELDS.values())) > 200
+    assert len(SHIPPED.flags) > 300
+    assert sum(map(len, SHIPPED.fields.values())) > 200
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_no_two_flags_have_one_name() -> None:
     others = [name for flag in SHIPPED.flags for name in flag.aliases if name.startswith("--")]
     negative = [flag for flag in SHIPPED.flags if flag.negative]
     assert len(SHIPPED.by_name) == len([*SHIPPED.flags]) + len(negative) + len(others)
-    assert len(FLAGS) > 300
+    assert len(SHIPPED.flags) > 300
 
 
 MINIMAL_RECIPE = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"

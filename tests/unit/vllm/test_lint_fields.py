@@ -7,9 +7,10 @@ import json
 import pytest
 
 from sparkd.base.vllm.args import JsonValue
-from sparkd.base.vllm.flag import FIELDS, FLAGS, first_values
+from sparkd.base.vllm.command import first_values
+from sparkd.base.vllm.flag import SHIPPED
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.base.vllm.lint.launch import Launch
 
 SPECULATIVE, COMPILATION, TRANSFER = "speculative-config", "compilation-config", "kv-transfer-config"
 MODES = ("NONE", "STOCK_TORCH_COMPILE", "DYNAMO_TRACE_ONCE", "VLLM_COMPILE")
@@ -183,11 +184,11 @@ def test_a_registered_name_of_a_fork_is_not_judged() -> None:
 
 def test_the_tables_have_what_vllm_has() -> None:
     named = {"kv-cache-dtype", "load-format", "quantization", "reasoning-parser", "tool-call-parser"}
-    assert {flag.name for flag in FLAGS if flag.registered} == named
-    assert len(FIELDS) > 15
-    assert all(len({field.name for field in fields}) == len(fields) for fields in FIELDS.values())
+    assert {flag.name for flag in SHIPPED.flags if flag.registered} == named
+    assert len(SHIPPED.fields) > 15
+    assert all(len({field.name for field in fields}) == len(fields) for fields in SHIPPED.fields.values())
 
 
 @pytest.mark.parametrize("text", ["[" * 500, '{"a":' * 200 + "1" + "}" * 200, '{"": {"": 1}}', '{"\\ud800": 1}'])
 def test_odd_json_is_no_fault_of_the_rules(text: str) -> None:
-    judged(dict.fromkeys(FIELDS, text))
+    judged(dict.fromkeys(SHIPPED.fields, text))

@@ -8,8 +8,8 @@ import pytest
 from sparkd.base.host import weights
 from sparkd.base.host.files import Files
 from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import parse_limits
-from sparkd.base.vllm.lint.predicates import Launch
 
 Config = dict[str, object]
 GQA: Config = {"num_attention_heads": 24, "num_key_value_heads": 8}

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.lint_launches import GOOD
 
-from sparkd.base.vllm.flag import SHIPPED, first_values, parse_flags
+from sparkd.base.vllm.command import first_values, parse_command
+from sparkd.base.vllm.flag import SHIPPED
 from sparkd.base.vllm.lint import predicates, rules
+from sparkd.base.vllm.lint.flags import MOST_FLAGS
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
-from sparkd.base.vllm.lint.predicates import Launch
 
 LAUNCH = Launch(GOOD, pool_tokens=612_341, model=ModelLimits("deepseek_v4", 1_048_576))
 DRAFTS = '{"method":"%s","num_speculative_tokens":%s}'
@@ -183,9 +185,9 @@ def test_each_device_of_a_list_is_judged(devices: str, shown: str) -> None:
 
 
 def test_of_very_many_flags_the_first_ones_are_judged() -> None:
-    words = [f"--x-{number}x=1" for number in range(2 * rules.MOST_FLAGS)]
-    given = parse_flags(["vllm", "serve", "/m", *words])
-    assert found(Launch({}, gpu=False, given=given)) == ["flag-unknown"] * rules.MOST_FLAGS
+    words = [f"--x-{number}x=1" for number in range(2 * MOST_FLAGS)]
+    given = parse_command(["vllm", "serve", "/m", *words])
+    assert found(Launch({}, gpu=False, given=given)) == ["flag-unknown"] * MOST_FLAGS
 
 
 def test_variables_are_judged_by_what_is_known_of_them() -> None:

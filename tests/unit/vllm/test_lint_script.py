@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.lint_launches import BY_ROLE, GOOD, HEAD, SERVE, WORKER
 
-from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.command import first_values
 from sparkd.base.vllm.lint import script
 
 

@@ -13,9 +13,10 @@ from tests.unit.vllm_answers import ONE_FLAG, packed
 from sparkd.base.host.files import Files
 from sparkd.base.state.file import LIMIT_BYTES
 from sparkd.base.state.vllm_tables import FILE, IMAGES_KEPT, VllmTables, read_tables
-from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
+from sparkd.base.vllm.command import first_values, parse_command
+from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.own_table import EMPTY, MOST_BYTES, MOST_NAMES, parse_answer, render_query
 
 IMAGE = "fork:1"
@@ -26,6 +27,24 @@ def make_arg_parser(parser):
     parser.add_argument("--enable-fork", action="store_true")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fork4"])
     return parser
+"""
+CONFIG = """
+from typing import Annotated, Literal
+from pydantic.dataclasses import dataclass
+
+@dataclass(config={"extra": "forbid"})
+class KernelConfig:
+    backend: Annotated[Literal["auto", "own"], "a note"] | None = None
+
+@dataclass
+class VllmConfig:
+    kernel_config: Annotated[KernelConfig, "a note"] | None = None
+
+@dataclass
+class Other:
+    size: int = 1
+
+ModelConfig = ParallelConfig = CacheConfig = ObservabilityConfig = Other
 """
 
 
@@ -57,7 +76,7 @@ def query(site: Path) -> FlagTable:
 
 def issues(table: FlagTable, *words: str) -> list[tuple[str, bool]]:
     argv = ("vllm", "serve", "/m", *words)
-    launch = Launch(flags=first_values(words), gpu=False, given=parse_flags(argv), vllm=table)
+    launch = Launch(flags=first_values(words), gpu=False, given=parse_command(argv), vllm=table)
     return [(one.reason, one.blocks) for one in rules.find_issues(launch)]
 
 
@@ -106,6 +125,15 @@ def test_another_long_name_of_a_flag_is_judged_as_the_flag(site: Path) -> None:
     ((reason, blocks),) = issues(query(site), "--longest-text", "eight")
     assert blocks
     assert "needs a whole number" in reason
+
+
+def test_types_with_a_note_are_taken_apart(site: Path) -> None:
+    (site / "vllm/config.py").write_text(CONFIG)
+    (site / "vllm/entrypoints/openai/cli_args.py").write_text(
+        ARGS.replace("    return", '    parser.add_argument("--kernel-config")\n    return')
+    )
+    fields = {flag: {field.name: field.choices for field in known} for flag, known in query(site).fields.items()}
+    assert fields == {"kernel-config": {"backend": ("auto", "own")}}
 
 
 def test_an_image_that_can_not_answer_gives_no_table(site: Path) -> None:

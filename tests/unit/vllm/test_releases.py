@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from sparkd.base.lib import read_data
-from sparkd.base.vllm.flag import SHIPPED, Flag, FlagTable, first_values, parse_flags
+from sparkd.base.vllm.command import first_values, parse_command
+from sparkd.base.vllm.flag import SHIPPED, Flag, FlagTable
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.predicates import Launch
-from sparkd.base.vllm.releases import FILE, find_release, known_release, load_releases, minor
+from sparkd.base.vllm.lint.launch import Launch
+from sparkd.base.vllm.releases import FILE, find_release, known_release, load_releases, minor_version
 
 VERSIONS = [f"0.{number}" for number in range(33, 11, -1)]
 OWN = replace(find_release("0.27"), image="fork:1")
@@ -17,13 +18,13 @@ OWN = replace(find_release("0.27"), image="fork:1")
 
 def judged(table: FlagTable, *words: str, **env: str) -> list[tuple[str, bool]]:
     launch = Launch(
-        flags=first_values(words), gpu=False, env=env, given=parse_flags(("vllm", "serve", "/m", *words)), vllm=table
+        flags=first_values(words), gpu=False, env=env, given=parse_command(("vllm", "serve", "/m", *words)), vllm=table
     )
     return [(issue.reason, issue.blocks) for issue in rules.find_issues(launch)]
 
 
 def test_every_minor_release_of_a_year_is_known() -> None:
-    assert [minor(table) for table in load_releases()] == VERSIONS
+    assert [minor_version(table) for table in load_releases()] == VERSIONS
     assert load_releases()[0] is SHIPPED
     counts = [len(table.flags) for table in load_releases()]
     assert counts == sorted(counts, reverse=True), "each release of this year had as many flags as the one before"
@@ -56,7 +57,7 @@ def example_words(flag: Flag) -> list[str]:
 @pytest.mark.parametrize("table", load_releases(), ids=VERSIONS)
 def test_nothing_that_a_release_itself_has_is_a_fault_by_its_table(table: FlagTable) -> None:
     words = [word for flag in table.flags for word in example_words(flag)]
-    given = parse_flags(("vllm", "serve", "/m", *words))
+    given = parse_command(("vllm", "serve", "/m", *words))
     env = dict.fromkeys(table.variables, "1")
     launch = Launch(flags=first_values(words), gpu=False, env=env, given=given, vllm=table)
     assert [issue for issue in rules.find_issues(launch) if issue.rule.startswith(NAMES)] == []
@@ -74,7 +75,7 @@ def test_nothing_that_a_release_itself_has_is_a_fault_by_its_table(table: FlagTa
     ],
 )  # fmt: skip
 def test_the_release_is_read_from_a_version_or_the_tag_of_an_image_of_vllm(text: str, version: str) -> None:
-    assert minor(find_release(text)) == version
+    assert minor_version(find_release(text)) == version
 
 
 @pytest.mark.parametrize("text", ["vllm:v0.33.0", "0.33", "0.32.1"])

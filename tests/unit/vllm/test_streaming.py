@@ -7,7 +7,8 @@ import pytest
 from tests.unit.engine_server import engine
 from tests.unit.stream_server import TOKEN, streaming
 
-from sparkd.base.vllm.api import Drafts, Endpoint, parse_drafts
+from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.counters import Drafts, parse_drafts
 from sparkd.base.vllm.streaming import EVENT_BYTES, Streamed, StreamError
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}

@@ -14,7 +14,7 @@ from sparkd.base.host.gpu import GpuClocks, read_clocks
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.status.figures import ActivityReport
-from sparkd.base.vllm.api import Counters
+from sparkd.base.vllm.counters import Counters
 
 RATE_SECONDS = 4.0
 """Tokens a second are measured over at least this long: a troubled engine is probed more often."""

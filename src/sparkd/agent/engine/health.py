@@ -17,7 +17,8 @@ from sparkd.agent.engine.readiness import MAX_EXTENSION
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.errors import EngineDeadError, StalledError
-from sparkd.base.vllm.api import Completion, Counters
+from sparkd.base.vllm.api import Completion
+from sparkd.base.vllm.counters import Counters
 
 DEAD_STATUS = 503
 """vLLM's /health once it knows that its engine is dead."""
@@ -188,7 +189,7 @@ def _end_canary(state: HealthState, probe: Observation) -> HealthState:
         return replace(state, proven_at=probe.at, proven_after=proven_after, is_busy=is_busy, canary_failed="")
     if state.proven_at > state.canary_sent_at:
         return state  # other requests were served since it was sent
-    return replace(state, canary_failed=probe.canary.said)
+    return replace(state, canary_failed=probe.canary.error)
 
 
 def _restart_clock(last: HealthState, state: HealthState, probe: Observation) -> HealthState:

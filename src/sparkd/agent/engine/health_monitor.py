@@ -13,7 +13,8 @@ from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import MainLoop, Outcome, never
 from sparkd.base.status.figures import HealthReport
-from sparkd.base.vllm.api import Completion, Counters, Endpoint
+from sparkd.base.vllm.api import Completion, Endpoint
+from sparkd.base.vllm.counters import Counters
 
 PROBE_SECONDS = 5.0
 """Pause between two probes. Rendering /metrics costs the API server some 5 ms. The container's end needs no probe."""
@@ -131,5 +132,5 @@ class HealthMonitor(Struct):
         try:
             answer = await self.endpoint.complete(self.completion_seconds)
         except HttpError as error:
-            answer = Completion(token=False, said=str(error))
+            answer = Completion(token=False, error=str(error))
         return answer, time.monotonic() - began

@@ -52,7 +52,7 @@ async def probe(endpoint: Endpoint, completion_seconds: float) -> ProbeResult:
         completion = await endpoint.complete(completion_seconds)
     except HttpError as error:
         return ProbeResult(ReadinessStage.COMPLETION, str(error))
-    return ProbeResult(None) if completion.token else ProbeResult(ReadinessStage.COMPLETION, completion.said)
+    return ProbeResult(None) if completion.token else ProbeResult(ReadinessStage.COMPLETION, completion.error)
 
 
 def await_ready(

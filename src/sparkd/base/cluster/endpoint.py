@@ -6,8 +6,9 @@ from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.host import Host, network
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.figures import EngineReport
-from sparkd.base.vllm.args import API_KEY, LOOPBACK
-from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.args import API_KEY
+from sparkd.base.vllm.command import first_values
+from sparkd.base.vllm.flag_values import LOOPBACK
 
 
 def is_local(plan: LaunchPlan) -> bool:

@@ -14,10 +14,10 @@ from sparkd.base.vllm.args import SECRET_NAME
 
 Key = tuple[str, ...]
 Location = tuple[int | str, ...]
-At = TypeVar("At")
-"""An origin, which is shown as its text: the document's name, and the line if it is known."""
-Place = Callable[[Key], At]
-"""The origin of a key in one document."""
+Origin = TypeVar("Origin")
+"""Where a value is written. Its text names the document, and the line if it is known."""
+OriginOf = Callable[[Key], Origin]
+"""Gives the origin of a key in one document."""
 Check = Callable[[Mapping[str, object]], Mapping[str, object]]
 """Checks the entries of a table, and may rename them."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -28,26 +28,26 @@ MOST_FAULTS = 100
 suggestion."""
 
 
-class _Entry(NamedTuple, Generic[At]):
+class _Entry(NamedTuple, Generic[Origin]):
     value: object
-    place: Place[At]
+    origin_of: OriginOf[Origin]
     written_as: Key
 
-    def at(self, below: Key = ()) -> At:
-        return self.place((*self.written_as, *below))
+    def origin(self, below: Key = ()) -> Origin:
+        return self.origin_of((*self.written_as, *below))
 
 
-class Layers(Struct, Generic[Model, At]):
+class Layers(Struct, Generic[Model, Origin]):
     """Documents that are merged, to be validated together as one model."""
 
     model: type[Model]
     tables: Mapping[Key, Check]
     """Keys that are merged entry by entry."""
-    needed: Callable[[str], str]
+    describe_mapping: Callable[[str], str]
     """What the section or the table of that name must be, for messages."""
-    shown: Callable[[Location], Iterable[int | str]]
+    written_part: Callable[[Location], Iterable[int | str]]
     """Selects the part of pydantic's error location that a person wrote."""
-    entries: dict[Key, _Entry[At]] = field(default_factory=dict)
+    entries: dict[Key, _Entry[Origin]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def is_merged(self, key: Key) -> bool:
@@ -55,27 +55,27 @@ class Layers(Struct, Generic[Model, At]):
         info = known_keys(self.model).get(key)
         return key in self.tables or (info is not None and isinstance(info.default, BaseModel))
 
-    def add(self, document: Mapping[str, object], place: Place[At], above: Key = ()) -> None:
+    def add(self, document: Mapping[str, object], origin_of: OriginOf[Origin], above: Key = ()) -> None:
         """Merge a document over the earlier ones. Unknown keys and wrong entries are left out, and are `problems`."""
         for name, value in document.items():
             key = (*above, name)
             if not self.is_merged(key):
                 if key in known_keys(self.model):
-                    self.entries[key] = _Entry(value, place, key)
+                    self.entries[key] = _Entry(value, origin_of, key)
                 else:
-                    self.problems.append(f"{place(key)}: {self._describe_unknown(key)}")
+                    self.problems.append(f"{origin_of(key)}: {self._describe_unknown(key)}")
             elif not isinstance(value, Mapping):
-                needed = self.needed(".".join(key))
-                self.problems.append(f"{place(key)}: {format_key(key, value)}: must be {needed}")
+                needed = self.describe_mapping(".".join(key))
+                self.problems.append(f"{origin_of(key)}: {format_key(key, value)}: must be {needed}")
             elif key in self.tables:
-                self._add_entries(key, value, place)
+                self._add_entries(key, value, origin_of)
             else:
-                self.add(value, place, key)
+                self.add(value, origin_of, key)
 
-    def _add_entries(self, table: Key, entries: Mapping[str, object], place: Place[At]) -> None:
+    def _add_entries(self, table: Key, entries: Mapping[str, object], origin_of: OriginOf[Origin]) -> None:
         names: set[str] = set()
         for written, value in entries.items():
-            where = f"{place((*table, written))}: {'.'.join(table)}"
+            where = f"{origin_of((*table, written))}: {'.'.join(table)}"
             try:
                 checked = self.tables[table]({written: value})
             except ValueError as error:
@@ -85,14 +85,14 @@ class Layers(Struct, Generic[Model, At]):
                 if name in names:
                     self.problems.append(f"{where}: --{name} is given twice, once as {name.replace('-', '_')}")
                 names.add(name)
-                self.entries[*table, name] = _Entry(valid, place, (*table, written))
+                self.entries[*table, name] = _Entry(valid, origin_of, (*table, written))
 
-    def origins(self) -> dict[str, At]:
+    def origins(self) -> dict[str, Origin]:
         """The origin of each dotted key that is set."""
-        return {".".join(key): entry.at() for key, entry in self.entries.items()}
+        return {".".join(key): entry.origin() for key, entry in self.entries.items()}
 
-    def validate(self, otherwise: Place[At], stand_in: Mapping[Key, object] | None = None) -> Model | None:
-        """The merged values; `otherwise` is the origin of a key that no document sets. Faults are added to `problems`.
+    def validate(self, default_origin: OriginOf[Origin], stand_in: Mapping[Key, object] | None = None) -> Model | None:
+        """The merged values. Faults are added to `problems`, those of keys that no document sets with `default_origin`.
 
         Where there are faults, None; or, with a `stand_in`, which has a value for each required key, the model without
         the wrong values.
@@ -103,9 +103,10 @@ class Layers(Struct, Generic[Model, At]):
                 return self.model.model_validate(_nest(entries))
             except ValidationError as error:
                 faults = error.errors()
-            self.problems += [self._describe(fault, otherwise) for fault in faults[:MOST_FAULTS]]
+            self.problems += [self._describe(fault, default_origin) for fault in faults[:MOST_FAULTS]]
             if stand_in is None:
                 return None
+            # Wrong are the faults' keys, and the keys above them.
             wrong = {key[:end] for key in map(self._find_key, faults) for end in range(len(key) + 1)}
             right = {key: value for key, value in entries.items() if key not in wrong}
             repaired = right | {key: value for key, value in stand_in.items() if key in wrong}
@@ -115,13 +116,13 @@ class Layers(Struct, Generic[Model, At]):
 
     def _find_key(self, error: ErrorDetails) -> Key:
         context = error.get("ctx", {})
-        steps = context["at"].split(".") if "at" in context else self.shown(error["loc"])
+        steps = context["at"].split(".") if "at" in context else self.written_part(error["loc"])
         return tuple(step if isinstance(step, str) else f"[{step}]" for step in steps)
 
-    def _describe(self, error: ErrorDetails, otherwise: Place[At]) -> str:
+    def _describe(self, error: ErrorDetails, default_origin: OriginOf[Origin]) -> str:
         context, key = error.get("ctx", {}), self._find_key(error)
         other = tuple(context.get("other", "").split("."))
-        where = self._find_origin(key) or self._find_origin(other) or otherwise(key)
+        where = self._find_origin(key) or self._find_origin(other) or default_origin(key)
         if error["type"] == "extra_forbidden":
             return f"{where}: {self._describe_unknown(key)}"
         if error["type"] == "missing":
@@ -129,11 +130,11 @@ class Layers(Struct, Generic[Model, At]):
         written = self.entries[key].value if key in self.entries else error["input"]
         return f"{where}: {format_key(key, context.get('found', written))}: {validator_message(error['msg'])}"
 
-    def _find_origin(self, key: Key) -> At | None:
+    def _find_origin(self, key: Key) -> Origin | None:
         """The origin of `key`, or of the nearest key above it; None if no document sets it."""
         for end in range(len(key), 0, -1):
             if key[:end] in self.entries:
-                return self.entries[key[:end]].at(key[end:])
+                return self.entries[key[:end]].origin(key[end:])
         return None
 
     def _describe_unknown(self, key: Key) -> str:

@@ -2,8 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -33,10 +32,13 @@ TABLES: dict[Key, Check] = {("engine", name): check for name, check in ARG_TABLE
 
 
 class Loaded(Struct, frozen=True):
+    """Settings, with what set them."""
+
     settings: Settings
     origins: Mapping[str, str]
     """File or variable that set a dotted key, such as `engine.env.NAME`. What is absent has its default."""
     files: tuple[Path, ...]
+    """Files that were read, in order."""
 
 
 class File(TomlConfigSettingsSource):
@@ -53,7 +55,7 @@ class File(TomlConfigSettingsSource):
 
 
 class Variable(EnvSettingsSource):
-    """One variable of the environment, whose name is the origin of what it sets."""
+    """One variable of the environment, whose name is the origin of what it sets: a key, or an entry of a table."""
 
     def __init__(self, name: str, key: Key, value: Any) -> None:
         self.__name__ = name
@@ -72,12 +74,12 @@ def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
 
 def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     """Settings as from `load_settings`, with the file or variable that each value came from."""
-    layers = Layers[Settings, str](Settings, TABLES, "a table, [{}]".format, shown=_trim_location)
+    layers = Layers[Settings, str](Settings, TABLES, "a table, [{}]".format, written_part=_trim_location)
     files = list(_open_files(env, root, layers.problems))
     sources: list[File | Variable] = [*files, *_read_variables(env, layers.problems)]
     for source in sources:
-        layers.add(source(), partial(_return_origin, source.__name__))
-    settings = layers.validate(partial(_return_origin, "default"))
+        layers.add(source(), _same_origin(source.__name__))
+    settings = layers.validate(_same_origin("default"))
     if layers.problems or settings is None:
         raise ConfigError("\n".join(dict.fromkeys(layers.problems)), "`sparkd config show --default` lists every key")
     return Loaded(settings, layers.origins(), tuple(Path(file.__name__) for file in files))
@@ -88,8 +90,8 @@ def _trim_location(location: Location) -> Location:
     return location[: 3 if location[:3] in known_keys(Settings) else 2]
 
 
-def _return_origin(name: str, _: Key) -> str:
-    return name
+def _same_origin(name: str) -> Callable[[Key], str]:
+    return lambda _: name
 
 
 def keys() -> dict[Key, FieldInfo]:
@@ -98,19 +100,20 @@ def keys() -> dict[Key, FieldInfo]:
 
 
 def _read_variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Variable]:
-    known = {PREFIX + "__".join(key).upper(): key for key in keys()}
+    keys_by_variable = {PREFIX + "__".join(key).upper(): key for key in keys()}
     for name in sorted(name for name in env if name.startswith(PREFIX) and name != FILE_VARIABLE):
         section, _, rest = name.partition("__")
-        key, _, in_table = rest.partition("__")
-        target = known.get(f"{section}__{key}", ())
-        if not target or (rest != key and target not in TABLES):
-            problems.append(f"{name}: there is no such setting{did_you_mean(name.upper(), [FILE_VARIABLE, *known])}")
-        elif rest == key:
-            yield Variable(name, target, _parse_variable(env[name], keys()[target].default))
-        elif target == ("engine", "args"):
-            yield Variable(name, (*target, in_table.lower()), _parse_variable(env[name], None))
+        key_name, names_entry, entry_name = rest.partition("__")
+        key = keys_by_variable.get(f"{section}__{key_name}", ())
+        if not key or (names_entry and key not in TABLES):
+            suggestion = did_you_mean(name.upper(), [FILE_VARIABLE, *keys_by_variable])
+            problems.append(f"{name}: there is no such setting{suggestion}")
+        elif not names_entry:
+            yield Variable(name, key, _parse_variable(env[name], keys()[key].default))
+        elif key == ("engine", "args"):
+            yield Variable(name, (*key, entry_name.lower()), _parse_variable(env[name], None))
         else:
-            yield Variable(name, (*target, in_table), env[name])
+            yield Variable(name, (*key, entry_name), env[name])
 
 
 def _parse_variable(raw: str, default: object) -> object:
@@ -133,13 +136,12 @@ def _open_files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iter
     main_path = Path(named_file) if named_file else root / DEFAULT_FILE
 
     def real(path: Path) -> Path:
-        """The path to give to the kernel: no symlink of a tree of files leads out of it."""
+        """The path to give to the kernel: below another `root` than /, no symlink leads out of it."""
         return path if named_file or root == Path("/") else Path(Files(str(root)).real(f"/{path.relative_to(root)}"))
 
     folder = main_path.parent / FOLDER
-    for path in in_order(
-        main_path, (folder / file.name for file in _list_drop_ins(real(folder), trusted=not named_file))
-    ):
+    drop_ins = [folder / file.name for file in _list_drop_ins(real(folder), trusted=not named_file)]
+    for path in _reading_order(main_path, drop_ins):
         try:
             yield File(path, real(path))
         except FileNotFoundError:
@@ -153,8 +155,8 @@ def _open_files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iter
             problems.append(f'{path}: is no TOML: {error}; a text stands in quotes, as in recipe = "NAME"')
 
 
-def in_order(main: Path, drop_ins: Iterable[Path]) -> list[Path]:
-    """Files in the order of reading: a later one wins."""
+def _reading_order(main: Path, drop_ins: Iterable[Path]) -> list[Path]:
+    """The files in the order in which they are read: a later one wins."""
     return sorted((main, *drop_ins), key=lambda path: (path != main.parent / FOLDER / INIT_FILE, path != main, path))
 
 

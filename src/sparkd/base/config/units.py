@@ -44,7 +44,7 @@ class DropIn(Struct, frozen=True):
         return f"{ADMIN_UNITS}/{NOTIFY_UNIT if self.role == NOTIFY else unit_name(self.role)}.d/50-sparkd.conf"
 
 
-class State(Enum):
+class DropInState(Enum):
     MATCHES = "matches"
     MISSING = "is missing"
     DIFFERS = "differs from the configuration"
@@ -91,23 +91,23 @@ def no_dropins() -> tuple[DropIn, ...]:
     return tuple(DropIn(role, "") for role in (*ROLES, NOTIFY))
 
 
-def compare_file(files: Files, wanted: DropIn) -> State:
+def compare_file(files: Files, wanted: DropIn) -> DropInState:
     """Compare the file at the path of `wanted`. Raises ConfigError where it can't be read."""
     text = _read_installed(files, wanted.path)
     if text is None:
-        return State.MISSING if wanted.text else State.MATCHES
+        return DropInState.MISSING if wanted.text else DropInState.MATCHES
     if not text.startswith(HEADER):
-        return State.FOREIGN
+        return DropInState.FOREIGN
     if wanted.text and parse_assignments(text) == parse_assignments(wanted.text):
-        return State.MATCHES  # the words of its comments may be another version's
-    return State.DIFFERS if wanted.text else State.LEFT_OVER
+        return DropInState.MATCHES  # the words of its comments may be another version's
+    return DropInState.DIFFERS if wanted.text else DropInState.LEFT_OVER
 
 
-def why_wrong(wanted: DropIn, state: State) -> tuple[str, str] | None:
+def why_wrong(wanted: DropIn, state: DropInState) -> tuple[str, str] | None:
     """What is wrong with the file, and the remedy; None where it is as it should be."""
-    if state is State.MATCHES:
+    if state is DropInState.MATCHES:
         return None
-    remedy = "move it to another name" if state is State.FOREIGN else "sudo sparkd units install"
+    remedy = "move it to another name" if state is DropInState.FOREIGN else "sudo sparkd units install"
     return f"{wanted.path} {state.value}", remedy
 
 

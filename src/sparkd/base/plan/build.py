@@ -15,8 +15,9 @@ from sparkd.base.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret,
 from sparkd.base.plan.ports import api_port
 from sparkd.base.recipes.additions import HCAS, RAY, VERBS, added_env
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
-from sparkd.base.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share
+from sparkd.base.vllm.args import JsonValue, command_line
 from sparkd.base.vllm.container_paths import kept_caches
+from sparkd.base.vllm.flag_values import api_host, check_ranks, gpu_memory_share
 
 MODELS_TARGET = "/models"
 POOL_SIZE_FLAGS = frozenset(
@@ -60,7 +61,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     args = {flag: _fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
     env = tuple((key, _fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
     host, port = api_host(recipe.name, args.get("host")), api_port(recipe.name, args, dict(env), settings)
-    share = memory_share(recipe.name, args.get("gpu-memory-utilization"))
+    share = gpu_memory_share(recipe.name, args.get("gpu-memory-utilization"))
     gpus = recipe.nodes.gpus if recipe.container.gpus == "all" else 0
     check_ranks(recipe.name, args, node.cluster_size, gpus)  # last: the faults above hold for any number of ranks
     command = (

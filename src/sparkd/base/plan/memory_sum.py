@@ -13,11 +13,13 @@ from sparkd.base.host import Host, weights
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.vllm.args import DATA_SIZE, FORMATS, SIZES, parse_count
-from sparkd.base.vllm.flag import FlagTable, first_values
+from sparkd.base.vllm.args import parse_count
+from sparkd.base.vllm.command import first_values
+from sparkd.base.vllm.flag import FlagTable
+from sparkd.base.vllm.flag_values import DATA_SIZE, RANK_SIZES, SAFETENSORS_FORMATS
 from sparkd.base.vllm.kv_cache import MOST_LAYERS, KvCache, read_kv_cache
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import parse_limits
-from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.releases import is_before, known_release
 
 OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
@@ -172,7 +174,7 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
     """The sum of a plan, by the model's `config` and the bytes of its `tensors`. Pure."""
     launch = Launch(flags=first_values(plan.argv), env=dict(plan.env), model=parse_limits(config))
     flags, drafts = launch.flags, _count_own_drafts(launch)
-    ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*SIZES[:2], DATA_SIZE))
+    ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*RANK_SIZES[:2], DATA_SIZE))
     release = known_release(plan.image)
     defaults = _find_defaults(release)
     unset = {flag: value for flag, value in defaults.items() if release and flag not in flags}
@@ -204,7 +206,8 @@ def _count_own_drafts(launch: Launch) -> int:
 def _loads_as_stored(launch: Launch, config: Mapping[str, object]) -> bool:
     """Whether a rank holds what the files have, divided as the flags say."""
     quantizes = "quantization" in launch.flags and not config.get("quantization_config")
-    if quantizes or (launch.flags.get("load-format") or "") not in FORMATS or "VLLM_PP_LAYER_PARTITION" in launch.env:
+    converts = (launch.flags.get("load-format") or "") not in SAFETENSORS_FORMATS
+    if quantizes or converts or "VLLM_PP_LAYER_PARTITION" in launch.env:
         return False
     return launch.flags.keys().isdisjoint(CHANGES_WEIGHTS)
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 
 from sparkd.base.config import Settings
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.vllm.args import DATA_SIZE, JsonValue, parse_count
+from sparkd.base.vllm.args import JsonValue, parse_count
 from sparkd.base.vllm.flag import parse_json
+from sparkd.base.vllm.flag_values import DATA_SIZE
 
 API_PORT = 8000
 """vLLM's own (vllm/entrypoints/openai/cli_args.py)."""

@@ -1,4 +1,4 @@
-"""Reads recipes from YAML: schema, lookup, inheritance, differences. importers/ converts recipes of other tools.
+"""Reads recipes from YAML: schema, lookup, inheritance, differences.
 
 Read schema.py first. This package is independent of nodes, ranks and plans.
 """

@@ -1,7 +1,7 @@
-"""Variables that sparkd adds to an engine's environment where recipe and settings have no entry; null keeps a name out.
+"""What sparkd adds to an engine's container where recipe and settings have no entry: variables, and limits.
 
 Launchers of other tools set the same on each node (sparkrun 0.4.2; eugr/spark-vllm-docker, launch-cluster.sh), so that
-recipes in public have none of it.
+recipes in public have none of it. null keeps a name out.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ CONNECTORS = ("kv-transfer-config", "kv-offloading-size", "ec-transfer-config")
 _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,32})|(0[0-7]{0,32})|([1-9][0-9]{0,32}))")
 
 
-def parse_number(text: str) -> int | None:
+def parse_nccl_number(text: str) -> int | None:
     """A parameter as NCCL reads it (src/misc/param.cc): strtoll with base 0, so that 0x3 and 03 are 3, and 010 is 8.
 
     Text after the number is ignored. None where there is none, or one of more than 64 bits: older versions take it for
@@ -84,7 +84,7 @@ def parse_number(text: str) -> int | None:
 
 def why_tcp(env: Mapping[str, str | None]) -> str:
     """The setting that makes NCCL use TCP; empty where none does."""
-    if parse_number(env.get("NCCL_IB_DISABLE") or ""):
+    if parse_nccl_number(env.get("NCCL_IB_DISABLE") or ""):
         return "NCCL_IB_DISABLE is set, so NCCL goes by TCP"
     return "NCCL_NET is Socket, so NCCL goes by TCP" if (env.get("NCCL_NET") or "").lower() == "socket" else ""
 

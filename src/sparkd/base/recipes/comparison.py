@@ -19,9 +19,9 @@ ORDER = (
     "expect",
 )  # fmt: skip
 """The sections to compare, the most important first. The others describe the recipe."""
-COUNTS = ("max-model-len", "max-num-batched-tokens", "max-num-seqs", "block-size")
-"""Flags for which vLLM reads 128K as 131072."""
-NUMBERS = ("int", "float", "amount", "amount or auto")
+AMOUNTS = ("amount", "amount or auto")
+"""Kinds of flags for which vLLM reads 128K as 131072."""
+NUMBERS = ("int", "float", *AMOUNTS)
 """Kinds of flags that take nothing else."""
 
 
@@ -48,7 +48,7 @@ def normalize(recipe: Recipe) -> dict[str, str]:
     mounted = [volume.target for volume in recipe.container.volumes]
     values = {
         **recipe.model_dump(mode="json", by_alias=True),
-        "args": normalize_switches(recipe.args),
+        "args": normalize_flags(recipe.args),
         "env": env,
         "caches": kept_caches(recipe.caches, env, mounted, gpu=recipe.container.gpus == "all"),
     }
@@ -59,8 +59,8 @@ def normalize(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def normalize_switches(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Flags with every switch under its positive name: `no-x: true` and `x: false` become `x: false`."""
+def normalize_flags(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Flags as vLLM reads them, each switch under its positive name: `no-x: true` and `x: false` become `x: false`."""
     flags: dict[str, JsonValue] = {}
     for name, value in args.items():
         if isinstance(value, bool):
@@ -71,13 +71,14 @@ def normalize_switches(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def _normalize_value(name: str, value: JsonValue) -> JsonValue:
-    """The value as vLLM reads it: a revision 007 is not 7, and 9e9999 not 1234e5678, though both are inf as float."""
-    kind = _find_kind(name)
+    """The value as vLLM reads it. What it reads as text stays that: a revision 007 is not 7."""
+    flag = SHIPPED.by_name.get(name)
+    kind = flag.kind if flag else ""  # a field of a flag's JSON, or an unknown flag, such as a fork's
     if kind == "text" and isinstance(value, int | float):
         return str(value)
     if kind == "text" or not isinstance(value, str):
         return value
-    if name in COUNTS and (count := parse_amount(value)) is not None:
+    if kind in AMOUNTS and (count := parse_amount(value)) is not None:
         return count
     if value.lstrip().startswith(("{", "[")):
         parsed = parse_json(value)
@@ -87,23 +88,19 @@ def _normalize_value(name: str, value: JsonValue) -> JsonValue:
 
 def _normalize_text(name: str, kind: str, text: str) -> JsonValue:
     number = _parse_number(text)
-    return number if number is not None and (kind in NUMBERS or _is_usual_notation(name, text, number)) else text
-
-
-def _is_usual_notation(name: str, text: str, number: float) -> bool:
+    if number is None or kind in NUMBERS:
+        return text if number is None else number
     # vLLM reads a field of a flag's JSON as JSON. Of an unknown flag, which may take text, only the usual notation is a
     # number: 1.10 may be a version.
-    return parse_json(text) == number if "." in name else str(number) == text
-
-
-def _find_kind(name: str) -> str:
-    """The kind of a flag's value; empty for a field of its JSON, and for an unknown flag, such as a fork's."""
-    flag = SHIPPED.by_name.get(name)
-    return flag.kind if flag else ""
+    is_number = parse_json(text) == number if "." in name else str(number) == text
+    return number if is_number else text
 
 
 def _parse_number(text: str) -> int | float | None:
-    """A number as Python reads it, which vLLM's parser does; None for other text, and for an infinite one."""
+    """A number as Python reads it, as vLLM's parser does; None for other text.
+
+    Also None for an infinite one: 9e9999 and 1234e5678 differ.
+    """
     with suppress(ValueError):
         return int(text)
     with suppress(ValueError, OverflowError):

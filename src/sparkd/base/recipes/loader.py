@@ -19,8 +19,9 @@ from sparkd.base.vllm.args import TABLES
 HINT = "`sparkd recipe schema` describes the format"
 OWN = ("schema", "name", "description", "extends", "expect")
 """Keys that describe the recipe itself and are never inherited."""
+STAND_IN: Mapping[Key, object] = {("schema",): 1, ("name",): "x", ("model", "path"): "x", ("image", "ref"): "x"}
+"""Values for the required keys, in place of wrong or missing ones: so the other values are checked, too."""
 _TABLES: dict[Key, Check] = {("caches",): dict, **{(name,): check for name, check in TABLES.items()}}
-
 EXAMPLES = {"args": ", such as max-num-seqs: 4", "env": ", such as NCCL_DEBUG: INFO"}
 """An entry of each table, as people write it."""
 
@@ -59,19 +60,15 @@ def load_recipe(name: str, folders: Sequence[Path]) -> LoadedRecipe:
     return loaded
 
 
-STAND_IN: Mapping[Key, object] = {("schema",): 1, ("name",): "x", ("model", "path"): "x", ("image", "ref"): "x"}
-"""Values for the required keys, in place of wrong or missing ones: so the other values are checked, too."""
-
-
 def read_recipe(name: str, folders: Sequence[Path]) -> tuple[LoadedRecipe | None, list[str]]:
     """A recipe, if possible without its wrong values, and every fault. Raises ConfigError for an unreadable file."""
     chain = _read_chain(name, folders)
     recipe_file = chain[0]
-    layers = Layers[Recipe, Origin](Recipe, _TABLES, _describe_mapping, _without_tags)
+    layers = Layers[Recipe, Origin](Recipe, _TABLES, _describe_mapping, _drop_tags)
     for file in reversed(chain):
         left_out = () if file is recipe_file else OWN
         values = {
-            key: {} if value is None and layers.is_merged((key,)) else value
+            key: {} if value is None and layers.is_merged((key,)) else value  # a section's key with nothing below it
             for key, value in file.document.data.items()
             if key not in left_out
         }
@@ -84,28 +81,27 @@ def read_recipe(name: str, folders: Sequence[Path]) -> tuple[LoadedRecipe | None
     if has_own_name and is_found_by_name and recipe.name != recipe_file.path.stem:
         shown_name = format_key(("name",), recipe.name)
         layers.problems.append(f"{recipe_file.at(('name',))}: {shown_name}: must be the file's name")
-    files, origins = tuple(file.path for file in chain), layers.origins()
-    has_nearer_image = _depth(files, origins, "image.ref") < _depth(files, origins, "image.build")
-    if has_nearer_image and "image.build" in origins:
-        # A base says how its own image is built, not the one that this recipe names instead.
-        del origins["image.build"]
-        recipe = recipe.model_copy(update={"image": recipe.image.model_copy(update={"build": ""})})
-    return LoadedRecipe(recipe, files, origins), layers.problems
+    loaded = LoadedRecipe(recipe, tuple(file.path for file in chain), layers.origins())
+    return _drop_foreign_build(loaded), layers.problems
+
+
+def _drop_foreign_build(loaded: LoadedRecipe) -> LoadedRecipe:
+    """Without `image.build` of a base whose image the recipe replaces: a base says how its own image is built."""
+    ref, build = (loaded.origins.get(f"image.{key}") for key in ("ref", "build"))
+    if ref is None or build is None or loaded.files.index(ref.path) >= loaded.files.index(build.path):
+        return loaded
+    image = loaded.recipe.image.model_copy(update={"build": ""})
+    origins = {key: origin for key, origin in loaded.origins.items() if key != "image.build"}
+    return LoadedRecipe(loaded.recipe.model_copy(update={"image": image}), loaded.files, origins)
 
 
 def _describe_mapping(key: str) -> str:
     return f"a mapping: write NAME: VALUE lines below {key}:{EXAMPLES.get(key, '')}"
 
 
-def _without_tags(location: Location) -> Location:
+def _drop_tags(location: Location) -> Location:
     """The part of pydantic's location that a person wrote: its tags of a union are no keys."""
     return tuple(step for step in location if step not in TAGS)
-
-
-def _depth(files: Sequence[Path], origins: Mapping[str, Origin], key: str) -> int:
-    """Number of files from the recipe's own to the one that gives a value; that of all files where none does."""
-    origin = origins.get(key)
-    return len(files) if origin is None else files.index(origin.path)
 
 
 def _read_chain(name: str, folders: Sequence[Path]) -> list[_File]:
@@ -123,8 +119,9 @@ def _read_chain(name: str, folders: Sequence[Path]) -> list[_File]:
         if not isinstance(base, str) or "/" in base:
             raise ConfigError(f"{where}: {format_key(('extends',), base)}: must be a recipe's name")
         hides_base = base == path.stem and path.parent in folders
+        later_folders = folders[list(folders).index(path.parent) + 1 :] if hides_base else folders
         try:
-            path = find_file(base, folders[list(folders).index(path.parent) + 1 :] if hides_base else folders)
+            path = find_file(base, later_folders)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error.reason}", error.hint) from None
 

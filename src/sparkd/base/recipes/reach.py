@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparkd.base.recipes.schema import Container
 
 READ, WRITTEN = False, True
-"""What a container may do with a path; in REACHES, the least that is dangerous."""
+"""The access of a container to a path; in REACHES, the least that is dangerous."""
 REACHES: tuple[tuple[bool, str, str], ...] = (
     (READ, "who reaches docker's socket, or one as strong, is root on the node",
      ("/run/docker.sock /run/docker /run/containerd /run/podman /run/crio /run/libvirt /run/snapd.socket /run/dbus "
@@ -49,13 +49,15 @@ _ALIASES = {"/var/run": "/run", **{f"/{name}": f"/usr/{name}" for name in ("bin"
 """Folders that are symlinks on each node."""
 
 
-def find_reach(container: Container, read: Mapping[str, str], resolve: Callable[[str], str] = str) -> Iterator[Issue]:
-    """Warn of what the container reaches. `read`: further paths that it gets, by key. `resolve` follows symlinks."""
+def find_reach(
+    container: Container, readable: Mapping[str, str], resolve: Callable[[str], str] = str
+) -> Iterator[Issue]:
+    """Warn of what the container reaches. `readable`: further paths, by key. `resolve` follows symlinks."""
     if container.privileged:
         reason = "the container is privileged: root in it is root on the node, with every device"
         hint = "RDMA needs no more than devices: [/dev/infiniband]"
         yield Issue("reach", False, "container.privileged", reason, hint)
-    paths = [(key, path, READ) for key, path in read.items()]
+    paths = [(key, path, READ) for key, path in readable.items()]
     for key, path, written in dict.fromkeys((*paths, *given_paths(container))):
         if path.startswith(f"{HEAD_FILES}/"):
             continue
@@ -80,11 +82,11 @@ def _find_danger(path: str, written: bool) -> str:
         if is_below(path, alias):
             path = folder + path.removeprefix(alias)
     for access, danger, places in REACHES:
-        if written >= access and any(_meet(path, place) for place in places.split()):
+        if (written or access is READ) and any(_overlap(path, place) for place in places.split()):
             return danger
     return ""
 
 
-def _meet(path: str, place: str) -> bool:
+def _overlap(path: str, place: str) -> bool:
     """Whether both are the same, or one lies in the other: only as many parts are compared as the shorter one has."""
     return all(map(fnmatchcase, path.split("/"), place.split("/")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from shlex import quote
@@ -11,10 +12,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Strict, 
 
 from sparkd.base.config import types as t
 from sparkd.base.config.types import Section
+from sparkd.base.recipes import types as r
 from sparkd.base.recipes.additions import ADDED_LIMITS, ADDED_SHM_BYTES
 from sparkd.base.recipes.image import Assertion, Build, BuildForm, Text
-from sparkd.base.vllm.args import check_path, check_text, normalize_flag
-from sparkd.base.vllm.container_paths import check_target
+from sparkd.base.vllm.args import normalize_flag
 from sparkd.base.vllm.logprobs import TEXT_LOGPROB
 
 KV_CACHE_TOKENS = "kv_cache_tokens"
@@ -24,78 +25,15 @@ WEIGHTS_GB = "weights_gb"
 PLACEHOLDER = re.compile(r"\{((?:node|head|cluster|model)\.[A-Za-z0-9_]*)\}")
 """A placeholder such as `{node.address}`, in a flag or a variable. Other braces stay, because JSON contains many."""
 
-_ULIMITS = Literal[
-    "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
-    "rttime", "sigpending", "stack",
-]  # fmt: skip
-
 
 def has_placeholder(text: str) -> bool:
     return PLACEHOLDER.search(text) is not None
 
 
-def _check_model_path(raw: str) -> str:
-    if raw.startswith("~"):
-        raise ValueError("must be the whole path, such as /home/NAME/models: nothing expands ~")
-    if raw.startswith("/"):
-        path = check_path(raw, "it")
-        if not path.strip("/."):
-            raise ValueError("must be the model's own folder, not the node's whole file system")
-        return path
-    if raw and check_path(f"/{raw}", "it") != f"/{raw.rstrip('/')}":
-        raise ValueError("must be a path below engine.models_dir, or an absolute one")
-    if any(part in ("", ".") for part in raw.split("/")) and raw:
-        raise ValueError("must be a plain path below engine.models_dir, or an absolute one")
-    return raw
-
-
-def _check_served_name(raw: str) -> str:
-    name = check_text(raw)
-    if name.startswith("-"):
-        raise ValueError("must not begin with a dash: the engine would read it as a flag")
-    if name and not name.strip():
-        raise ValueError("must be a name, or left out for the folder's")
-    return name
-
-
-def _check_program(raw: tuple[str, ...]) -> tuple[str, ...]:
-    if not raw or not raw[0]:
-        raise ValueError("must name a program")
-    return tuple(check_text(word) for word in raw)
-
-
-ModelPath = Annotated[str, AfterValidator(_check_model_path)]
-ServedName = Annotated[str, AfterValidator(_check_served_name)]
-Target = Annotated[str, AfterValidator(check_target)]
-REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-RepoName = Annotated[str, t.matching(f"({REPO.pattern})?", "ORGANISATION/NAME, as on Hugging Face")]
-REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-Revision = Annotated[str, t.matching(f"({REVISION.pattern})?", "a branch, a tag or a commit")]
-Words = Annotated[tuple[Text, ...], Strict(False)]
-CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in small letters, such as vllm")]
-
-
-def _refuse_unit(raw: object) -> object:
-    if isinstance(raw, str) and (match := re.fullmatch(r"(\d{1,9})([kmgt])(?:i?b)?", raw.strip().lower())):
-        raise ValueError(f"must be a number of bytes: {int(match[1]) << 10 * ('kmgt'.index(match[2]) + 1)}")
-    return raw
-
-
-Bytes = Annotated[int, Field(ge=1, le=2**50), BeforeValidator(_refuse_unit, json_schema_input_type=int)]
-RecipeName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a name in small letters, digits, dots and dashes")]
-SysctlName = Annotated[
-    str,
-    t.matching(
-        r"(?:vm|net\.core|net\.ipv4|net\.ipv6)(?:\.(?!tcp_fastopen_key|stable_secret)[a-z0-9_-]+)+|kernel\.(?:numa_balancing|pid_max|threads-max)",
-        "a setting of memory or network, such as vm.swappiness, or kernel.numa_balancing, .pid_max or .threads-max",
-    ),
-]
-"""Recipes come from third parties. So no setting matches that runs a program (kernel.core_pattern) or is a secret."""
-SysctlValue = Annotated[
-    str,
-    BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw, json_schema_input_type=int | str),
-    t.matching(r"-?\d{1,19}(?: -?\d{1,19}){0,7}", "a number, or numbers with one blank between them"),
-]
+_ULIMITS = Literal[
+    "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
+    "rttime", "sigpending", "stack",
+]  # fmt: skip
 
 
 class Limit(Section):
@@ -109,7 +47,7 @@ class Volume(Section):
     """A file or folder of the node, seen in the container."""
 
     source: t.AbsolutePath = Field(description="Path on the node. It must exist: sparkd makes none.")
-    target: Target = Field(description="Path in the container.")
+    target: r.Target = Field(description="Path in the container.")
     read_only: bool = Field(description="Whether the container may only read it.")
 
 
@@ -132,10 +70,10 @@ def _parse_volume(raw: object) -> object:
 class Model(Section):
     """The weights."""
 
-    path: ModelPath = Field("", description="Folder of the model: below engine.models_dir, or an absolute path.")
-    repo: RepoName = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
-    revision: Revision = Field("", description="Branch, tag or commit to download. Empty: the newest files.")
-    served_name: ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
+    path: r.ModelPath = Field("", description="Folder of the model: below engine.models_dir, or an absolute path.")
+    repo: r.RepoName = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
+    revision: r.Revision = Field("", description="Branch, tag or commit to download. Empty: the newest files.")
+    served_name: r.ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
     random_weights: bool = Field(False, description="A model for tests, in whose smoke test known texts are skipped.")
 
 
@@ -146,7 +84,7 @@ class Image(Section):
     vllm: Annotated[str, t.matching(r"(0\.\d{1,3}(\.\d{1,3})?)?", 'a release in quotes, such as "0.29"')] = Field(
         "", description="Release of vLLM whose flags judge where the image is away. Empty: its tag's, or the newest."
     )
-    entrypoint: Annotated[Words, AfterValidator(_check_program)] = Field(
+    entrypoint: r.Program = Field(
         ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."
     )
     asserts: Annotated[tuple[Assertion, ...], Strict(False)] = Field(
@@ -195,8 +133,8 @@ class Container(Section):
         "that becomes root by sudo needs false.",
     )
     init: bool = Field(True, description="An init as process 1, which passes signals on and reaps children.")
-    shm_bytes: Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: 32 GiB.")
-    memory_limit_bytes: Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")
+    shm_bytes: r.Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: 32 GiB.")
+    memory_limit_bytes: r.Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")
     ulimits: Mapping[
         _ULIMITS, Annotated[Limit | None, BeforeValidator(_parse_limit, json_schema_input_type=int | Limit | None)]
     ] = Field(
@@ -241,7 +179,7 @@ class ForkFlags(Section):
 class Host(Section):
     """What the source ran with on the node itself. It is compared, and set by `sparkd tune apply` alone."""
 
-    sysctls: Mapping[SysctlName, SysctlValue] = Field(
+    sysctls: Mapping[r.SysctlName, r.SysctlValue] = Field(
         default_factory=dict, description="Settings of the kernel (vm., net., few others), such as vm.swappiness: 10."
     )
 
@@ -250,10 +188,12 @@ class Recipe(Section):
     """A way to serve one model that is known to work, with where it is known from."""
 
     schema_: Literal[1] = Field(alias="schema", description="Version of this format.")
-    name: RecipeName = Field(description="Name of the recipe, the same as its file's.")
+    name: r.RecipeName = Field(description="Name of the recipe, the same as its file's.")
     description: Text = Field("", description="What it is good for, in a sentence.")
     source: Text = Field("", description="Where its values come from: title, author, section.")
-    extends: RecipeName | None = Field(None, description="Recipe that it changes. Its own name means the one it hides.")
+    extends: r.RecipeName | None = Field(
+        None, description="Recipe that it changes. Its own name means the one it hides."
+    )
     model: Model = Field(Model(), description="The weights.")
     image: Image = Field(Image(), description="The container image.")
     nodes: Nodes = Field(Nodes(), description="How many nodes serve it together.")
@@ -270,13 +210,13 @@ class Recipe(Section):
     )
     container: Container = Field(Container(), description="Options of the container.")
     host: Host = Field(Host(), description="What the source ran with on the node itself.")
-    caches: Mapping[CacheName, Target | None] = Field(
+    caches: Mapping[r.CacheName, r.Target | None] = Field(
         default_factory=dict,
         description="Compile caches, one folder for each image, by name: path in the container. Those of vLLM and its "
         "compilers are kept where they are not named: vllm, inductor, flashinfer, triton, tilelang, deep_gemm, cuda. "
         "null leaves one out.",
     )
-    memory_bytes: Bytes | None = Field(
+    memory_bytes: r.Bytes | None = Field(
         None, description="What a rank takes. null: gpu_memory_utilization of the GPU's memory."
     )
     expect: Mapping[str, JsonValue] = Field(
@@ -306,15 +246,17 @@ class Recipe(Section):
             mounted.add(target)
         return self
 
-    def image_build(self, chosen: str = "") -> str:
-        """A command, or what a person is to do; empty where a registry has the image. `chosen`: its name or path."""
-        build, name_or_path = self.image.build, chosen if chosen.endswith(f"/{self.name}.yaml") else self.name
-        return build if isinstance(build, str) else f"sudo sparkd image build {quote(name_or_path)}"
+    def image_build(self, chosen: str) -> str:
+        """The command that builds the image, or what a person is to do; empty where a registry has the image.
+
+        `chosen`: the name or the path by which the recipe was chosen.
+        """
+        if isinstance(self.image.build, str):
+            return self.image.build
+        return f"sudo sparkd image build {quote(chosen if chosen.endswith(f'/{self.name}.yaml') else self.name)}"
 
 
 def json_schema() -> str:
     """JSON Schema of a recipe file, for editors. Keys that a base may provide are not required."""
-    import json
-
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps({**dialect, **Recipe.model_json_schema(by_alias=True), "title": "sparkd recipe"}, indent=2)

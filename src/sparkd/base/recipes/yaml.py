@@ -35,6 +35,7 @@ _WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _LONGEST_NUMBER = 300
 _DEEPEST = 50
 _MOST_VALUES = 20_000
+"""Values where aliases are followed."""
 _MOST_NODES = 150_000
 """Keys and values; 60,000 keys with theirs take some 1.5 s."""
 
@@ -134,24 +135,29 @@ def _parse(
     try:
         reader = reader_class(text)
         root = reader.get_single_node()
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        reason = " ".join(str(part) for part in (error.context, error.problem) if part)
-        line = min(mark.line, text.rstrip().count("\n")) if mark else 0  # the end of a text is behind its last line
-        reason = reason.replace("; first occurrence second occurrence", ": give each &name once")
-        raise YamlError(line + 1, reason or "is no YAML") from None
     except (YAMLError, UnicodeError) as error:
-        if isinstance(error, UnicodeDecodeError):
-            line = _find_escapes(text, error.object[error.start : error.end])
-        else:
-            line = text.encode(errors="replace")[: getattr(error, "position", 0)].count(b"\n") + 1
-        raise YamlError(line, str(error).splitlines()[0]) from None
+        raise _locate_error(text, error) from None
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
     builder = _Builder(
         lambda node, path: read_scalar(node, path, reader), reader.last_wins, _MOST_VALUES if aliases else 0
     )
     return Document(builder.build_mapping(root, ()), builder.lines)
+
+
+def _locate_error(text: str, error: YAMLError | UnicodeError) -> YamlError:
+    """The library's error with the line and the reason, as far as it gives them."""
+    if isinstance(error, MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        line = min(mark.line, text.rstrip().count("\n")) if mark else 0  # the end of a text is behind its last line
+        reason = " ".join(str(part) for part in (error.context, error.problem) if part)
+        reason = reason.replace("; first occurrence second occurrence", ": give each &name once")
+        return YamlError(line + 1, reason or "is no YAML")
+    if isinstance(error, UnicodeDecodeError):
+        line = _find_escapes(text, error.object[error.start : error.end])
+    else:
+        line = text.encode(errors="replace")[: getattr(error, "position", 0)].count(b"\n") + 1
+    return YamlError(line, str(error).splitlines()[0])
 
 
 def _find_escapes(text: str, undecoded: bytes) -> int:
@@ -162,13 +168,13 @@ def _find_escapes(text: str, undecoded: bytes) -> int:
 
 
 class _Builder(Struct):
-    """Makes plain data of the nodes of YAML, and notes the lines."""
+    """Makes plain data of the nodes of YAML, and notes the line of each value by its path."""
 
     build_scalar: Callable[[ScalarNode, Key], object]
     last_wins: bool
     most_values: int = 0
     """Most values where aliases are followed, since aliases of aliases double themselves; 0: no alias is followed."""
-    values_count: int = 0
+    value_count: int = 0
     lines: dict[Key, int] = field(default_factory=dict)
     seen_nodes: set[int] = field(default_factory=set)
 
@@ -178,7 +184,7 @@ class _Builder(Struct):
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.tag == f"{_TAG}merge" and self.most_values:
-                merged_parts.append(self._build_merged(value, (*path, "<<")))
+                merged_parts += self._build_merged(value, (*path, "<<"))
                 continue
             if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
                 raise YamlError(line, "a key must be text; `extends:` of a recipe does what << would")
@@ -193,27 +199,25 @@ class _Builder(Struct):
             merged |= part
         return merged | values
 
-    def _build_merged(self, node: Node, path: Key) -> dict[str, object]:
-        """The values that `<<` brings, from a mapping or a list of them. Their lines count for the merged keys, too."""
+    def _build_merged(self, node: Node, path: Key) -> list[dict[str, object]]:
+        """The mappings of `<<`, one or a list of them. Their lines are also those of the keys that they give."""
         lines, self.lines = self.lines, {}
         value = self.build_value(node, path)
         merged_lines, self.lines = self.lines, lines
         lines.update(merged_lines)
         parts = value if isinstance(value, list) else [value]
-        merged: dict[str, object] = {}
-        for part in reversed(parts):
-            if not isinstance(part, dict):
-                raise YamlError(node.start_mark.line + 1, "<< needs a mapping")
-            merged |= part
+        mappings = [part for part in parts if isinstance(part, dict)]
+        if len(mappings) < len(parts):
+            raise YamlError(node.start_mark.line + 1, "<< needs a mapping")
         depth = len(path) + isinstance(value, list)  # keys of a list have the mapping's place in it
         for key, line in merged_lines.items():
             self.lines.setdefault((*path[:-1], *key[depth:]), line)
-        return merged
+        return mappings
 
     def build_value(self, node: Node, path: Key) -> object:
         line = node.start_mark.line + 1
-        self.values_count += 1 + len(node.value) // 256  # each alias of a long text is written out in full
-        if self.most_values and self.values_count > self.most_values:
+        self.value_count += 1 + len(node.value) // 256  # each alias of a long text is written out in full
+        if self.most_values and self.value_count > self.most_values:
             raise YamlError(line, f"its aliases make more than {self.most_values} values")
         if id(node) in self.seen_nodes and not self.most_values:
             raise YamlError(line, "an alias (*name) is not followed: write the value out")

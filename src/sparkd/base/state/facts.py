@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, field
 from sparkd.base.plan import agreement
 from sparkd.base.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, VALUE_WIDTH, Difference
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.recipes.comparison import normalize_switches
+from sparkd.base.recipes.comparison import normalize_flags
 from sparkd.base.vllm.args import JsonValue
 
 ORDER = (
@@ -78,7 +78,7 @@ def _normalize(facts: Facts) -> dict[str, tuple[str, str]]:
             values[name] = text, text or '""'
             continue
         parsed: JsonValue = {"true": True, "false": False}.get(text, text)
-        for positive, value in normalize_switches({flag: parsed}).items():
+        for positive, value in normalize_flags({flag: parsed}).items():
             display = json.dumps(value) if isinstance(value, bool) else text or '""'
             values[f"args.{positive}"] = json.dumps(value, sort_keys=True, ensure_ascii=False), display
     return values

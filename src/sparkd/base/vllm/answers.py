@@ -16,6 +16,7 @@ LONGEST = 4000
 MOST_UNDECODABLE = 0.5
 """Share of replacement characters. A random model over bytes makes some 15 %."""
 LEAST_REPEATS = 4
+"""Times that a piece must follow itself for a text of nothing else to be a repetition."""
 LEAST_FOREIGN, MOST_FOREIGN = 8, 0.1
 """Letters of other scripts, and their share, that are a fault: a quoted name has fewer, and so has a random model."""
 FOREIGN = (
@@ -31,6 +32,7 @@ MARKUP = re.compile(
 """Marks of chat templates and tool calls; the answer to a prompt that offers no tool has none of them."""
 THINKING = re.compile(r"</?think(?:ing)?>")
 _LOOP = re.compile(r"([^\W\d_][^\n]{0,11}?)\1{11,}|([^\W\d_][^\n]{12,40}?)\2{3,}")
+"""Twelve times the same piece of up to 12 characters, or four times one of up to 41; it begins with a letter."""
 
 
 def find_fault(answer: Answer, wanted: int, *, chat: bool = False, thinks: bool = False, tool: str = "") -> str:

@@ -1,6 +1,5 @@
 """Client of the engine's HTTP endpoint: health, served models, counters, completions."""
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -8,118 +7,20 @@ from msgspec import Struct
 
 from sparkd.base.lib.http_client import CONNECTIONS, Admit, HttpClient
 from sparkd.base.lib.text import parse_json
+from sparkd.base.vllm.counters import Counters, Drafts, parse_counters, parse_drafts
 from sparkd.base.vllm.logprobs import Scored, UnscoredError, parse_scored
-from sparkd.base.vllm.streaming import Streamed, head, stream_completion
+from sparkd.base.vllm.streaming import Streamed, excerpt, stream_completion
 
 HEALTH_TIMEOUT_SECONDS = 5.0
 ANSWER_LIMIT_BYTES = 256 << 10
 """Limit of a completion: at most some hundred tokens are requested, and at most 256 at once."""
-
-_COUNTERS = {
-    "running": b"vllm:num_requests_running",
-    "waiting": b"vllm:num_requests_waiting",
-    "prompt_tokens": b"vllm:prompt_tokens_total",
-    "generation_tokens": b"vllm:generation_tokens_total",
-    "iterations": b"vllm:iteration_tokens_total_count",
-}
-_OPTIONAL = {
-    "prefix_queries": b"vllm:prefix_cache_queries_total",
-    "prefix_hits": b"vllm:prefix_cache_hits_total",
-    "drafted": b"vllm:spec_decode_num_draft_tokens_total",
-    "accepted": b"vllm:spec_decode_num_accepted_tokens_total",
-    "first_tokens": b"vllm:time_to_first_token_seconds_count",
-    "first_token_seconds": b"vllm:time_to_first_token_seconds_sum",
-}
-"""Counters that are 0 where a page lacks them: those of drafts need a drafter."""
-_KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
-"""Names since and before vLLM 0.10."""
-_NAMES = (*_COUNTERS.values(), *_OPTIONAL.values(), *_KV_USAGE)
-_SAMPLE = re.compile(
-    rb"\n(" + b"|".join(map(re.escape, _NAMES)) + rb")(?:\{[^}\n]*\})? ([0-9.eE+]+)$",
-    re.MULTILINE,
-)
-"""Starts with a newline, because `^` takes seven times as long on a page of 50 KB."""
-
-_DRAFTS = re.compile(
-    rb"\nvllm:spec_decode_num_(drafts_total|accepted_tokens_per_pos_total)(?:\{([^}\n]*)\})? ([0-9.eE+]+)$",
-    re.MULTILINE,
-)
-_POSITION = re.compile(rb'\bposition="(\d{1,3})"')
-
-
-class Counters(Struct, frozen=True):
-    """Values of vLLM's /metrics, summed over its engines. All of them are reported by the engine at the end of a step:
-    one that hangs changes none, and one that hangs in its first step after idleness has no request running.
-    """
-
-    running: float
-    waiting: float
-    prompt_tokens: float
-    generation_tokens: float
-    iterations: float
-    kv_usage: float = 0.0
-    """While a long prompt is processed step by step, this moves and the counters of tokens do not (seen in 0.32)."""
-    prefix_queries: float = 0.0
-    prefix_hits: float = 0.0
-    drafted: float = 0.0
-    accepted: float = 0.0
-    first_tokens: float = 0.0
-    first_token_seconds: float = 0.0
-    """Sum of the times to the first tokens."""
-
-    @property
-    def work(self) -> tuple[float, ...]:
-        """Counters that move with each step: they differ from earlier ones if a step has ended in between."""
-        return self.prompt_tokens, self.generation_tokens, self.iterations, self.kv_usage, self.running, self.waiting
-
-    @property
-    def busy(self) -> bool:
-        return self.running > 0 or self.waiting > 0
-
-
-def parse_counters(metrics: bytes) -> Counters | None:
-    """The counters of a /metrics page; None if one is missing (statistics disabled, another engine)."""
-    sums = dict.fromkeys(_NAMES, 0.0)
-    samples = _SAMPLE.findall(b"\n" + metrics)
-    for name, value in samples:
-        try:
-            sums[name] += float(value)
-        except ValueError:
-            return None
-    if not {name for name, _ in samples}.issuperset(_COUNTERS.values()):
-        return None
-    counters = {field: sums[name] for field, name in (_COUNTERS | _OPTIONAL).items()}
-    return Counters(**counters, kv_usage=sum(sums[name] for name in _KV_USAGE))
-
-
-class Drafts(Struct, frozen=True):
-    """Number of proposals of the drafter, and of accepted tokens at each position of a proposal."""
-
-    proposed: float
-    accepted: tuple[float, ...]
-
-
-def parse_drafts(metrics: bytes) -> Drafts | None:
-    """The drafts on a /metrics page, summed over its engines; None without a drafter."""
-    proposed = 0.0
-    accepted: dict[int, float] = {}
-    for name, labels, value in _DRAFTS.findall(b"\n" + metrics):
-        position = _POSITION.search(labels)
-        with suppress(ValueError):
-            if name == b"drafts_total":
-                proposed += float(value)
-            elif position and (place := int(position[1])) < 32:
-                accepted[place] = accepted.get(place, 0.0) + float(value)
-    if not accepted:
-        return None
-    return Drafts(proposed, tuple(accepted.get(place, 0.0) for place in range(max(accepted) + 1)))
 
 
 class Completion(Struct, frozen=True):
     """The result of a one-token completion: whether the engine produced a token, or its error text."""
 
     token: bool
-    said: str = ""
+    error: str = ""
 
 
 class Answer(Struct, frozen=True):
@@ -194,12 +95,12 @@ class Endpoint:
         body = {"model": self.served_name, "prompt": "1", "max_tokens": 1, "temperature": 0}
         answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
         if answer.status != 200:
-            return Completion(token=False, said=f"HTTP {answer.status} {head(answer.body)}".strip())
+            return Completion(token=False, error=f"HTTP {answer.status} {excerpt(answer.body)}".strip())
         with suppress(ValueError):
             match parse_json(answer.body):
                 case {"usage": {"completion_tokens": int(made)}}:
-                    return Completion(token=made >= 1, said="" if made else "no token was made")
-        return Completion(token=False, said=f"no completion: {head(answer.body)}")
+                    return Completion(token=made >= 1, error="" if made else "no token was made")
+        return Completion(token=False, error=f"no completion: {excerpt(answer.body)}")
 
     async def generate(
         self, prompt: str | Sequence[int], tokens: int, seconds: float, more: Mapping[str, object]
@@ -220,7 +121,7 @@ class Endpoint:
             return parse_scored(answer.body)
         # NaN in its own answer is vLLM's fault, though it may come with status 400 too.
         refused = answer.status == 400 and b"Out of range float" not in answer.body
-        raise (UnscoredError if refused else ValueError)(f"HTTP {answer.status} {head(answer.body)}")
+        raise (UnscoredError if refused else ValueError)(f"HTTP {answer.status} {excerpt(answer.body)}")
 
     async def chat(self, text: str, tokens: int, seconds: float, more: Mapping[str, object]) -> Answer:
         """The answer to one message of a user. Raises ValueError for another answer."""
@@ -257,7 +158,7 @@ class Endpoint:
         body = {"model": self.served_name, **fields}
         answer = await self._http.request(path, seconds, json=body, limit_bytes=ANSWER_LIMIT_BYTES)
         if answer.status != 200:
-            raise ValueError(f"HTTP {answer.status} {head(answer.body)}")
+            raise ValueError(f"HTTP {answer.status} {excerpt(answer.body)}")
         return parse_json(answer.body)
 
 

@@ -5,7 +5,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.command import first_values
 from sparkd.base.vllm.logprobs import TEXT_LOGPROB
 
 UNSCORED_FLAGS = ("kv-sharing-fast-prefill", "kv-transfer-config", "kv-offloading-size")

@@ -1,14 +1,13 @@
-"""Flags of `vllm serve`, as its own parser has them, and the fields in their JSON, as its classes read them.
+"""The table of the flags of `vllm serve`, as its own parser has them, and of the fields in their JSON.
 
-The flags of a command, and their values, are read here, too.
+Flags, fields and kinds of values judge a value as vLLM would read it.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
-from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -16,7 +15,7 @@ from msgspec import Struct
 
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import did_you_mean
-from sparkd.base.vllm.args import JsonValue, kebab_case
+from sparkd.base.vllm.args import JsonValue
 
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
 _BARE_AMOUNT = re.compile(r"\b\d{1,15}(?:\.\d{1,6})?[kKmMgGtT]\b", re.ASCII)
@@ -26,12 +25,6 @@ SHORTEST_TYPO = 8
 """Shorter names that differ in one letter may both exist."""
 SHORTEST_WORD = 3
 """A shorter word of a name with another letter is another word: public scripts have VLLM_TP_SIZE."""
-MODULES = ("vllm.entrypoints.openai.api_server",)
-"""Python modules that pass all their words to vLLM's parser, as `vllm serve` does."""
-PASSED_ON = 'vllm serve "$@"'
-"""End of an inline script that passes all its words to vLLM's parser, too."""
-FirstValues = Mapping[str, str | None]
-"""The first value of each flag by its kebab-case name; None for a missing or unknown value."""
 
 Kind = Literal["switch", "text", "text or object", "int", "amount", "amount or auto", "float", "json", "object"]
 """Type of one value. `amount` accepts 8k and 8K; `text or object` is an object if in braces."""
@@ -55,15 +48,15 @@ class Flag(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     registered: tuple[str, ...] = ()
     """Names that vLLM's parser does not check, and that fail later unless a plugin registers them."""
 
-    def wrong_arity(self, values: int, joined: bool) -> str:
+    def wrong_arity(self, value_count: int, joined: bool) -> str:
         """Why this number of values is wrong (`joined`: one after `=`); empty if right."""
         if self.kind == "switch":
             off = ", and --no- before its name is off" if self.negative else ""
-            return f"is a switch and takes no value: bare it is on{off}" if values or joined else ""
-        if not values and self.count != "at most one":
+            return f"is a switch and takes no value: bare it is on{off}" if value_count or joined else ""
+        if not value_count and self.count != "at most one":
             return "needs a value"
-        if values > 1 and self.count != "at least one":
-            return f"takes one value, and {values} are given"
+        if value_count > 1 and self.count != "at least one":
+            return f"takes one value, and {value_count} are given"
         return ""
 
     def wrong_type(self, value: str) -> str:
@@ -114,8 +107,10 @@ class Field(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
 def _list_kinds(value: JsonValue) -> set[str]:
     """All kinds as which vLLM may read the value: 1 is a bool, too, and a text may be a number."""
-    if isinstance(value, bool) or value in (0, 1):
-        return {"bool"} if isinstance(value, bool) else {"bool", "int", "float"}
+    if isinstance(value, bool):
+        return {"bool"}
+    if value in (0, 1):
+        return {"bool", "int", "float"}
     if isinstance(value, int | float):
         return {"int", "float"} if isinstance(value, int) or value.is_integer() else {"float"}
     if isinstance(value, str):
@@ -255,46 +250,5 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
 FILE = "vllm-flags.json"
 """Below sparkd/data. `make flags` writes it: do not edit."""
 SHIPPED = msgspec.json.decode(read_data(FILE), type=FlagTable)
-FLAGS, FIELDS, VERSION = SHIPPED.flags, SHIPPED.fields, SHIPPED.version
-SHORT = {alias: flag.name for flag in FLAGS for alias in flag.aliases if not alias.startswith("--")}
+SHORT = {alias: flag.name for flag in SHIPPED.flags for alias in flag.aliases if not alias.startswith("--")}
 """Short forms, such as -tp."""
-
-
-class ParsedFlag(Struct, frozen=True):
-    """`--name value value`, or `--name=value` (joined). A value that is not known yet is None."""
-
-    name: str
-    values: tuple[str | None, ...] = ()
-    joined: bool = False
-
-
-def parse_flags(argv: Sequence[str], filled_later: Callable[[str], bool] = lambda _: False) -> tuple[ParsedFlag, ...]:
-    """The flags of a command after its model, each with all values; empty for another program."""
-    return tuple(_read_flags(argv[_find_model(argv) :], filled_later))
-
-
-def first_values(words: Iterable[str]) -> dict[str, str | None]:
-    """Flags by name; the last of several wins."""
-    return {flag.name: flag.values[0] if flag.values else None for flag in _read_flags(words)}
-
-
-def _read_flags(words: Iterable[str], filled_later: Callable[[str], bool] = lambda _: False) -> list[ParsedFlag]:
-    """Flags with the words after each, also in their short forms."""
-    flags: list[tuple[str, list[str | None], bool]] = []
-    for word in words:
-        head, equals, value = word.partition("=")
-        name = SHORT.get(head) or (kebab_case(head[2:]) if word.startswith("--") and len(head) > 2 else "")
-        if name:
-            flags.append((name, [None if filled_later(value) else value] if equals else [], bool(equals)))
-        elif flags:
-            flags[-1][1].append(None if filled_later(word) else word)
-    return [ParsedFlag(name, tuple(values), joined) for name, values, joined in flags]
-
-
-def _find_model(argv: Sequence[str]) -> int:
-    """Index of the word behind the program, where the model stands; the number of words for another program."""
-    for position, (program, word) in enumerate(pairwise(argv), 2):
-        is_serve = "vllm" in program.rpartition("/")[2] and word == "serve"
-        if is_serve or (program == "-m" and word in MODULES) or word.rstrip().endswith(PASSED_ON):
-            return position
-    return len(argv)

@@ -24,10 +24,10 @@ SPARSE_BYTES = {2.0: 1152, 1.0: 656}
 """Bytes of a token in a layer of DeepSeek's sparse attention, by those of an element: FP8 has a format of its own."""
 INDEX_BYTES = 132
 """Bytes of a token in the indexer of such a layer."""
-ATTENTION, WINDOW, STATE, NONE, UNKNOWN = "attention", "window", "state", "", "unknown"
+ATTENTION, WINDOW, STATE, NO_CACHE, UNKNOWN = "attention", "window", "state", "", "unknown"
 KINDS = {
     "full_attention": ATTENTION, "attention": ATTENTION, "sliding_attention": WINDOW, "linear_attention": STATE,
-    "mamba": STATE, "moe": NONE, "mlp": NONE, "*": ATTENTION, "M": STATE, "E": NONE, "-": NONE,
+    "mamba": STATE, "moe": NO_CACHE, "mlp": NO_CACHE, "*": ATTENTION, "M": STATE, "E": NO_CACHE, "-": NO_CACHE,
 }  # fmt: skip
 """Kinds of layers by their names in config.json; the letters are those of Nemotron models."""
 OTHER_LAYOUTS = (
@@ -60,10 +60,9 @@ class KvCache(Struct, frozen=True):
     @property
     def _page_bytes(self) -> float:
         """Bytes of a block in one layer: BLOCK_TOKENS tokens of the largest kind, as often as a whole state needs."""
-        # -(-a // b), here and below, is a / b rounded up.
         unit = BLOCK_TOKENS * max(layers.page_bytes for layers in self.layers if not layers.is_state)
         state = max((layers.page_bytes for layers in self.layers if layers.is_state), default=0)
-        return unit * max(1, -(-state // unit))
+        return unit * max(1, _cdiv(state, unit))
 
     @property
     def _group_layers(self) -> int:
@@ -78,7 +77,7 @@ class KvCache(Struct, frozen=True):
 
     def request_blocks(self, length: int) -> int:
         """Blocks that a request of `length` tokens takes, with prefix caching."""
-        return sum(-(-kind.count // self._group_layers) * self._count_blocks(kind, length) for kind in self.layers)
+        return sum(_cdiv(kind.count, self._group_layers) * self._count_blocks(kind, length) for kind in self.layers)
 
     def _count_blocks(self, layers: Layers, length: int) -> int:
         """Blocks that a request takes in one group of such layers."""
@@ -86,8 +85,8 @@ class KvCache(Struct, frozen=True):
             return 2 + self.drafts
         block_tokens = int(self._page_bytes // layers.page_bytes)
         if layers.window:
-            return -(-min(layers.window - 1 + self.in_flight, length) // block_tokens) + 1
-        return -(-length // block_tokens)
+            return _cdiv(min(layers.window - 1 + self.in_flight, length), block_tokens) + 1
+        return _cdiv(length, block_tokens)
 
     def request_bytes(self, length: int) -> int:
         return round(self.request_blocks(length) * self.block_bytes)
@@ -108,28 +107,28 @@ def read_kv_cache(
     nested = config.get("text_config")
     model = {**config, **nested} if isinstance(nested, Mapping) else config
     element = ELEMENT_BYTES.get(_read_dtype(model) if dtype == "auto" else dtype)
-    count = Counter(_list_kinds(model))
-    if element is None or not count[ATTENTION] or any(model.get(key) for key in OTHER_LAYOUTS):
+    counts = Counter(_list_kinds(model))
+    if element is None or not counts[ATTENTION] or any(model.get(key) for key in OTHER_LAYOUTS):
         return None
     if drafts:
-        count[ATTENTION] += _read_number(model, "num_nextn_predict_layers", "mtp_num_hidden_layers") or 1
+        counts[ATTENTION] += _read_number(model, "num_nextn_predict_layers", "mtp_num_hidden_layers") or 1
     try:
-        layers = _list_layers(model, count, element, ranks, drafts)
+        layers = _list_layers(model, counts, element, ranks, drafts)
     except LookupError:
         return None
-    return KvCache(tuple(replace(kind, count=-(-kind.count // stages)) for kind in layers), in_flight, drafts)
+    return KvCache(tuple(replace(kind, count=_cdiv(kind.count, stages)) for kind in layers), in_flight, drafts)
 
 
 def _list_layers(
-    model: Mapping[str, object], count: Counter[str], element: float, ranks: int, drafts: int
+    model: Mapping[str, object], counts: Counter[str], element: float, ranks: int, drafts: int
 ) -> list[Layers]:
     """Layers by kind. Raises LookupError where config.json does not say what a layer takes."""
-    layers = [Layers(count[ATTENTION], _attention_bytes(model, element, ranks, whole=True))]
-    if count[WINDOW]:
+    layers = [Layers(counts[ATTENTION], _attention_bytes(model, element, ranks, whole=True))]
+    if counts[WINDOW]:
         window = _need(model, "sliding_window")
-        layers.append(Layers(count[WINDOW], _attention_bytes(model, element, ranks, whole=False), window))
-    if count[STATE]:
-        layers.append(Layers(count[STATE], _state_bytes(model, ranks, drafts), is_state=True))
+        layers.append(Layers(counts[WINDOW], _attention_bytes(model, element, ranks, whole=False), window))
+    if counts[STATE]:
+        layers.append(Layers(counts[STATE], _state_bytes(model, ranks, drafts), is_state=True))
     if not all(kind.page_bytes for kind in layers):
         raise LookupError
     return layers
@@ -209,3 +208,8 @@ def _need(model: Mapping[str, object], *names: str) -> int:
     if not (number := _read_number(model, *names)):
         raise LookupError(names[0])
     return number
+
+
+def _cdiv(dividend: float, divisor: float) -> int:
+    """The quotient, rounded up."""
+    return int(-(-dividend // divisor))

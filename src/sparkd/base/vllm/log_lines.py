@@ -11,13 +11,13 @@ LINE_LIMIT_BYTES = 16_384
 PROCESS_PREFIX = r"(?:\([A-Za-z][\w:.-]{0,63} pid=[0-9]{1,10}(?:, ip=[\w.:%-]{1,64})?\) ?)"
 """vLLM's prefix of the process; under Ray, one for Ray's process and one for vLLM's."""
 
-_NEWLINE, _BREAK = re.compile(rb"(\n)"), re.compile(rb"([\r\n]+)")
+_NEWLINE, _LINE_BREAK = re.compile(rb"(\n)"), re.compile(rb"([\r\n]+)")
 _ONLY_PREFIX = re.compile(PROCESS_PREFIX.encode())
 _LEVEL = re.compile(rf"^{PROCESS_PREFIX}{{0,4}}(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 3}
-_PROGRESS = re.compile(r"\d%(?: Completed)? ?\|[^\[|]{0,200}(?:\|[^\[|]{0,200})?\[\d\d:\d\d")
-_LAST = re.compile(r"\b100%")
-_OF_REQUEST = re.compile(
+_PROGRESS_BAR = re.compile(r"\d%(?: Completed)? ?\|[^\[|]{0,200}(?:\|[^\[|]{0,200})?\[\d\d:\d\d")
+_COMPLETE = re.compile(r"\b100%")
+_REQUEST_LINE = re.compile(
     rf"^{PROCESS_PREFIX}{{0,2}}(?:"
     r"INFO: +(?:\S{1,64}|\('[^']{1,64}', \d{1,5}\)) - \"(?:[A-Z]{1,10}|WebSocket) "
     r"|INFO: +connection (?:open|closed|rejected \(\d{3} [A-Za-z -]{1,40}\))$"
@@ -39,13 +39,17 @@ class LineSplitter:
         self._cut_bytes = 0
 
     def feed(self, frame: bytes, *, serving: bool = False) -> Iterator[str]:
-        """`serving`: a client's text may be in it, and vLLM writes its prefix after a newline alone."""
+        """The lines that this frame ends.
+
+        While `serving` a newline alone ends one: vLLM writes its prefix after nothing else then, and a carriage return
+        may be a client's.
+        """
         end = len(frame) - 1
         if frame.find(b"\n") == end and 0 < end <= LINE_LIMIT_BYTES and b"\r" not in frame and not self._pending:
             # Most of docker's frames are one whole line.
             yield _decode(frame[:end])
             return
-        *whole, rest = (_NEWLINE if serving else _BREAK).split(frame)
+        *whole, rest = (_NEWLINE if serving else _LINE_BREAK).split(frame)
         for piece, line_end in zip(whole[::2], whole[1::2], strict=True):
             self._grow(piece)
             if not line_end.strip(b"\r") and _ONLY_PREFIX.fullmatch(self._pending):
@@ -70,9 +74,9 @@ class LineSplitter:
 
 
 def _decode(line: bytes | bytearray, cut_bytes: int = 0) -> str:
-    """Cuts once more: an escape has up to four times the bytes, and what is no UTF-8 three times.
+    """Printable text, cut once more: an escape has up to four times the bytes, and what is no UTF-8 three times.
 
-    The mark counts what was cut here as it would be in the journal.
+    The mark at its end counts the `cut_bytes` that were cut before, and those cut here, as escaped.
     """
     text = printable(line.decode("utf-8", "replace"))
     if len(text) > LINE_LIMIT_BYTES // 4:  # UTF-8 has at most four bytes a character: most lines need no encoding
@@ -95,37 +99,36 @@ class LogForwarder:
             rf"^{PROCESS_PREFIX}{{0,2}}INFO: +{re.escape(own_address)}:\d+ - "
             r'"GET /(?:health|metrics|v1/models) HTTP/1\.1" 200 OK$'
         )
-        self._held: str | None = None
-        self._progress_at = float("-inf")
-        self._allowed_lines, self._allowed_at, self._left_out = float(REQUEST_LINES), 0.0, 0
-        self._noted_at = float("-inf")
+        self._held_bar: str | None = None
+        self._bar_at = self._noted_at = float("-inf")
+        self._allowed_lines, self._refilled_at, self._left_out = float(REQUEST_LINES), 0.0, 0
 
     def forward(self, line: str, now: float) -> Iterator[tuple[int, str]]:
         """The journal's lines for one log line. `now`: monotonic seconds."""
         if self._own_poll.match(line):
             return
-        if _OF_REQUEST.match(line):
-            if not self._allow(now):
+        if _REQUEST_LINE.match(line):
+            if not self._take_allowance(now):
                 self._left_out += 1
                 return
             if now - self._noted_at >= NOTE_SECONDS:
                 self._noted_at = now
                 yield from self._note_left_out()
-        if "%" in line and _PROGRESS.search(line):
-            if now - self._progress_at < 1.0 and not _LAST.search(line):
-                self._held = line
+        if "%" in line and _PROGRESS_BAR.search(line):
+            if now - self._bar_at < 1.0 and not _COMPLETE.search(line):
+                self._held_bar = line
                 return
-            self._held = None
-            self._progress_at = now
-        elif self._held is not None:
+            self._held_bar = None
+            self._bar_at = now
+        elif self._held_bar is not None:
             yield from self.flush()
         level = _LEVEL.match(line)
         yield _PRIORITY[level[1]] if level else 6, f"engine| {self._redact(line)}"
 
-    def _allow(self, now: float) -> bool:
-        """Whether one more line of a request may pass now."""
-        refill = max(0.0, now - self._allowed_at) * REQUEST_LINES_PER_SECOND
-        self._allowed_lines, self._allowed_at = min(float(REQUEST_LINES), self._allowed_lines + refill), now
+    def _take_allowance(self, now: float) -> bool:
+        """Whether one more line of a request may pass now: a token bucket."""
+        refill = max(0.0, now - self._refilled_at) * REQUEST_LINES_PER_SECOND
+        self._allowed_lines, self._refilled_at = min(float(REQUEST_LINES), self._allowed_lines + refill), now
         is_allowed = self._allowed_lines >= 1
         self._allowed_lines -= is_allowed
         return is_allowed
@@ -138,6 +141,6 @@ class LogForwarder:
     def flush(self) -> Iterator[tuple[int, str]]:
         """The last held line of a progress bar, and how many lines of requests were left out."""
         yield from self._note_left_out()
-        if self._held is not None:
-            yield 6, f"engine| {self._redact(self._held)}"
-            self._held = None
+        if self._held_bar is not None:
+            yield 6, f"engine| {self._redact(self._held_bar)}"
+            self._held_bar = None

@@ -84,7 +84,8 @@ def parse_scored(body: bytes) -> Scored:
 def find_nonsense(texts: Iterable[Scored], expected: float | None) -> tuple[float, str]:
     """The mean log-probability of known texts, and what is wrong with it. Raises ValueError.
 
-    Chance is taken from the highest number of a token. The vocabulary has at least as many, which gives less.
+    Chance is that of a vocabulary which ends with the highest token seen: the real one is no smaller, its chance no
+    higher.
     """
     tokens = [token for text in texts for token in text.prompt]
     mean = sum(logprob for _, logprob in tokens) / len(tokens)

@@ -96,11 +96,13 @@ def load_registered() -> dict[str, list[str]]:
 
 def split_hint(hint: object) -> Iterator[Any]:
     """The types that a hint allows: unions and annotations are taken apart."""
-    if not get_args(hint) or (isinstance(get_origin(hint), type) and not is_union(hint)) or get_origin(hint) is Literal:
-        yield hint
-    else:
-        for part in get_args(hint)[: 1 if hasattr(hint, "__metadata__") else None]:
+    if hasattr(hint, "__metadata__"):  # Annotated, which is a class before Python 3.13
+        yield from split_hint(get_args(hint)[0])
+    elif is_union(hint):
+        for part in get_args(hint):
             yield from split_hint(part)
+    else:
+        yield hint
 
 
 def is_union(hint: object) -> bool:
@@ -200,9 +202,9 @@ def describe(parser: argparse.ArgumentParser) -> dict[str, object]:
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     with_long = [action for action in actions if action.option_strings[0].startswith("--")]
     # vLLM 0.33 hides the --no- forms from the actions; its parser takes them still.
-    every = parser._option_string_actions.items()
+    by_option = parser._option_string_actions.items()
     names = {
-        action: [*dict.fromkeys((*action.option_strings, *(n for n, a in every if a is action)))]
+        action: [*dict.fromkeys((*action.option_strings, *(option for option, owner in by_option if owner is action)))]
         for action in with_long
     }
     flags = sorted((describe_flag(action, names[action]) for action in with_long), key=lambda row: str(row["name"]))

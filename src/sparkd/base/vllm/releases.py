@@ -17,21 +17,23 @@ _VERSION = re.compile(r"\Av?(0\.\d{1,3})(?:\.\d{1,3})?\Z|vllm[\w.-]{0,60}:v?(0\.
 
 
 class Earlier(FlagTable, frozen=True, forbid_unknown_fields=True):
-    """A release as its difference to the next one: flags, fields and variables which that has changed or removed."""
+    """A release, as its difference from the next one: flags, fields and variables that the next changed or removed."""
 
     gone: tuple[str, ...] = ()
-    """Names that are new in the next one, so missing here: flags, FLAG.FIELD, and variables."""
+    """Names that the next one added, so missing here: flags, FLAG.FIELD, and variables."""
 
 
 @cache
 def load_releases() -> tuple[FlagTable, ...]:
     """The last patch of each minor release, since earlier ones have the same flags. The newest, SHIPPED, is first."""
     return tuple(
-        accumulate(msgspec.json.decode(read_data(FILE), type=prepared(tuple[Earlier, ...])), _go_back, initial=SHIPPED)
+        accumulate(
+            msgspec.json.decode(read_data(FILE), type=prepared(tuple[Earlier, ...])), _undo_release, initial=SHIPPED
+        )
     )
 
 
-def _go_back(later: FlagTable, earlier: Earlier) -> FlagTable:
+def _undo_release(later: FlagTable, earlier: Earlier) -> FlagTable:
     """The whole table of the release before `later`."""
     gone = {*earlier.gone}
     flags = {flag.name: flag for flag in (*later.flags, *earlier.flags) if flag.name not in gone}
@@ -50,10 +52,10 @@ def find_release(text: str) -> FlagTable:
 
 
 def known_release(text: str) -> FlagTable | None:
-    """The release as of `find_release`; None for any other text."""
+    """The release of such a text; None for any other."""
     match = _VERSION.search(text.rpartition("/")[2])
-    number = match and (match[1] or match[2])
-    return next((table for table in load_releases() if minor(table) == number), None)
+    version = match and (match[1] or match[2])
+    return next((table for table in load_releases() if minor_version(table) == version), None)
 
 
 def list_registered(flag: str) -> set[str]:
@@ -65,17 +67,17 @@ def list_registered(flag: str) -> set[str]:
 def name_release(text: str) -> str:
     """The minor version of `find_release` for a recipe's `image.vllm`; empty for the newest and where none is named."""
     table = find_release(text)
-    return "" if table is SHIPPED else minor(table)
+    return "" if table is SHIPPED else minor_version(table)
 
 
-def minor(table: FlagTable) -> str:
+def minor_version(table: FlagTable) -> str:
     """The version without its patch, such as 0.32."""
     return table.version.rpartition(".")[0]
 
 
 def is_before(table: FlagTable, number: int) -> bool:
     """Whether the table is of an earlier release than 0.`number`."""
-    return int(minor(table).rpartition(".")[2]) < number
+    return int(minor_version(table).rpartition(".")[2]) < number
 
 
 def add_history(reason: str, has: Callable[[FlagTable], object]) -> str:
@@ -87,9 +89,9 @@ def add_history(reason: str, has: Callable[[FlagTable], object]) -> str:
     having = [number for number, table in enumerate(tables) if has(table)]
     if not having:
         return reason
-    came = [f"came with {minor(tables[having[0]])}"] if having[0] else []
-    went = [f"went with {minor(tables[having[-1] + 1])}"] if tables[having[-1]] is not SHIPPED else []
+    came = [f"came with {minor_version(tables[having[0]])}"] if having[0] else []
+    went = [f"went with {minor_version(tables[having[-1] + 1])}"] if tables[having[-1]] is not SHIPPED else []
     since = " and ".join(came + went)
     head, question, nearest = reason.partition("; did you mean")
-    history = f"it {since}" if since else f"vLLM {minor(tables[0])} to {minor(SHIPPED)} have it"
+    history = f"it {since}" if since else f"vLLM {minor_version(tables[0])} to {minor_version(SHIPPED)} have it"
     return f"{head}; {history}{question}{nearest}"

@@ -10,8 +10,8 @@ from sparkd.base.lib import prepared
 from sparkd.base.lib.http_client import HttpClient
 from sparkd.base.lib.text import sanitize
 
-PATH = "/v1/completions"
 EVENT_BYTES = 64 << 10
+"""Limit of any event, and of the text that is kept for an error."""
 EVENTS_PER_TOKEN = 2
 """Limit of their number. The engine sends one for each step, which makes one token or, with a drafter, several."""
 TOKEN_BYTES = 1 << 10
@@ -72,9 +72,9 @@ class _Events:
         try:
             part = self._decode(event)
         except (msgspec.MsgspecError, RecursionError):
-            raise StreamError(f"no event of a completion: {head(event)}") from None
+            raise StreamError(f"no event of a completion: {excerpt(event)}") from None
         if part.error is not None:
-            raise StreamError(f"the engine broke off: {head(event)}")
+            raise StreamError(f"the engine broke off: {excerpt(event)}")
         if part.choices:
             self.arrivals.append(now)
             if len(self.arrivals) > self._most_arrivals:
@@ -99,15 +99,15 @@ async def stream_completion(http: HttpClient, model: str, prompt: str, tokens: i
     events = _Events(EVENTS_PER_TOKEN * (tokens + 1))
     begun = time.monotonic()
     limit_bytes = EVENT_BYTES + TOKEN_BYTES * EVENTS_PER_TOKEN * tokens
-    answer = await http.request(PATH, seconds, received=events.feed, json=body, limit_bytes=limit_bytes)
+    answer = await http.request("/v1/completions", seconds, received=events.feed, json=body, limit_bytes=limit_bytes)
     ended = time.monotonic()
     if answer.status != 200:
-        raise StreamError(f"HTTP {answer.status} {head(events.begin)}".strip())
+        raise StreamError(f"HTTP {answer.status} {excerpt(events.begin)}".strip())
     if events.usage is None or not events.arrivals:
         raise StreamError("the stream ended early, without the count of its tokens")
     return Streamed(begun, tuple(events.arrivals), ended, events.usage.prompt_tokens, events.usage.completion_tokens)
 
 
-def head(body: bytes) -> str:
+def excerpt(body: bytes) -> str:
     """The beginning, for the text of an error."""
     return sanitize(body.decode("utf-8", "replace"))

@@ -22,7 +22,7 @@ TEXT = "river stone window garden winter paper music bridge letter market engine
 SAMPLED: Mapping[str, object] = {"temperature": 0.8, "top_p": 0.95, "top_k": 20, "ignore_eos": True}
 GREEDY: Mapping[str, object] = {"temperature": 0, "ignore_eos": True}
 LOGPROBS: Mapping[str, object] = {"temperature": 0, "logprobs": 1}
-"""The only one of some twenty other kinds of requests that compiled kernels (vLLM 0.26, mixture of experts, H100)."""
+"""Of some twenty kinds beside those here, the only one that compiled kernels (vLLM 0.26, mixture of experts, H100)."""
 STRUCTURED: Mapping[str, object] = {"response_format": {"type": "json_object"}}
 _FUNCTION = {"name": "get_time", "description": "The time", "parameters": {"type": "object", "properties": {}}}
 TOOLS: Mapping[str, object] = {"tools": [{"type": "function", "function": _FUNCTION}]}
@@ -51,9 +51,9 @@ class Result(Struct, frozen=True):
     kernels: int
     files: int
     over: bool = False
-    """Whether every prompt of the last pass was answered, and that compiled nothing or was number MOST_PASSES."""
+    """Whether another try gains nothing: it is whole, or all MOST_PASSES passes compiled and the last was answered."""
     whole: bool = False
-    """Whether the last pass compiled nothing, and every prompt of it was answered."""
+    """Whether every prompt of the last pass was answered, and compiled nothing."""
     lost: bool = False
     """Whether the endpoint has stopped answering."""
     fault: str = ""
@@ -74,6 +74,7 @@ def add_up(nodes: Iterable[tuple[int, int, bool]], files: int) -> Compiled:
 
 
 Look = Callable[[], Awaitable[Compiled]]
+"""Counts what has been compiled so far."""
 
 
 async def warm_up(
@@ -102,20 +103,20 @@ async def warm_up(
     previous = first_look
     for number in range(1, MOST_PASSES + 1):
         steps = make_steps(limits, number)
-        sender.unanswered = 0
+        unanswered = 0
         for done, step in enumerate(steps):
             show(number, done, len(steps))
-            await sender.send(step)
+            unanswered += await sender.send(step)
             if sender.is_lost or time.monotonic() >= deadline:
                 return sum_up(number, await look())
-        await sender.send_structured()
+        await sender.send_structured()  # what it refuses counts as answered
         compiled = await _await_compilers(look, deadline, settle_seconds)
         if sender.is_lost or compiled.compilers:
             return sum_up(number, compiled)
         if (compiled.kernels, compiled.files) == (previous.kernels, previous.files):
-            return sum_up(number, compiled, over=not sender.unanswered, whole=not sender.unanswered)
+            return sum_up(number, compiled, over=not unanswered, whole=not unanswered)
         previous = compiled
-    return sum_up(MOST_PASSES, previous, over=not sender.unanswered)
+    return sum_up(MOST_PASSES, previous, over=not unanswered)
 
 
 async def _await_compilers(look: Look, deadline: float, seconds: float) -> Compiled:
@@ -132,8 +133,6 @@ class Sender:
 
     def __init__(self, endpoint: Endpoint, tools: bool, look: Look, deadline: float, still_seconds: float) -> None:
         self.sent = 0
-        self.unanswered = 0
-        """Prompts without an answer; refusals of JSON and tools do not count."""
         self.fault = ""
         """The last fault."""
         self.is_lost = False
@@ -150,14 +149,16 @@ class Sender:
         with suppress(HttpError, ValueError):
             self._tokens = await self._endpoint.tokenize(TEXT)
 
-    async def send(self, step: Step) -> None:
+    async def send(self, step: Step) -> int:
+        """Send the prompts of a step. Returns how many were not answered."""
+
         def request(place: int) -> Awaitable[Answer]:
             prompt, wish = self._make_prompt(step.prompts[place]), SAMPLED if step.sampled[place] else GREEDY
             return self._endpoint.generate(
                 prompt, step.answer_tokens + place % ANSWER_SPREAD, self._remaining_seconds, wish
             )
 
-        self.unanswered += await self._send_all([partial(request, place) for place in range(len(step.prompts))])
+        return await self._send_all([partial(request, place) for place in range(len(step.prompts))])
 
     async def send_structured(self) -> None:
         """Send JSON, tools and log-probabilities, each alone, then all at once: Triton has another kernel for 1."""
@@ -196,12 +197,13 @@ class Sender:
         return len(faults)
 
     async def _await_answers(self, requests: Sequence[asyncio.Future[Answer]]) -> Sequence[Answer | BaseException]:
-        """The answer or error of each; the same error for all where no node computes and the endpoint stays silent."""
+        """The answer or error of each; one error for all where some stay unanswered while no node compiles."""
         previous: Compiled | None = None
         try:
             while True:
                 pause = min(self._still_seconds / 2, self._remaining_seconds)
-                if not (await asyncio.wait(requests, timeout=pause))[1]:
+                _, pending = await asyncio.wait(requests, timeout=pause)
+                if not pending:
                     return [request.exception() or request.result() for request in requests]
                 compiled = await self._look()
                 if compiled == previous and not (compiled.compilers or compiled.works):

@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import format_key, printable, validator_message
 from sparkd.base.lib.text_file import read_owned_file
-from sparkd.base.recipes.schema import REPO, Recipe
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.recipes.types import REPO
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
-from sparkd.base.vllm.args import JsonValue, parse_count, rank_flags
+from sparkd.base.vllm.args import JsonValue, parse_count
+from sparkd.base.vllm.flag_values import rank_flags
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.endpoint import complete

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sparkd.base.config.settings import MAX_NODES
-from sparkd.base.recipes.schema import REPO, REVISION, Recipe
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.recipes.types import REPO, REVISION
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.flag import parse_json
 from sparkd.base.vllm.lint.values import is_for_x86

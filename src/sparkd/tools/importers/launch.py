@@ -11,7 +11,7 @@ from itertools import dropwhile, pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.base.recipes.schema import REPO
+from sparkd.base.recipes.types import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.base.vllm.flag import SHIPPED
 from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, find_server, is_ray, parse_serve

@@ -9,7 +9,8 @@ from random import Random
 from msgspec import Struct
 
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.vllm.api import Drafts, Endpoint
+from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.counters import Drafts
 from sparkd.base.vllm.streaming import StreamError
 from sparkd.tools.measure.figures import Depth, LevelFigures, Reply, compare_depth, summarise
 

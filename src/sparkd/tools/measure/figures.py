@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from sparkd.base.vllm.api import Drafts
+from sparkd.base.vllm.counters import Drafts
 from sparkd.base.vllm.streaming import Streamed
 
 DECODE, FIRST = "decode_tokens_per_second", "first_token_seconds"

@@ -17,7 +17,8 @@ from sparkd.base.lib.text import did_you_mean, sanitize
 from sparkd.base.plan.model import pull_command
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import SUFFIX, find_recipes, recipe_folders
-from sparkd.base.recipes.schema import REPO, Model
+from sparkd.base.recipes.schema import Model
+from sparkd.base.recipes.types import REPO
 from sparkd.tools.models.hub import Repo
 from sparkd.tools.models.peers import require_room
 

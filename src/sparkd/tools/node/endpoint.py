@@ -8,7 +8,8 @@ from sparkd.base.host import Host, weights
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.model import Phase, read_living_report
-from sparkd.base.vllm.flag import first_values, parse_amount
+from sparkd.base.vllm.command import first_values
+from sparkd.base.vllm.flag import parse_amount
 from sparkd.base.vllm.lint.model import parse_limits
 
 TEXT_LIMIT = 300

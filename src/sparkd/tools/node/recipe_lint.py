@@ -26,10 +26,11 @@ from sparkd.base.recipes.loader import LoadedRecipe, Origin
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Recipe, has_placeholder
 from sparkd.base.vllm.args import command_line
-from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
+from sparkd.base.vllm.command import first_values, parse_command
+from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
-from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.lint.rules import Issue
 
 GB10_BYTES = 127_535_224 << 10
@@ -183,7 +184,7 @@ def _make_launch(recipe: Recipe) -> Launch:
         gpus=recipe.nodes.gpus,
         nodes=recipe.nodes.min,
         pool_tokens=tokens if isinstance(tokens, int) else None,
-        given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
+        given=parse_command([*recipe.image.entrypoint, *words], has_placeholder),
         extra=recipe.flags.extra,
         texts=texts,
         sizes=tuple((key, amount) for key, amount in sizes.items() if amount is not None),

@@ -25,7 +25,7 @@ HEADER = """\
 """
 KEYS = {"engine": ("recipe", "secrets"), "cluster": ("nodes", "follow_head"), "notify": ("webhook_file", "template")}
 """Settings that `init` writes, by section; of the secrets only the API's key."""
-TO_WRITE = (units.State.MISSING, units.State.DIFFERS)
+TO_WRITE = (units.DropInState.MISSING, units.DropInState.DIFFERS)
 Values = dict[Key, str | bool | list[str] | dict[str, str]]
 
 

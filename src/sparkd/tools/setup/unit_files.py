@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sparkd.agent.actions import files
-from sparkd.base.config.units import DropIn, State, compare_file
+from sparkd.base.config.units import DropIn, DropInState, compare_file
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, SparkdError
 
@@ -21,14 +21,14 @@ class UnitFiles:
         host_files = Files(str(self._root))
         states = [(dropin, compare_file(host_files, dropin)) for dropin in dropins]
         for dropin, state in states:
-            if state is State.FOREIGN and dropin.text:
+            if state is DropInState.FOREIGN and dropin.text:
                 raise ConfigError(f"{dropin.path} {state.value}", "move it to another name")
         changes = []
         for dropin, state in states:
-            if state in (State.MISSING, State.DIFFERS):
+            if state in (DropInState.MISSING, DropInState.DIFFERS):
                 write(self._root, dropin.path, dropin.text)
                 changes.append(f"wrote {dropin.path}")
-            elif state is State.LEFT_OVER:
+            elif state is DropInState.LEFT_OVER:
                 remove(self._root, dropin.path)
                 with suppress(OSError):  # the folder has other files
                     (self._root / dropin.path.lstrip("/")).parent.rmdir()

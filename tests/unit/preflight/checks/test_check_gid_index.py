@@ -13,7 +13,7 @@ from sparkd.agent.preflight.checks.gid_index import GidFacts, GidIndex, GidTable
 from sparkd.base.host import Host, infiniband
 from sparkd.base.host.files import Files
 from sparkd.base.host.infiniband import Gid
-from sparkd.base.recipes.additions import parse_number
+from sparkd.base.recipes.additions import parse_nccl_number
 
 V2, V1, LINK_LOCAL = (
     Gid(3, "RoCE v2", "10.0.0.1", ipv4=True, link_local=False),
@@ -32,9 +32,9 @@ def test_numbers_are_read_as_c_reads_them() -> None:
     libc.strtoll.restype = ctypes.c_longlong
     odd = ("3", " 3 ", "+3", "-1", "03", "010", "08", "0", "0x", "0x3", "0XfF", "0xg", "3abc", "7.5", "9" * 18, "\t12")
     for text in (*odd, "-0x10", "1e3", "9223372036854775807"):
-        assert parse_number(text) == libc.strtoll(text.encode(), None, 0), text
+        assert parse_nccl_number(text) == libc.strtoll(text.encode(), None, 0), text
     for text in ("", " ", "--1", "abc", "٣", "9223372036854775808", "9" * 400, "0x" + "f" * 40):
-        assert parse_number(text) is None, text
+        assert parse_nccl_number(text) is None, text
 
 
 def test_an_index_is_unset_or_a_number() -> None:

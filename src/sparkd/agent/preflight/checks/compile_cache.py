@@ -21,8 +21,9 @@ from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
 from sparkd.base.plan.model import Cache
 from sparkd.base.recipes.schema import Volume
 from sparkd.base.state import launch_history
-from sparkd.base.vllm.flag import first_values
-from sparkd.base.vllm.lint.predicates import Launch, compiles_custom_ops
+from sparkd.base.vllm.command import first_values
+from sparkd.base.vllm.lint.launch import Launch
+from sparkd.base.vllm.lint.predicates import compiles_custom_ops
 
 COMPILE_VALUES = ("model", "args.compilation-config", "caches.", "container.mounts")
 """Prefixes of the plan's values that decide what is compiled, and what of it is kept."""

@@ -12,7 +12,7 @@ from sparkd.base.host import Host, infiniband
 from sparkd.base.host.infiniband import ACTIVE, Gid
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.recipes.additions import parse_number
+from sparkd.base.recipes.additions import parse_nccl_number
 
 INDEX = "NCCL_IB_GID_INDEX"
 INDEX_HINT = f"take {INDEX} out of [engine.env] or the recipe: NCCL finds the index by itself on each device"
@@ -47,7 +47,7 @@ class GidIndex(Check[GidFacts], frozen=True):
         return cls(dict(inputs.plan.env), inputs.plan.node.address, why_no_rdma(inputs.plan))
 
     def probe(self, host: Host) -> GidFacts:
-        index = parse_number(self.env.get(INDEX, ""))
+        index = parse_nccl_number(self.env.get(INDEX, ""))
         if self.not_needed or index is None or index < 0:
             return GidFacts(())
         selected = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
@@ -61,7 +61,7 @@ class GidIndex(Check[GidFacts], frozen=True):
             return ok(self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
         if not text.strip():
             return block(f"{INDEX} is empty, which acts as 0: a link-local address", INDEX_HINT)
-        if (index := parse_number(text)) is None:
+        if (index := parse_nccl_number(text)) is None:
             return block(f"{INDEX} is {sanitize(text)!r}, which is no index", INDEX_HINT)
         if index < 0:
             return ok(f"{INDEX} is {index}, so NCCL finds the index itself")

@@ -13,7 +13,7 @@ from sparkd.agent.preflight.hooks import Hook, check_program
 from sparkd.agent.preflight.needed_paths import NeededPath, PathFacts, Requirement, read_path, stat_if_any
 from sparkd.agent.preflight.unit_paths import paths_of_unit
 from sparkd.base.config import units
-from sparkd.base.config.units import DropIn, State
+from sparkd.base.config.units import DropIn, DropInState
 from sparkd.base.host import Host
 from sparkd.base.host.files import Kind
 from sparkd.base.host.units import OWN_UNITS
@@ -21,8 +21,8 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import SCRIPT_FILE
 from sparkd.base.recipes.additions import VERBS
+from sparkd.base.vllm.command import first_values
 from sparkd.base.vllm.container_paths import FILE_FLAGS, is_below
-from sparkd.base.vllm.flag import first_values
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 """Folders whose content sparkd itself makes at the launch."""
@@ -87,7 +87,7 @@ class ScriptFacts(Struct, frozen=True):
     masked: bool
     paths: tuple[PathFacts, ...]
     unknown_words: tuple[str, ...]
-    drop_in: State | None
+    drop_in: DropInState | None
     launch_script: Kind | None
     """What there is in the launch script's place; None for nothing."""
     refused: tuple[Hook, ...]
@@ -150,7 +150,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
 
     def _judge_drop_in(self, facts: ScriptFacts) -> Verdict | None:
         wanted, state = self.drop_in, facts.drop_in
-        if not wanted or not state or facts.masked or (state is State.FOREIGN and not wanted.text):
+        if not wanted or not state or facts.masked or (state is DropInState.FOREIGN and not wanted.text):
             return None
         reason_and_hint = units.why_wrong(wanted, state)
         return block(*reason_and_hint) if reason_and_hint else None

@@ -12,11 +12,12 @@ from sparkd.base.host.files import Files
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.state import vllm_tables
-from sparkd.base.vllm.flag import SHIPPED, FirstValues, FlagTable, first_values, parse_flags
+from sparkd.base.vllm.command import FirstValues, first_values, parse_command
+from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint import script as scripts
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
-from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.releases import find_release
 
 SCRIPT_LIMIT_BYTES = 64 << 10
@@ -89,7 +90,7 @@ def _build_launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
         nodes=plan.node.cluster_size,
         addresses=(plan.node.address, plan.node.head_address),
         pool_tokens=plan.kv_cache_tokens,
-        given=parse_flags(plan.argv),
+        given=parse_command(plan.argv),
         extra=plan.extra_flags,
     )
     if script is None:

@@ -20,7 +20,7 @@ from sparkd.base.host.sockets import Listener
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.args import API_KEY
-from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.command import first_values
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
 PROXY = "docker-proxy"

@@ -14,8 +14,8 @@ from sparkd.base.host.model_folder import ModelFolder
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import pull_command
-from sparkd.base.vllm.args import FORMATS
 from sparkd.base.vllm.container_paths import is_below
+from sparkd.base.vllm.flag_values import SAFETENSORS_FORMATS
 
 MOST_SHOWN = 8
 
@@ -62,7 +62,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         )
 
     def probe(self, host: Host) -> WeightsFacts:
-        model = model_folder.examine(host.files, self.folder, shards=self.load_format in FORMATS)
+        model = model_folder.examine(host.files, self.folder, shards=self.load_format in SAFETENSORS_FORMATS)
         closed = model_folder.find_unreadable_by_others(host.files, self.folder, model)
         user = docker_image.read_user(host, self.image) if closed else None
         bounded = replace(model, flaws=model.flaws[:MOST_SHOWN], unfinished=model.unfinished[:MOST_SHOWN], opened=())
@@ -103,7 +103,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             yield block(reason, hint)
         if self.needs_config and not facts.has_config and facts.format != ".gguf":
             yield block(f"{facts.folder} has no config.json", fetch)
-        if not facts.format and self.load_format in FORMATS:
+        if not facts.format and self.load_format in SAFETENSORS_FORMATS:
             yield block(f"{facts.folder} has no weights", fetch)
 
     def _find_doubts(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:

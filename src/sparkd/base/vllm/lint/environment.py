@@ -9,7 +9,7 @@ from msgspec import Struct, toml
 
 from sparkd.base.lib import read_data
 from sparkd.base.vllm.flag import SHIPPED, misprint_of
-from sparkd.base.vllm.lint.predicates import Launch, Matches
+from sparkd.base.vllm.lint.launch import Launch, Matches
 from sparkd.base.vllm.releases import add_history, load_releases
 
 MOST_NAMES = 200
@@ -54,28 +54,40 @@ def removed(launch: Launch) -> Matches:
         in_oldest_and_newest = releases[0] & releases[-1]
         removed_names |= ever_known - in_oldest_and_newest
     for name in launch.env:
-        if name not in removed_names or name in launch.vllm.variables:
-            continue
-        reason = f"{name}={launch.env[name][:40]} does nothing in {launch.vllm.vllm}"
-        reason_with_release = add_history(reason, methodcaller("has", name))
-        yield f"env.{name}", f"{reason}: {replacements[name]}" if name in replacements else reason_with_release
+        if name in removed_names and name not in launch.vllm.variables:
+            reason = f"{name}={launch.env[name][:40]} does nothing in {launch.vllm.vllm}"
+            has = methodcaller("has", name)
+            yield f"env.{name}", f"{reason}: {replacements[name]}" if name in replacements else add_history(reason, has)
 
 
 def wrong_value(launch: Launch) -> Matches:
+    yield from _find_allocator_options(launch)
+    if launch.gpu:
+        yield from _find_visible_devices(launch)
+        yield from _find_other_devices(launch)
+
+
+def _find_allocator_options(launch: Launch) -> Matches:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if match := _OPTION.search(launch.env.get(name, "")):
             yield f"env.{name}", f"{name}={match[0]}: PyTorch reads it with a colon, {match[1]}:{match[2]}"
+
+
+def _find_visible_devices(launch: Launch) -> Matches:
     visible, has_one_gpu = launch.env.get("CUDA_VISIBLE_DEVICES", ""), launch.gpus == 1
     is_right = visible == "0" if has_one_gpu else visible.count(",") + 1 == launch.gpus
-    if launch.gpu and not is_right and re.fullmatch(r"\d+(,\d+)*", visible):
+    if not is_right and re.fullmatch(r"\d+(,\d+)*", visible):
         need = "a Spark has one GPU, 0" if has_one_gpu else f"nodes.gpus of the recipe is {launch.gpus}"
         yield "env.CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={visible[:40]}: {need}"
+
+
+def _find_other_devices(launch: Launch) -> Matches:
     for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         devices = launch.env.get(name, "").split(",")
         if devices[0].strip().startswith("^"):  # of devices to leave out, the first shows whether names are a Spark's
             del devices[1:]
         matches = map(_OTHER_DEVICE.match, map(str.strip, devices))
-        if launch.gpu and (match := next(filter(None, matches), None)):
+        if match := next(filter(None, matches), None):
             yield f"env.{name}", f"{name}={match[0]}: no device of a Spark is called {match[1]}"
 
 

@@ -17,15 +17,16 @@ UNSCALED = ("default", "su", "longrope", "llama3", "deepseek_yarn", "deepseek_ll
 HIGHEST = 10**12
 """Largest number that makes sense."""
 KV_HEADS, MOST_HEADS = "num_key_value_heads", 4096
-ELSEWHERE = ("kv_lora_rank", "compress_ratios", "block_configs", "per_layer_config")
+OTHER_KV_HEADS = "key_value_heads"
+"""End of the keys with another number of KV heads for some layers, such as swa_num_key_value_heads."""
+OTHER_LAYERS = ("kv_lora_rank", "compress_ratios", "block_configs", "per_layer_config")
 """Keys of models whose layers keep no KV heads, or not all as many."""
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 
 
 class ModelLimits(Struct, frozen=True):
-    """`kind` is config.json's model_type."""
-
     kind: str = ""
+    """config.json's model_type."""
     max_length: int | None = None
     """Tokens; None if config.json gives no length."""
     heads: int = 0
@@ -38,12 +39,12 @@ class ModelLimits(Struct, frozen=True):
 
 def parse_limits(config: Mapping[str, object]) -> ModelLimits:
     """The limits in a model's config.json. Values that cannot be interpreted count as unknown."""
+    if not config:
+        return ModelLimits()
     kind = config.get("model_type")
     nested = config.get("text_config")
     text = nested if isinstance(nested, Mapping) else config
-    if not config:
-        return ModelLimits()
-    layers_differ = any(key in ELSEWHERE or (key.endswith(KV_HEADS[4:]) and key != KV_HEADS) for key in text)
+    layers_differ = any(key in OTHER_LAYERS or (key.endswith(OTHER_KV_HEADS) and key != KV_HEADS) for key in text)
     return ModelLimits(
         kind=kind if isinstance(kind, str) else "",
         max_length=_find_max_length(text, str(kind)),

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from sparkd.base.vllm.flag import FirstValues, first_values
+from sparkd.base.vllm.command import FirstValues, first_values
 from sparkd.base.vllm.lint.rules import Issue
 
 _ALL_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]{0,99}\})")

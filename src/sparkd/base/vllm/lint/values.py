@@ -1,15 +1,10 @@
-"""Predicates of rules on values: single ones, those of flags that need each other, and fields in the JSON of flags."""
+"""Predicates on values of flags and variables, and on flags that need each other."""
 
 import re
-from collections.abc import Iterator, Mapping
-from itertools import islice
-from operator import methodcaller
 
-from sparkd.base.lib.text import did_you_mean, sanitize
-from sparkd.base.vllm.args import JsonValue
-from sparkd.base.vllm.flag import Field, misprint_of
-from sparkd.base.vllm.lint.predicates import NOTHING, Launch, Matches, about
-from sparkd.base.vllm.releases import add_history, list_registered, load_releases
+from sparkd.base.lib.text import did_you_mean
+from sparkd.base.vllm.lint.launch import NOTHING, Launch, Matches, about
+from sparkd.base.vllm.releases import list_registered
 
 PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
 """Flags whose names a plugin extends, each with the flag that loads the plugin."""
@@ -48,10 +43,12 @@ def unused(launch: Launch) -> Matches:
 def unregistered(launch: Launch) -> Matches:
     for flag, names in ((known.name, known.registered) for known in launch.vllm.flags if known.registered):
         value = launch.flags.get(flag) or ""
-        is_unjudged = value in NOTHING or flag in launch.extra or _is_given(launch, PLUGINS.get(flag, flag + "-plugin"))
-        if not is_unjudged and flag in OF_ANY_RELEASE:
+        has_plugin = flag in PLUGINS and _is_given(launch, PLUGINS[flag])
+        if value in NOTHING or flag in launch.extra or has_plugin:
+            continue
+        if flag in OF_ANY_RELEASE:
             value, names = value.lower(), (*sorted({*names, *list_registered(flag), *OF_ANY_RELEASE[flag]}),)
-        if not is_unjudged and value not in names:
+        if value not in names:
             suggestion = did_you_mean(value, names) or f": {', '.join(names[:8])}, ..."
             yield about(flag, f"{value[:60]!r} is not registered in {launch.vllm.vllm}{suggestion}")
 
@@ -189,57 +186,3 @@ def for_x86(launch: Launch) -> Matches:
 def _is_given(launch: Launch, flag: str) -> bool:
     """Whether the flag is given, also with a value that is not known yet."""
     return flag in launch.flags and launch.flags[flag] not in NOTHING
-
-
-def wrong_fields(launch: Launch, *, sure: bool) -> Matches:
-    """Keys and values of flags' JSON that vLLM does not take.
-
-    `sure`: those that no build takes; else those that a fork may take, since it may have more fields and choices.
-    """
-    for flag, name, value in _list_fields(launch):
-        key, shown, fields = f"args.{flag}.{name}", sanitize(name, 60), launch.vllm.fields_by_name[flag]
-        if name not in fields:
-            has = methodcaller("has", f"{flag}.{name}")
-            is_elsewhere = any(map(has, load_releases()))
-            correction = "" if is_elsewhere else misprint_of(name, fields)
-            if sure is bool(correction):
-                suggestion = f": {correction} is" if correction else "" if is_elsewhere else did_you_mean(shown, fields)
-                yield key, add_history(f"--{flag}: {shown} is no key of {launch.vllm.vllm}{suggestion}", has)
-        elif sure is _needs_number(fields[name], value) and (reason := fields[name].wrong_value(value)):
-            yield key, f"--{flag}: {name} {reason}"
-
-
-def _needs_number(field: Field, value: JsonValue) -> bool:
-    """Whether no build takes anything but numbers and null. A switch is none: a later build may give it names."""
-    takes = set(field.takes.split())
-    return "int" in takes and takes <= {"null", "bool", "int", "float"} and not field.choices and value is not None
-
-
-MOST_FIELDS = 200
-"""Fields of one flag that are judged; vLLM's own have 50 at most."""
-
-
-def _list_fields(launch: Launch) -> Iterator[tuple[str, str, JsonValue]]:
-    """Flag, dotted key and value of each entry in the JSON of flags whose fields are known."""
-    names = {name.partition(".")[0] for name in launch.flags}
-    for flag, fields in launch.vllm.fields_by_name.items():
-        if flag in names and flag not in launch.extra:
-            entries = _flatten_table(launch.table(flag), fields, dashes=flag == "speculative-config")
-            yield from ((flag, name, value) for name, value in islice(entries, MOST_FIELDS))
-
-
-def _flatten_table(
-    table: Mapping[str, JsonValue], fields: Mapping[str, Field], *, dashes: bool, prefix: str = ""
-) -> Iterator[tuple[str, JsonValue]]:
-    """Dotted key and value. An object whose keys vLLM knows is taken apart."""
-    for key, value in table.items():
-        # vLLM itself changes dashes in the keys of this one flag.
-        name = prefix + (key.replace("-", "_") if dashes else key)
-        if isinstance(value, dict) and _has_fields(name, fields):
-            yield from _flatten_table(value, fields, dashes=False, prefix=f"{name}.")
-        elif (outer := name.rpartition(".")[0]) not in fields or _has_fields(outer, fields):
-            yield name, value  # any other name lies in an object of which vLLM does not know the keys
-
-
-def _has_fields(name: str, known: Mapping[str, Field]) -> bool:
-    return any(field.startswith(f"{name}.") for field in known)

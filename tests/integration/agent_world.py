@@ -288,17 +288,17 @@ def world(*lines: str, pair: bool = False) -> Iterator[World]:
     with ExitStack() as closing, ExitStack() as stack:
         outside = stack.enter_context(namespace((*UNSHARE, "sh", "-c", MOUNTS)))
         pid = int(Path(f"/proc/{outside}/task/{outside}/children").read_text())
-        made = World(pid)
-        closing.callback(made.close)
+        node = World(pid)
+        closing.callback(node.close)
         if pair:
             other = stack.enter_context(namespace(("unshare", "--net", "sh", "-c", "echo up; exec cat")))
             _ip(pid, FABRIC.format(peer=other, own=OWN))
             _ip(other, FABRIC_OF_PEER.format(peer=PEER))
-            made.peer = PeerAlike(PEER)
-            stack.enter_context(serving(made.peer, listen_in(other, PEER, REPORT_PORT)))
-        made.configure(configuration(*lines, pair=pair))
-        made.start_docker()
-        yield made
+            node.peer = PeerAlike(PEER)
+            stack.enter_context(serving(node.peer, listen_in(other, PEER, REPORT_PORT)))
+        node.configure(configuration(*lines, pair=pair))
+        node.start_docker()
+        yield node
 
 
 def _ip(pid: int, commands: str) -> None:

@@ -48,20 +48,20 @@ class PeerAlike:
 
 def listen_in(pid: int, address: str, port: int) -> socket.socket:
     """A listening socket in the network namespace of a process."""
-    made: list[socket.socket] = []
+    listeners: list[socket.socket] = []
 
     def enter() -> None:  # a thread has a namespace of its own
         fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
         try:
             if ctypes.CDLL(None, use_errno=True).setns(fd, CLONE_NEWNET) == 0:
-                made.append(socket.create_server((address, port)))
+                listeners.append(socket.create_server((address, port)))
         finally:
             os.close(fd)
 
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    return made[0]
+    return listeners[0]
 
 
 @contextmanager

@@ -59,10 +59,10 @@ while reap():
                 children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
         except OSError:
             pass
-    found = children.get(me, [])
-    for pid in found:
-        found += children.get(pid, [])
-    for pid in found:
+    descendants = children.get(me, [])
+    for pid in descendants:
+        descendants += children.get(pid, [])
+    for pid in descendants:
         try:
             os.kill(pid, signal.SIGKILL)
         except OSError:

@@ -64,8 +64,8 @@ except OSError as error:
 
 @contextmanager
 def rank(address: str, port: int, mode: str = "", until: str = "listens") -> Iterator[Rank]:
-    words = [sys.executable, "-I", "-c", SERVER, address, str(port), mode]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+    command = [sys.executable, "-I", "-c", SERVER, address, str(port), mode]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stdout is not None
         pidfd = os.pidfd_open(process.pid)
         try:
@@ -97,8 +97,8 @@ def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(po
         with Stranger(SERVER, "127.0.0.1", str(port), "") as stranger:
             stranger.wait_for("listens")  # the kernel let another user take it: this is the attack
             result = probe_as(loading, port, journal=journal)
-        rest = stranger.output()
-    assert not [line for line in rest if KEY in line or line.startswith("got")]
+        output = stranger.output()
+    assert not [line for line in output if KEY in line or line.startswith("got")]
     assert result.failed is ReadinessStage.PORT
     assert f"held by pid {stranger.pid} (" in result.answer
     assert f"of uid {UID}" in result.answer
@@ -135,10 +135,10 @@ def test_another_user_who_does_not_accept_or_closes_at_once_is_named(port: int, 
 
 
 def test_a_rank_that_closes_at_once_is_an_error_and_no_stranger(port: int) -> None:
-    words = [sys.executable, "-I", "-c", DEAF, str(port), "closes"]
+    command = [sys.executable, "-I", "-c", DEAF, str(port), "closes"]
     with (
-        subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process,
-        subprocess.Popen(["sleep", "9"]) as other,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(["sleep", "9"]) as stranger,
     ):
         pidfd = os.pidfd_open(process.pid)
         try:
@@ -149,10 +149,10 @@ def test_a_rank_that_closes_at_once_is_an_error_and_no_stranger(port: int) -> No
             assert time.monotonic() - began < 4
             assert result.failed is ReadinessStage.HTTP
             assert find_holder(Host(), (port,), process.pid) == ""
-            assert f"port {port} is held by pid {process.pid} (" in find_holder(Host(), (port,), other.pid)
+            assert f"port {port} is held by pid {process.pid} (" in find_holder(Host(), (port,), stranger.pid)
         finally:
             process.kill()
-            other.kill()
+            stranger.kill()
             os.close(pidfd)
 
 

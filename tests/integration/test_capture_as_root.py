@@ -17,7 +17,7 @@ from sparkd.base.lib.errors import ExitCode
 from sparkd.tools.cli.main import main
 
 
-def test_it_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_overwrites_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "there.tar.gz"
     there.write_text("mine")
     assert main(["capture", "--output", str(there)]) == ExitCode.USAGE
@@ -42,7 +42,7 @@ def test_a_machine_without_anything_gives_an_archive_that_says_what_is_missing(
     assert main(["preflight", "--root", str(top / "tree"), "--json"]) in (10, 17, 78)
     checks = json.loads(capsys.readouterr().out)["checks"]
     live = json.loads((top / "preflight.json").read_text())["checks"]
-    assert {one["id"]: one["level"] for one in checks} == {one["id"]: one["level"] for one in live}
+    assert {check["id"]: check["level"] for check in checks} == {check["id"]: check["level"] for check in live}
 
 
 def test_a_summary_is_markdown_without_names_of_machines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +53,7 @@ def test_a_summary_is_markdown_without_names_of_machines(capsys: pytest.CaptureF
     assert len(shown.splitlines()) < 60
 
 
-def test_what_a_container_has_put_into_a_compile_cache_is_left_out(tmp_path: Path) -> None:
+def test_a_file_that_a_container_has_put_into_a_compile_cache_is_left_out(tmp_path: Path) -> None:
     cache = Path("/var/lib/sparkd/cache/of-a-test")
     cache.mkdir(parents=True, exist_ok=True)
     try:
@@ -68,8 +68,8 @@ def test_what_a_container_has_put_into_a_compile_cache_is_left_out(tmp_path: Pat
 @pytest.mark.parametrize("end", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_a_session_that_ends_leaves_no_part_of_an_archive(tmp_path: Path, end: signal.Signals) -> None:
     archive = tmp_path / "x.tar.gz"
-    words = [sys.executable, "-m", "sparkd.tools.cli.main", "capture", "--output", str(archive)]
-    with subprocess.Popen([*INTERRUPTIBLE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    command = [sys.executable, "-m", "sparkd.tools.cli.main", "capture", "--output", str(archive)]
+    with subprocess.Popen([*INTERRUPTIBLE, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         until(lambda: archive.exists() or process.poll() is not None, 60)
         process.send_signal(end)
         assert process.wait(60) in (130, -end)

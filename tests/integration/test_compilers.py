@@ -32,7 +32,7 @@ for _ in range(files):
     running.append(subprocess.Popen([sys.executable, "-ISc", program]))
     if len(running) == jobs:
         codes.append(running.pop(0).wait())
-sys.exit(any([*codes, *(one.wait() for one in running)]))
+sys.exit(any([*codes, *(compiler.wait() for compiler in running)]))
 """
 CICC = """
 import ctypes, time
@@ -54,15 +54,15 @@ class Machine:
     def available_bytes(self) -> int:
         used = 0
         with suppress(psutil.Error):
-            for one in self.rank.children(recursive=True):
+            for process in self.rank.children(recursive=True):
                 with suppress(psutil.Error):
-                    used += one.memory_info().rss if one.name() in COMPILERS else 0
+                    used += process.memory_info().rss if process.name() in COMPILERS else 0
         self.least_mib = min(self.least_mib, MACHINE_MIB - used / MIB)
         return MACHINE_MIB * MIB - used
 
     def processes(self) -> Iterator[Process]:
         with suppress(psutil.Error):
-            yield from filter(None, (read_process(Files(), one.pid) for one in self.rank.children(recursive=True)))
+            yield from filter(None, (read_process(Files(), child.pid) for child in self.rank.children(recursive=True)))
 
 
 @contextmanager
@@ -73,8 +73,8 @@ def compiling(jobs: int, files: int) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             with suppress(psutil.Error):
-                for one in psutil.Process(process.pid).children(recursive=True):
-                    one.kill()
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
             process.kill()
 
 
@@ -108,7 +108,7 @@ def await_end(process: subprocess.Popen[bytes], machine: Machine) -> int | None:
 
 
 @pytest.mark.parametrize("_", [0, *(pytest.param(number, marks=pytest.mark.whole) for number in range(1, 10))])
-def test_eight_compilers_take_more_than_there_is_and_held_back_they_do_not(_: int) -> None:
+def test_eight_compilers_that_would_take_more_than_all_memory_do_not_where_they_are_held_back(_: int) -> None:
     with compiling(jobs=8, files=8) as process:
         machine = Machine(process.pid)
         assert await_end(process, machine) == 0
@@ -123,7 +123,7 @@ def test_eight_compilers_take_more_than_there_is_and_held_back_they_do_not(_: in
     assert [line.split()[0] for line in events.lines] == ["engine.compilers.held"]
 
 
-def test_what_is_held_continues_when_the_watch_ends() -> None:
+def test_a_held_compiler_continues_when_the_watch_ends() -> None:
     events = EventLines()
     with compiling(jobs=8, files=8) as process:
         machine = Machine(process.pid)
@@ -136,23 +136,23 @@ def test_what_is_held_continues_when_the_watch_ends() -> None:
 
 
 def test_a_process_with_another_start_time_or_container_gets_no_signal() -> None:
-    with subprocess.Popen(["sleep", "60"]) as other:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
         try:
-            found = read_process(Files(), other.pid)
-            assert found is not None
-            shown = psutil.Process(other.pid)
-            assert not signal_process(SIGSTOP, found.pid, found.start_time + 1, OWN_GROUP)
-            assert not signal_process(SIGSTOP, found.pid, found.start_time, "c" * 64)
+            process = read_process(Files(), sleeper.pid)
+            assert process is not None
+            live = psutil.Process(sleeper.pid)
+            assert not signal_process(SIGSTOP, process.pid, process.start_time + 1, OWN_GROUP)
+            assert not signal_process(SIGSTOP, process.pid, process.start_time, "c" * 64)
             time.sleep(0.1)
-            assert shown.status() == "sleeping"
-            assert signal_process(SIGSTOP, found.pid, found.start_time, OWN_GROUP)
-            until(lambda: shown.status() == "stopped")
-            assert signal_process(SIGCONT, found.pid, found.start_time, OWN_GROUP)
-            until(lambda: shown.status() == "sleeping")
+            assert live.status() == "sleeping"
+            assert signal_process(SIGSTOP, process.pid, process.start_time, OWN_GROUP)
+            until(lambda: live.status() == "stopped")
+            assert signal_process(SIGCONT, process.pid, process.start_time, OWN_GROUP)
+            until(lambda: live.status() == "sleeping")
         finally:
-            other.kill()
-    assert not signal_process(SIGSTOP, found.pid, found.start_time, OWN_GROUP)
+            sleeper.kill()
+    assert not signal_process(SIGSTOP, process.pid, process.start_time, OWN_GROUP)
 
 
 def states(machine: Machine) -> set[str]:
-    return {{"T": "stopped"}.get(one.state, one.state) for one in machine.processes()}
+    return {{"T": "stopped"}.get(process.state, process.state) for process in machine.processes()}

@@ -60,11 +60,11 @@ def test_large_blocks_are_those_that_the_kernel_counts_as_whole_page_blocks() ->
 def test_the_guard_of_a_load_compacts_once_where_memory_is_short() -> None:
     events = EventLines()
     guard = ContiguousMemory(Host(), 1 << 50, partial(page_cache.compact_memory, Host()), events)
-    with mmap.mmap(-1, HELD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as held:
-        held.madvise(mmap.MADV_NOHUGEPAGE)
-        held.write(b"x" * HELD_BYTES)
+    with mmap.mmap(-1, HELD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        memory.write(b"x" * HELD_BYTES)
         for offset in range(0, HELD_BYTES, 2 * mmap.PAGESIZE):
-            held.madvise(mmap.MADV_DONTNEED, offset, mmap.PAGESIZE)
+            memory.madvise(mmap.MADV_DONTNEED, offset, mmap.PAGESIZE)
         until(
             lambda: Host().free_memory().scattered_bytes > WORTH_COMPACTING_BYTES, 30
         )  # the processors keep some for seconds

@@ -50,7 +50,7 @@ class Target:
         self._news += 1
         message = f"news {self._news}"
         self.publish(report(message=message))
-        until(lambda: all(_message(one) == message for one in self.readers), seconds)
+        until(lambda: all(_message(reader) == message for reader in self.readers), seconds)
 
     def connect(self, source: str) -> socket.socket:
         return socket.create_connection((OWN, self.port), 5, (source, 0))
@@ -78,10 +78,10 @@ def target(tree: Tree, port: int) -> Iterator[Target]:
         reading(OWN, port, own_address=PEER, hold_seconds=HOLD_SECONDS) as first,
         reading(OWN, port, own_address=OTHER_PEER, hold_seconds=HOLD_SECONDS) as second,
     ):
-        made = Target(cluster, port, (first, second))
-        made.publish(report())
-        until(lambda: all(one.status.living for one in made.readers))
-        yield made
+        target = Target(cluster, port, (first, second))
+        target.publish(report())
+        until(lambda: all(reader.status.living for reader in target.readers))
+        yield target
 
 
 def request(
@@ -96,9 +96,9 @@ def request(
 def challenge_of(sock: socket.socket) -> str:
     """Of a connection, by its refusal of a request that nobody has signed."""
     sock.sendall(b"GET /report HTTP/1.1\r\nHost: a\r\n\r\n")
-    found = re.search(rb"(?i)\r\nwww-authenticate: ([0-9a-f]{32})\r\n", message(sock))
-    assert found is not None
-    return found[1].decode()
+    challenge = re.search(rb"(?i)\r\nwww-authenticate: ([0-9a-f]{32})\r\n", message(sock))
+    assert challenge is not None
+    return challenge[1].decode()
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def challenge_of(sock: socket.socket) -> str:
     ],
     ids=["none", "empty", "bytes", "plan", "nothing", "key", "address", "path", "query", "nonce", "challenge"],
 )
-def test_who_has_not_signed_this_request_gets_401_and_learns_nothing(
+def test_a_request_that_is_not_signed_gets_401_and_learns_nothing(
     target: Target, data: bytes | Callable[[str], bytes]
 ) -> None:
     with target.connect(PEER) as sock:
@@ -170,7 +170,9 @@ def test_a_page_that_is_not_there_is_signed_too(target: Target) -> None:
     ids=["body", "line", "headers", "zeros", "an answer"],
 )
 @pytest.mark.parametrize("source", [PEER, STRANGER])
-def test_what_is_too_large_or_no_request_is_cut_off_and_news_continue(target: Target, data: bytes, source: str) -> None:
+def test_data_that_is_too_large_or_no_request_is_cut_off_and_news_continue(
+    target: Target, data: bytes, source: str
+) -> None:
     before = resident_bytes()
     for _ in range(10):
         with target.connect(source) as sock, contextlib.suppress(OSError):
@@ -226,14 +228,14 @@ def hogged(target: Target, source: str, data: bytes) -> Iterator[None]:
             time.sleep(0.005)  # they share one interpreter with the server and its readers
 
     threads = [threading.Thread(target=run) for _ in range(8)]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         ended.set()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,9 @@ def hogged(target: Target, source: str, data: bytes) -> Iterator[None]:
     [b"", b"GET /report HTTP/1.1\r\nHost: a\r\n", request("/report", "0" * 32)],
     ids=["silent", "slow", "recorded on another connection"],
 )
-def test_who_takes_all_connections_of_a_nodes_address_keeps_its_agent_from_no_news(target: Target, data: bytes) -> None:
+def test_a_program_that_takes_all_connections_of_a_nodes_address_keeps_its_agent_from_no_news(
+    target: Target, data: bytes
+) -> None:
     with hogged(target, PEER, data):
         for _ in range(5):
             time.sleep(0.2)
@@ -252,9 +256,9 @@ def test_who_takes_all_connections_of_a_nodes_address_keeps_its_agent_from_no_ne
     time.sleep(HOLD_SECONDS + 0.5)  # those that began have left
     with ExitStack() as stack:
         places = [stack.enter_context(target.connect(PEER)) for _ in range(Limits().per_source - 1)]
-        for one in places:
-            one.sendall(request("/report", challenge_of(one)))
-            assert message(one).startswith(b"HTTP/1.1 200 ")
+        for sock in places:
+            sock.sendall(request("/report", challenge_of(sock)))
+            assert message(sock).startswith(b"HTTP/1.1 200 ")
     target.news_come()
 
 
@@ -271,14 +275,14 @@ def flood(send: Callable[[], object]) -> Iterator[list[float]]:
                 answered.append(time.monotonic())
 
     threads = [threading.Thread(target=run) for _ in range(2)]
-    for one in threads:
-        one.start()
+    for thread in threads:
+        thread.start()
     try:
         yield answered
     finally:
         ended.set()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.join()
 
 
 @pytest.mark.parametrize("source", [STRANGER, PEER])

@@ -68,8 +68,8 @@ COMMON = """
 
     def probed(*addresses, mtu=9000):
         began = time.monotonic()
-        found = datagrams.probe_network(addresses, 29510, mtu)
-        return [path.fits for path in found], time.monotonic() - began
+        paths = datagrams.probe_network(addresses, 29510, mtu)
+        return [path.fits for path in paths], time.monotonic() - began
 
     def there(space, program):
         process = subprocess.Popen(["ip", "netns", "exec", space, sys.executable, "-c", program],
@@ -90,9 +90,9 @@ def run(code: str) -> object:
     return world.run(textwrap.dedent(COMMON) + textwrap.dedent(code))
 
 
-def timed(found: object) -> tuple[list[bool | None], float]:
-    assert isinstance(found, list)
-    fits, seconds = found
+def timed(printed: object) -> tuple[list[bool | None], float]:
+    assert isinstance(printed, list)
+    fits, seconds = printed
     return fits, seconds
 
 
@@ -110,7 +110,7 @@ def test_large_datagrams_arrive_on_a_wide_path_and_the_answer_comes_at_once(addr
         pytest.param("direct(9000, 1500)", id="the other interface drops them"),
     ],
 )
-def test_a_path_that_swallows_large_datagrams_is_found_out_in_time(path: str) -> None:
+def test_a_path_that_swallows_large_datagrams_is_called_narrow_in_time(path: str) -> None:
     fits, seconds = timed(run(f"{path}; print(json.dumps(probed('10.0.0.2')))"))
     assert fits == [False]
     assert seconds < 0.6
@@ -118,7 +118,7 @@ def test_a_path_that_swallows_large_datagrams_is_found_out_in_time(path: str) ->
     assert fits == [True], "what it takes"
 
 
-def test_a_wide_switch_is_no_hindrance() -> None:
+def test_large_datagrams_arrive_through_a_wide_switch() -> None:
     assert timed(run("switched(9000); print(json.dumps(probed('10.0.0.2')))"))[0] == [True]
 
 
@@ -134,8 +134,8 @@ def test_an_interface_that_is_too_narrow_itself_says_so_at_once() -> None:
     assert seconds < 0.1
 
 
-def test_who_does_not_answer_is_not_judged_and_holds_up_nobody() -> None:
-    found = run(f"""
+def test_a_node_that_does_not_answer_is_not_judged_and_holds_up_no_other() -> None:
+    printed = run(f"""
         direct()
         nobody_there = probed("10.0.0.99")
         no_route = probed("192.0.2.1")
@@ -146,24 +146,24 @@ def test_who_does_not_answer_is_not_judged_and_holds_up_nobody() -> None:
         mixed = probed("10.0.0.99", "10.0.0.2", "10.0.0.98", "fd00::2", "10.0.0.97", "10.0.0.96", "10.0.0.95")
         print(json.dumps([nobody_there, no_route, port_held, mixed]))
     """)
-    assert isinstance(found, list)
-    assert [fits for fits, _ in found] == [[None], [None], [None], [None, True, None, True, None, None, None]]
-    assert all(0.25 < seconds < 0.6 for _, seconds in found), found
+    assert isinstance(printed, list)
+    assert [fits for fits, _ in printed] == [[None], [None], [None], [None, True, None, True, None, None, None]]
+    assert all(0.25 < seconds < 0.6 for _, seconds in printed), printed
 
 
 def test_a_kernel_that_grows_tired_of_answering_is_not_called_a_narrow_path() -> None:
-    found = run("""
+    printed = run("""
         direct()
         print(json.dumps([probed("10.0.0.2")[0][0] for _ in range(25)]))
     """)
-    assert isinstance(found, list)
-    assert found[:5] == [True] * 5
-    assert None in found, "it never grew tired: this proves nothing"
-    assert False not in found
+    assert isinstance(printed, list)
+    assert printed[:5] == [True] * 5
+    assert None in printed, "it never grew tired: this proves nothing"
+    assert False not in printed
 
 
 def test_the_check_of_the_link_reads_this_kernels_interfaces() -> None:
-    found = run("""
+    printed = run("""
         from sparkd.agent.preflight.checks.fabric import FabricAddress
         from sparkd.agent.preflight.checks.fabric import FabricLink
 
@@ -179,8 +179,8 @@ def test_the_check_of_the_link_reads_this_kernels_interfaces() -> None:
         ip("link", "set", "spark0", "down")
         print(json.dumps([good, dark, looked()]))
     """)
-    assert isinstance(found, list)
-    good, dark, down = found
+    assert isinstance(printed, list)
+    good, dark, down = printed
     assert good == [["ok", "10.0.0.1 on spark0, up"], ["ok", "spark0 up, MTU 9000, frames of 9000 arrive at 1 of 1"]]
     assert dark[0][0] == "ok"
     assert dark[1][0] == "warn"

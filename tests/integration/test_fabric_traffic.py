@@ -58,13 +58,13 @@ COMMON = """
         return [int(words[0]) for words in stats if words[1] == f"({name})" and words[2] != "Z"]
 
     def users(name):
-        found = set()
+        uids = set()
         for pid in running(name):
             try:
-                found.add(os.stat(f"/proc/{pid}").st_uid)
+                uids.add(os.stat(f"/proc/{pid}").st_uid)
             except OSError:
                 pass
-        return found
+        return uids
 """
 
 
@@ -73,19 +73,19 @@ def run(code: str) -> object:
 
 
 def test_a_limited_cable_is_measured_both_ways_and_both_nodes_print_the_same() -> None:
-    found = run("""
+    printed = run("""
         nodes("200mbit")
-        worker, head, seen, listened = start(WORKER), start([*COMMAND, "--json"]), set(), set()
+        worker, head, uids, listened = start(WORKER), start([*COMMAND, "--json"]), set(), set()
         while head.poll() is None:
             listened.update(listeners(29513))
-            seen.update(users("iperf3"))
+            uids.update(users("iperf3"))
             time.sleep(0.05)
         theirs, errors = worker.communicate(timeout=20)
         print(json.dumps([json.loads(head.stdout.read()), json.loads(theirs), head.returncode, worker.returncode,
-                          sorted(seen), sorted(listened), running("iperf3")]))
+                          sorted(uids), sorted(listened), running("iperf3")]))
     """)
-    assert isinstance(found, list)
-    own, theirs, *codes, users, listened, left = found
+    assert isinstance(printed, list)
+    own, theirs, *codes, users, listened, left = printed
     assert own == theirs
     assert codes == [10, 10], "a veth says 10 Gb/s"
     measured = own["pairs"][0]["measured"]
@@ -97,7 +97,7 @@ def test_a_limited_cable_is_measured_both_ways_and_both_nodes_print_the_same() -
 
 
 def test_nothing_is_started_for_strangers_and_ctrl_c_leaves_nothing() -> None:
-    found = run("""
+    printed = run("""
         nodes("200mbit")
         from tests.unit.wire import message
         worker = start(WORKER)
@@ -119,11 +119,11 @@ def test_nothing_is_started_for_strangers_and_ctrl_c_leaves_nothing() -> None:
         time.sleep(0.2)
         print(json.dumps([answers, started, running("iperf3")]))
     """)
-    assert found == [["401"] * 4, [], []]
+    assert printed == [["401"] * 4, [], []]
 
 
 def test_a_stranger_that_takes_the_place_of_the_other_node_is_named_and_gone_at_the_end() -> None:
-    found = run("""
+    printed = run("""
         nodes("200mbit")
         from sparkd.tools.measure import traffic_programs as programs
         process = programs.listen(programs.tcp_command("127.0.0.1"), 5.0)
@@ -142,19 +142,19 @@ def test_a_stranger_that_takes_the_place_of_the_other_node_is_named_and_gone_at_
         time.sleep(0.2)
         print(json.dumps([reason, running("iperf3")]))
     """)
-    assert isinstance(found, list)
-    reason, left = found
+    assert isinstance(printed, list)
+    reason, left = printed
     assert reason.startswith("iperf3: "), reason
     assert left == []
 
 
 def test_without_iperf3_the_command_to_install_it_is_named() -> None:
-    found = run("""
+    printed = run("""
         nodes("200mbit")
         done = subprocess.run(COMMAND, env={**os.environ, "PATH": "/nowhere"}, capture_output=True, text=True)
         print(json.dumps([done.returncode, done.stderr]))
     """)
-    assert found == [
+    assert printed == [
         10,
         "sparkd: iperf3 is not on this node: all nodes need it, to measure TCP\nhint: sudo apt install iperf3\n",
     ]

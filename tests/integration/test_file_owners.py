@@ -41,7 +41,7 @@ def swap(new: Path, old: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["recipe", "secret", "script"])
-def test_what_a_stranger_can_swap_is_refused(home: Path, what: str) -> None:
+def test_a_file_that_a_stranger_can_swap_is_refused(home: Path, what: str) -> None:
     theirs = home / "theirs"
     theirs.mkdir()
     recipe, secret, script = (

@@ -45,11 +45,11 @@ def holder(how: str) -> Iterator[tuple[Process, Path]]:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         deadline = time.monotonic() + 10
-        while (found := read_process(Host().files, process.pid)) is None or found.state != "Z":
+        while (zombie := read_process(Host().files, process.pid)) is None or zombie.state != "Z":
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert not Path(f"/proc/{process.pid}/maps").read_bytes()
-        yield found, path
+        yield zombie, path
     finally:
         process.kill()
         process.wait()
@@ -57,7 +57,7 @@ def holder(how: str) -> Iterator[tuple[Process, Path]]:
 
 
 @pytest.mark.parametrize("how", ["open", "mapped"])
-def test_what_its_other_threads_have_open_or_mapped_is_in_use(how: str) -> None:
+def test_a_segment_that_its_other_threads_have_open_or_mapped_is_in_use(how: str) -> None:
     with holder(how) as (process, path):
         (fix,) = mapped_below(Host(), process.pid, process.start_time)
         assert fix.path == str(path)
@@ -66,7 +66,7 @@ def test_what_its_other_threads_have_open_or_mapped_is_in_use(how: str) -> None:
         assert path.exists()
 
 
-def test_it_keeps_no_segment_that_it_does_not_use() -> None:
+def test_a_segment_that_it_does_not_use_is_not_in_use() -> None:
     with holder("neither") as (process, path):
         uses = Host().segment_uses((process,), Host().segments(NAMES))
         assert (uses.used, uses.unreadable_pids) == ((), ())

@@ -93,8 +93,8 @@ def segment() -> Iterator[Path]:
 
 
 def unlink_fix(path: Path) -> UnlinkSegment:
-    found = path.stat()
-    return UnlinkSegment(str(path), found.st_dev, found.st_ino)
+    facts = path.stat()
+    return UnlinkSegment(str(path), facts.st_dev, facts.st_ino)
 
 
 def test_an_orphaned_segment_is_unlinked(segment: Path) -> None:
@@ -183,9 +183,9 @@ def test_the_page_cache_of_this_very_machine_is_given_back(tmp_path: Path, loop:
 
 def test_this_very_kernel_compacts_its_memory_where_too_little_is_free_in_large_blocks(loop: MainLoop) -> None:
     def scanned() -> int:
-        found = re.search(r"^compact_migrate_scanned (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-        assert found is not None, "this kernel has no compaction"
-        return int(found[1])
+        counter = re.search(r"^compact_migrate_scanned (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        assert counter is not None, "this kernel has no compaction"
+        return int(counter[1])
 
     actions = Actions.acquire(Host(), loop, NodeOwner(os.getpid(), "a test", "a" * 32))
     try:

@@ -37,8 +37,8 @@ class Hang(NamedTuple):
 
 @pytest.fixture(scope="module")
 def hangs(request: pytest.FixtureRequest) -> Iterator[Outcomes[Hang]]:
-    with outcomes(request, "test_nothing_ends_and_the_service_continues", serve_from_share, at_once=4) as made:
-        yield made
+    with outcomes(request, "test_nothing_ends_and_the_service_continues", serve_from_share, at_once=4) as results:
+        yield results
 
 
 def serve_from_share(pair: bool, hang_seconds: float) -> Hang:

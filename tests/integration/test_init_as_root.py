@@ -34,7 +34,7 @@ def run(code: str) -> list[tuple[int, str, str]]:
 
 
 def test_the_command_prints_what_to_do_next_and_no_key() -> None:
-    *made, (refused, _, _) = run("""
+    *written, (refused, _, _) = run("""
         answers = []
         for words in (["init", "--new-cluster-key"], ["init", "--new-cluster-key", "--rotate"]):
             code, output, errors = command(*words)
@@ -42,19 +42,19 @@ def test_the_command_prints_what_to_do_next_and_no_key() -> None:
             answers.append([code, output, leaked])
         print(json.dumps([*answers, command("init", "--new-cluster-key")]))
     """)
-    for code, output, leaked in made:
+    for code, output, leaked in written:
         assert (code, leaked) == (ExitCode.GOOD, "")
         assert "wrote /etc/sparkd/cluster.key" in output
-    assert (len(made), refused) == (2, ExitCode.USAGE)
+    assert (len(written), refused) == (2, ExitCode.USAGE)
 
 
 def test_the_check_of_the_configuration_looks_at_the_key_of_several_nodes() -> None:
-    keyless, made, keyed = run("""
+    keyless, written, keyed = run("""
         CONFIG.write_text('[cluster]\\nnodes = ["10.254.0.1", "10.254.0.2"]\\n')
         check = ("config", "check")
         print(json.dumps([command(*check), command("init", "--new-cluster-key"), command(*check)]))
     """)
-    assert (keyless[0], made[0], keyed[0]) == (ExitCode.CONFIG, ExitCode.GOOD, ExitCode.CONFIG)
+    assert (keyless[0], written[0], keyed[0]) == (ExitCode.CONFIG, ExitCode.GOOD, ExitCode.CONFIG)
     assert "no cluster key: /etc/sparkd/cluster.key does not exist" in keyless[2]
     assert "cluster.key" not in keyed[2]
     assert "10.254.0.1" in keyed[2], "this machine has none of the addresses, which stays to be reported"

@@ -30,13 +30,13 @@ NODES = """
     '''
 
     def machine(rank):
-        made = Tree(Path(f"/run/machine{rank}"))
-        made.folder("/proc")
-        made.folder("/dev/shm")
-        healthy(made, rank)
+        tree = Tree(Path(f"/run/machine{rank}"))
+        tree.folder("/proc")
+        tree.folder("/dev/shm")
+        healthy(tree, rank)
         for name in ("sparkd.toml", "conf.d/fabric.toml"):
-            (made.root / "etc/sparkd" / name).unlink()
-        return made
+            (tree.root / "etc/sparkd" / name).unlink()
+        return tree
 
     def wizard(tree, *words, space=""):
         inside = ["ip", "netns", "exec", space] if space else []
@@ -62,7 +62,7 @@ def run(code: str) -> object:
 
 
 def test_a_node_joins_by_the_code_on_stdin_and_both_have_key_and_addresses() -> None:
-    found = run("""
+    printed = run("""
         inviting = wizard(head)
         code = code_of(inviting)
         joining = wizard(other, "join", space="node2")
@@ -78,8 +78,8 @@ def test_a_node_joins_by_the_code_on_stdin_and_both_have_key_and_addresses() -> 
                           oct((other.root / KEY).stat().st_mode)[-3:], output.splitlines(), rest.splitlines(), again,
                           fits]))
     """)
-    assert isinstance(found, list)
-    head, other, same, shown, mode, lines, rest, again, fits = found
+    assert isinstance(printed, list)
+    head, other, same, shown, mode, lines, rest, again, fits = printed
     assert fits, "the node has the public half of its head's key"
     nodes = ["10.0.0.1", "10.0.0.2"]
     assert head == {"cluster": {"nodes": nodes}, "engine": {"recipe": "deepseek-v4-flash-balanced"}}
@@ -110,7 +110,7 @@ def test_ctrl_c_while_it_waits_says_who_has_joined_and_how_to_continue() -> None
 
 
 def test_a_wrong_code_changes_nothing_there_and_the_right_one_is_still_good() -> None:
-    found = run("""
+    printed = run("""
         inviting = wizard(head)
         code = code_of(inviting)
         wrong = code[:-1] + ("1" if code[-1] == "0" else "0")
@@ -121,15 +121,15 @@ def test_a_wrong_code_changes_nothing_there_and_the_right_one_is_still_good() ->
         inviting.communicate(timeout=60)
         print(json.dumps([refused.splitlines()[-1], untouched, settings(head)["cluster"]["nodes"]]))
     """)
-    assert isinstance(found, list)
-    refused, untouched, nodes = found
+    assert isinstance(printed, list)
+    refused, untouched, nodes = printed
     assert refused.startswith("join code: error:"), refused
     assert untouched
     assert nodes == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_a_node_that_was_installed_again_is_invited_again() -> None:
-    found = run("""
+    printed = run("""
         inviting = wizard(head)
         wizard(other, "join", space="node2").communicate(code_of(inviting) + "\\n", timeout=60)
         inviting.communicate(timeout=60)
@@ -141,8 +141,8 @@ def test_a_node_that_was_installed_again_is_invited_again() -> None:
         keys = [(tree.root / KEY).read_text() for tree in (head, other)]
         print(json.dumps([settings(head)["cluster"]["nodes"], keys[0] == keys[1], output]))
     """)
-    assert isinstance(found, list)
-    nodes, same, output = found
+    assert isinstance(printed, list)
+    nodes, same, output = printed
     assert (nodes, same) == (["10.0.0.1", "10.0.0.2"], True), output
 
 
@@ -150,7 +150,7 @@ def test_a_node_that_was_installed_again_is_invited_again() -> None:
 def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_the_way_on_is_said(
     hosts: list[str],
 ) -> None:
-    found = run(
+    printed = run(
         f"\nhosts = {hosts}\n"
         + textwrap.dedent("""
         import os
@@ -171,10 +171,10 @@ def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_t
         print(json.dumps([nodes, done.stdout.splitlines(), done.stderr]))
     """)
     )
-    assert isinstance(found, list)
-    nodes, lines, _ = found
+    assert isinstance(printed, list)
+    nodes, lines, _ = printed
     assert nodes == ["10.0.0.1", "10.0.0.2"], "\n".join(lines)
-    assert any(line.startswith("joined") for line in lines), found
-    assert lines[-1].startswith("error: lost: "), found
+    assert any(line.startswith("joined") for line in lines), printed
+    assert lines[-1].startswith("error: lost: "), printed
     (refused,) = [line for line in lines if line.startswith("failed") and "lost: " in line]
     assert refused.endswith("sudo ssh-copy-id lost; or there by hand: sudo sparkd init --join)"), "init has no --user"

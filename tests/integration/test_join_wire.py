@@ -52,21 +52,21 @@ JOIN = """
         wire = b"".join(frames)
         request = re.search(rb"GET /join\\?key=.*?\\r\\n\\r\\n", wire, re.DOTALL)[0]
         repeated = there(REPEAT, request, HEAD).strip()
-    hex_digits = b" ".join(bytes.fromhex(one.decode()) for one in re.findall(rb"(?:[0-9a-f]{2})+", wire))
+    hex_digits = b" ".join(bytes.fromhex(digits.decode()) for digits in re.findall(rb"(?:[0-9a-f]{2})+", wire))
     hidden = [KEY, KEY.hex().encode(), KEY.hex().upper().encode(), *invitation.code.encode().split(b"-")[1:]]
-    seen = [one.hex() for one in hidden if one in wire or one in hex_digits]
+    leaked = [secret.hex() for secret in hidden if secret in wire or secret in hex_digits]
     public = bytes.fromhex(re.search(rb"key=([0-9a-f]+)", request)[1].decode())
-    print(json.dumps([repr(KEY) in joined, guest.address, public in hex_digits, seen, repeated]))
+    print(json.dumps([repr(KEY) in joined, guest.address, public in hex_digits, leaked, repeated]))
 """
 
 
 @pytest.mark.parametrize(("head", "node"), [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")])
 def test_no_frame_has_the_key_or_a_group_of_the_code_and_a_recorded_request_opens_nothing(head: str, node: str) -> None:
     code = textwrap.dedent(COMMON) + f"HEAD = {head!r}\n" + textwrap.dedent(JOIN)
-    found = world.run(code)
-    assert isinstance(found, list)
-    joined, address, recorded, seen, repeated = found
+    printed = world.run(code)
+    assert isinstance(printed, list)
+    joined, address, recorded, leaked, repeated = printed
     assert joined
     assert address == node
     assert recorded, "the search finds what is sent as hex digits"
-    assert (seen, repeated) == ([], "401")
+    assert (leaked, repeated) == ([], "401")

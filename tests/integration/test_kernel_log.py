@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -25,16 +26,16 @@ LIVE = Files("/")
 
 
 def test_every_record_of_the_kernel_is_read_in_order_and_the_reader_does_not_wait_for_more() -> None:
-    found = list(kernel.read_log(LIVE))
-    assert [one.sequence for one in found] == sorted({one.sequence for one in found})
-    assert all(one.seconds <= Host().uptime_seconds() for one in found)
+    records = list(kernel.read_log(LIVE))
+    assert [record.sequence for record in records] == sorted({record.sequence for record in records})
+    assert all(record.seconds <= Host().uptime_seconds() for record in records)
     dmesg = subprocess.run(
         ["dmesg", "--kernel", "--raw"], capture_output=True, text=True, check=True, timeout=60
     ).stdout
     lines = [line for line in dmesg.splitlines() if line.startswith("<")]
-    assert abs(len(found) - len(lines)) <= 50, "records logged between the two readings"
+    assert abs(len(records) - len(lines)) <= 50, "records logged between the two readings"
     # The oldest may be overwritten between the two readings.
-    assert KernelLog().probe(Host()).begins_seconds >= (found[0].seconds - 0.001 if found[0].sequence else 0)
+    assert KernelLog().probe(Host()).begins_seconds >= (records[0].seconds - 0.001 if records[0].sequence else 0)
 
 
 def test_what_a_program_writes_into_the_log_is_not_believed() -> None:
@@ -42,9 +43,9 @@ def test_what_a_program_writes_into_the_log_is_not_believed() -> None:
     message = f"NVRM: Xid (PCI:{tag}): 79, GPU has fallen off the bus."
     for priority in ("", "<0>", "<4>"):
         Path("/dev/kmsg").write_text(f"{priority}{message}\n")
-    raw = b"".join(kernel._read_chunks(LIVE)).decode("utf-8", "replace")
-    assert raw.count(message) == 3, "the kernel has the messages"
-    assert not [one for one in kernel.read_log(LIVE) if tag in one.text]
+    dmesg = subprocess.run(["dmesg", "--raw"], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert dmesg.count(message) == 3, "the kernel has the messages"
+    assert not [record for record in kernel.read_log(LIVE) if tag in record.text]
     assert tag not in str(KernelLog().probe(Host()).events)
 
 
@@ -70,9 +71,9 @@ def test_a_process_that_a_container_limit_killed_differs_from_one_of_a_node_that
         "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()));"
         "open('/proc/self/comm', 'w').write(sys.argv[2]); held = bytearray(256 << 20)"
     )
-    done = subprocess.Popen([sys.executable, "-c", hog, str(small_group / "cgroup.procs"), name])
-    assert done.wait(60) == -9
-    (killed,) = (one for one in kernel.read_log(LIVE) if f"Killed process {done.pid} ({name})" in one.text)
+    victim = subprocess.Popen([sys.executable, "-c", hog, str(small_group / "cgroup.procs"), name])
+    assert victim.wait(60) == -signal.SIGKILL
+    (killed,) = (record for record in kernel.read_log(LIVE) if f"Killed process {victim.pid} ({name})" in record.text)
     assert killed.text.startswith("Memory cgroup out of memory: ")
     limited = parse_event(killed)
     assert limited is not None
@@ -85,14 +86,14 @@ def test_a_process_that_a_container_limit_killed_differs_from_one_of_a_node_that
 
 def test_the_kernels_own_record_of_a_kill_names_the_container_its_limit_and_the_largest(small_group: Path) -> None:
     hog = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); held = bytearray(256 << 20)"
-    done = subprocess.Popen([sys.executable, "-c", hog, str(small_group / "cgroup.procs")])
-    assert done.wait(60) == -9
+    victim = subprocess.Popen([sys.executable, "-c", hog, str(small_group / "cgroup.procs")])
+    assert victim.wait(60) == -signal.SIGKILL
     container_id = small_group.name[7:71]
-    (kill,) = (one for one in find_oom_kills(kernel.read_log(LIVE)) if container_id in one.group)
+    (kill,) = (kill for kill in find_oom_kills(kernel.read_log(LIVE)) if container_id in kill.group)
     assert names_container(kill.group, container_id)
     assert abs(time.monotonic() - kill.seconds) < 60
-    whose = rf"\(pid {done.pid}, [3-7]\d MiB\), at the memory limit of /{small_group.name}; "
-    assert re.search(rf"^\S+ {whose}the largest processes then: \S+ [3-7]\d MiB \(pid {done.pid}\)$", kill.text)
+    whose = rf"\(pid {victim.pid}, [3-7]\d MiB\), at the memory limit of /{small_group.name}; "
+    assert re.search(rf"^\S+ {whose}the largest processes then: \S+ [3-7]\d MiB \(pid {victim.pid}\)$", kill.text)
 
 
 def look_with(capabilities: str) -> str:

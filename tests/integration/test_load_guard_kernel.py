@@ -74,9 +74,9 @@ class Loader:
 
 @pytest.fixture
 def loader() -> Iterator[Loader]:
-    made = Loader()
-    yield made
-    made.end()
+    loader = Loader()
+    yield loader
+    loader.end()
 
 
 @pytest.fixture
@@ -92,16 +92,16 @@ def model(tmp_path: Path) -> Path:
     hole = folder / "m-3.safetensors"
     hole.touch()
     os.truncate(hole, LEAST_BYTES)
-    for one in weights.list_shards(Host().files, str(folder)):
-        page_cache.drop_file_cache(Host(), one, lambda: True)
+    for shard in weights.list_shards(Host().files, str(folder)):
+        page_cache.drop_file_cache(Host(), shard, lambda: True)
     return folder
 
 
 def cached(path: Path) -> int:
     with path.open("rb") as file:
-        found = page_cache.cached_bytes(file.fileno())
-    assert found is not None, "this kernel has no cachestat"
-    return found
+        cached = page_cache.cached_bytes(file.fileno())
+    assert cached is not None, "this kernel has no cachestat"
+    return cached
 
 
 def is_about_a_shard(count_bytes: int) -> bool:
@@ -145,10 +145,10 @@ class Guarded:
 
 @pytest.fixture
 def guarded(model: Path, loader: Loader) -> Iterator[Guarded]:
-    made = Guarded(model, loader)
-    yield made
-    made.rank_ended.set()
-    made.thread.join(5)
+    guarded = Guarded(model, loader)
+    yield guarded
+    guarded.rank_ended.set()
+    guarded.thread.join(5)
 
 
 @pytest.mark.parametrize("way", ["map", "open"])
@@ -158,7 +158,7 @@ def test_exactly_the_finished_shard_is_given_back(model: Path, loader: Loader, g
     loader.send(way, first)
     loader.send(way, second)
     guarded.looks()
-    assert all(is_kept(one) for one in (first, second, third)), "nothing is finished"
+    assert all(is_kept(shard) for shard in (first, second, third)), "nothing is finished"
     loader.send("close", first)
     until(lambda: cached(first) == 0, 5)
     guarded.looks()
@@ -172,7 +172,7 @@ def test_exactly_the_finished_shard_is_given_back(model: Path, loader: Loader, g
     assert SHARD_BYTES // 2 < int(size) <= SHARD_BYTES
 
 
-def test_what_is_mapped_the_kernel_keeps_even_on_request(model: Path, loader: Loader) -> None:
+def test_the_kernel_keeps_mapped_pages_even_on_request(model: Path, loader: Loader) -> None:
     """What the guard rests on where it looked a moment too early."""
     path = model / "m-0.safetensors"
     loader.send("map", path)
@@ -181,7 +181,7 @@ def test_what_is_mapped_the_kernel_keeps_even_on_request(model: Path, loader: Lo
     assert is_kept(path)
 
 
-def test_it_ends_with_the_rank(loader: Loader, guarded: Guarded) -> None:
+def test_the_load_guard_ends_with_the_rank(loader: Loader, guarded: Guarded) -> None:
     main, pidfd = MainLoop(Notifier(), {}), os.pidfd_open(loader.process.pid)
     main.watch_exit(pidfd, guarded.rank_ended.set)
     loader.end()
@@ -218,7 +218,7 @@ import ctypes, struct, sys
 from sparkd.agent.actions import page_cache
 from sparkd.base.host import Host, weights
 from sparkd.base.host.activity import read_activity
-program = b"".join(struct.pack("HBBI", *one) for one in (
+program = b"".join(struct.pack("HBBI", *instruction) for instruction in (
     (0x20, 0, 0, 0),  # load the system call's number
     (0x15, 0, 1, 451),  # cachestat?
     (0x06, 0, 0, 0x00050000 | 1),  # EPERM, as the filter of the unit says
@@ -289,9 +289,7 @@ def test_the_disks_readahead_is_lowered_and_given_back(own_disk: Path, tmp_path:
 
 
 @pytest.mark.parametrize("how", ["map", "open"])
-def test_what_a_process_reads_from_the_disk_counts_as_read_by_page_faults_too(
-    model: Path, loader: Loader, how: str
-) -> None:
+def test_pages_that_a_process_faults_in_count_as_read_from_the_disk(model: Path, loader: Loader, how: str) -> None:
     def disk_bytes() -> int:
         return read_activity(Host().files, Host().processes().descendants(loader.process.pid)).disk_bytes
 

@@ -51,16 +51,16 @@ class Seen(NamedTuple):
 
 @pytest.fixture(scope="module")
 def prefills(request: pytest.FixtureRequest) -> Iterator[Outcomes[Seen]]:
-    with outcomes(request, "test_what_a_prefill_is_taken_for", serve, at_once=8) as made:
-        yield made
+    with outcomes(request, "test_what_a_prefill_is_taken_for", serve, at_once=8) as results:
+        yield results
 
 
 @contextmanager
 def grouped(node: World) -> Iterator[None]:
     """Its rank in a control group as docker's, by which its processes are found."""
     above, name = f"sparkd-test-{node.pid}", node.containers()[0]
-    made = node.run("sh", "-ec", GROUP, "sh", f"{above}/{name}", str(rank_pid(node)))
-    assert made.wait(10) == 0
+    moved = node.run("sh", "-ec", GROUP, "sh", f"{above}/{name}", str(rank_pid(node)))
+    assert moved.wait(10) == 0
     try:
         yield
     finally:
@@ -117,8 +117,8 @@ def test_what_a_prefill_is_taken_for(
     request: pytest.FixtureRequest,
 ) -> None:
     """`after`: seconds until it is answered, or until the engine is given up for that `reason`."""
-    seen = prefills.of(request)
-    assert (seen.answered, seen.code) == ((False, ExitCode.STALLED) if reason else (True, 0))
-    assert reason in seen.reason
-    assert ("it hangs" in seen.reason) is ("no rank" in reason)
-    assert after <= seen.seconds <= after + SLACK_SECONDS
+    outcome = prefills.of(request)
+    assert (outcome.answered, outcome.code) == ((False, ExitCode.STALLED) if reason else (True, 0))
+    assert reason in outcome.reason
+    assert ("it hangs" in outcome.reason) is ("no rank" in reason)
+    assert after <= outcome.seconds <= after + SLACK_SECONDS

@@ -41,8 +41,8 @@ _PATH = re.compile(r'^(\w+)\([^"]*"([^"]+)"')
 
 @pytest.fixture(scope="module")
 def traces(request: pytest.FixtureRequest) -> Iterator[Outcomes[list[str]]]:
-    with outcomes(request, "test_the_main_thread_touches_no_disk", trace, at_once=3) as made:
-        yield made
+    with outcomes(request, "test_the_main_thread_touches_no_disk", trace, at_once=3) as results:
+        yield results
 
 
 def trace(pair: bool, end: str) -> list[str]:

@@ -9,8 +9,8 @@ COMMON = """
     from sparkd.base.host import Host, consumers, meminfo, processes
     from sparkd.agent.preflight.checks.limits import ShmSize
 
-    def near(ones, others):
-        return all(abs(one - other) < resource.getpagesize() for one, other in zip(ones, others))
+    def near(sizes, expected):
+        return all(abs(size - wanted) < resource.getpagesize() for size, wanted in zip(sizes, expected))
 
     def shm(size):
         subprocess.run(["mount", "-o", f"remount,size={size}", "/dev/shm"], check=True)
@@ -22,7 +22,7 @@ def run(code: str) -> object:
 
 
 def test_a_shared_memory_that_somebody_mounted_tiny_is_seen_with_what_fills_it() -> None:
-    found = run("""
+    printed = run("""
         check = ShmSize(own_bytes=None, is_head=True, cluster_size=2)
         readings = []
         def look():
@@ -42,11 +42,11 @@ def test_a_shared_memory_that_somebody_mounted_tiny_is_seen_with_what_fills_it()
         look()
         print(json.dumps(readings))
     """)
-    assert found == [["ok", True], ["block", True], ["warn", True], ["ok", True]]
+    assert printed == [["ok", True], ["block", True], ["warn", True], ["ok", True]]
 
 
-def test_what_a_process_holds_is_its_own_memory_and_what_it_shares() -> None:
-    found = run("""
+def test_a_process_holds_its_own_memory_and_what_it_shares() -> None:
+    printed = run("""
         shared = mmap.mmap(-1, 64 << 20)
         shared.write(b"x" * (64 << 20))
         readers = []
@@ -64,8 +64,9 @@ def test_what_a_process_holds_is_its_own_memory_and_what_it_shares() -> None:
         while True:
             chosen = [process for process in host.processes() if process.pid in readers]
             held = {}
-            for one in chosen:
-                held |= {one.pid: found.bytes >> 20 for found in consumers.read_consumers(host.files, [one], {})}
+            for process in chosen:
+                users = consumers.read_consumers(host.files, [process], {})
+                held |= {process.pid: user.bytes >> 20 for user in users}
             if (len(held) == 2 and min(held.values()) >= 112) or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
@@ -73,17 +74,17 @@ def test_what_a_process_holds_is_its_own_memory_and_what_it_shares() -> None:
         for pid in readers:
             os.kill(pid, 9)
     """)
-    assert isinstance(found, dict)
+    assert isinstance(printed, dict)
     # The interpreter's own is some 20 MiB beside 48 of each and the 64 that they share; copying doubles the 48 at most.
-    assert len(found["held"]) == 2
-    assert all(112 <= held < 64 + 2 * 48 + 40 for held in found["held"]), found
+    assert len(printed["held"]) == 2
+    assert all(112 <= held < 64 + 2 * 48 + 40 for held in printed["held"]), printed
 
 
 def test_the_kernels_table_of_swap_is_understood() -> None:
-    found = run("""
+    printed = run("""
         with open("/proc/swaps") as table:
             kernels = [int(line.split()[2]) * 1024 for line in table if not line.startswith("Filename")]
-        print(json.dumps([[one.bytes for one in meminfo.read_swaps(Host().files)], kernels]))
+        print(json.dumps([[swap.bytes for swap in meminfo.read_swaps(Host().files)], kernels]))
     """)
-    assert isinstance(found, list)
-    assert found[0] == found[1]
+    assert isinstance(printed, list)
+    assert printed[0] == printed[1]

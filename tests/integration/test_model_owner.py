@@ -50,8 +50,8 @@ def test_a_link_that_a_user_has_planted_is_of_no_use(hub: Hub, models: Path, tmp
     folder = models / "m"
     downloads = folder / ".cache/huggingface/download"
     downloads.mkdir(parents=True)
-    for one in (folder, folder / ".cache", folder / ".cache/huggingface", downloads):
-        os.chown(one, UID, UID)
+    for given in (folder, folder / ".cache", folder / ".cache/huggingface", downloads):
+        os.chown(given, UID, UID)
     assert pull(hub, folder).returncode == 10  # no model, by its files
     name = incomplete_name(folder, "model.safetensors", hub)
     for path in ("model.safetensors", ".cache/huggingface/download/model.safetensors.metadata"):
@@ -69,11 +69,11 @@ def incomplete_name(folder: Path, path: str, hub: Hub) -> str:
     return get_local_download_paths(folder, path).incomplete_path(hub.etag(path)).name
 
 
-def test_what_is_written_is_the_owners(hub: Hub, models: Path) -> None:
+def test_written_files_belong_to_the_owner_of_the_folder(hub: Hub, models: Path) -> None:
     pull(hub, models / "m")
-    written = [one for one in (models / "m").rglob("*") if one.is_file()]
-    assert {one.name for one in written} > set(FILES)
-    assert {(one.stat().st_uid, one.stat().st_gid) for one in written} == {(UID, UID)}
+    written = [path for path in (models / "m").rglob("*") if path.is_file()]
+    assert {path.name for path in written} > set(FILES)
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in written} == {(UID, UID)}
 
 
 def test_files_of_roots_in_it_are_named_with_the_command_that_gives_them_away(hub: Hub, models: Path) -> None:

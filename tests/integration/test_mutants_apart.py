@@ -75,13 +75,13 @@ def test_a_mutant_is_killed_where_a_test_fails_with_it_alone(workshop: Workshop)
 
 
 @pytest.mark.parametrize("workshop", [BROKEN], indirect=True, ids=["broken"])
-def test_what_fails_without_the_mutant_kills_none(workshop: Workshop) -> None:
+def test_a_test_that_fails_without_the_mutant_kills_none(workshop: Workshop) -> None:
     assert judge(workshop, "n > -9 -> (n >= -9)") == UNCLEAR
 
 
 @pytest.mark.parametrize(
     "workshop", [f"\n\ndef test_end():\n    {LOOP}", f"\n\n{LOOP}"], indirect=True, ids=["test", "import"]
 )
-def test_what_does_not_end_fails_in_a_test_and_before(workshop: Workshop) -> None:
+def test_a_mutant_that_does_not_end_fails_in_a_test_and_before(workshop: Workshop) -> None:
     (workshop.tree / "src/sparkd/x.py").write_text("def is_short(n):\n    return n < 5 or n == 5\n")
     assert workshop.run(("tests/test_x.py::test_end",), 3) == "tests/test_x.py::test_end"

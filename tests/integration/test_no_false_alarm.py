@@ -46,13 +46,13 @@ TRUE = {
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     """A configuration whose model is there and whose recipe needs little."""
-    made = Tree(tmp_path)
-    made.file("/models/tiny/config.json", '{"max_position_embeddings": 2048}')
-    made.file("/models/tiny/tokenizer.json", "{}")
-    made.safetensors("/models/tiny/model.safetensors")
-    recipe = made.file("/small.yaml", RECIPE.format(port=PORT))
+    tree = Tree(tmp_path)
+    tree.file("/models/tiny/config.json", '{"max_position_embeddings": 2048}')
+    tree.file("/models/tiny/tokenizer.json", "{}")
+    tree.safetensors("/models/tiny/model.safetensors")
+    recipe = tree.file("/small.yaml", RECIPE.format(port=PORT))
     text = CONFIGURATION.format(recipe=recipe, models=tmp_path / "models", observers=OBSERVERS)
-    return made.file("/sparkd.toml", text)
+    return tree.file("/sparkd.toml", text)
 
 
 @pytest.mark.alone
@@ -65,7 +65,7 @@ def test_only_real_faults_of_this_machine_are_reported(plan: Path) -> None:
         text=True,
     )
     assert not done.stderr, done.stderr
-    checks = {one["id"]: one for one in json.loads(done.stdout)["checks"]}
+    checks = {check["id"]: check for check in json.loads(done.stdout)["checks"]}
     assert tuple(checks) == IDS
-    reported = {name: one["reason"] for name, one in checks.items() if one["level"] != "ok"}
+    reported = {name: check["reason"] for name, check in checks.items() if check["level"] != "ok"}
     assert set(reported.items()) <= TRUE

@@ -22,12 +22,12 @@ port = int(sys.argv[1])
 request = b"GET /livez HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n"
 held = []
 for number in range(100):  # of as many addresses: all of 127/8 is a user's
-    one = socket.create_connection(("127.0.0.1", port), source_address=(f"127.0.0.{number % 20 + 1}", 0))
-    held.append(one)
+    client = socket.create_connection(("127.0.0.1", port), source_address=(f"127.0.0.{number % 20 + 1}", 0))
+    held.append(client)
     for _ in range(10):
         try:
-            one.sendall(request)
-            answer = one.recv(4096)
+            client.sendall(request)
+            answer = client.recv(4096)
         except OSError:
             break
         print(int(answer.split()[1]) if answer else 0, flush=True)

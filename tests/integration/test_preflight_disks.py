@@ -6,7 +6,7 @@ from tests.integration import world
 
 
 def test_a_full_disk_and_a_read_only_one_are_reported() -> None:
-    found = world.run(
+    printed = world.run(
         textwrap.dedent("""
             import json, subprocess
             from msgspec.structs import replace
@@ -28,7 +28,7 @@ def test_a_full_disk_and_a_read_only_one_are_reported() -> None:
         """)
     )
     total, used = 300 << 20, 250 << 20
-    assert found == [
+    assert printed == [
         ["/mnt", total, total, False, "ok"],
         ["/mnt", total, total - used, False, "block"],
         ["/mnt", total, total - used, True, "block"],

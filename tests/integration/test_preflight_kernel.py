@@ -40,14 +40,14 @@ def run(code: str) -> object:
 
 
 def test_an_engine_whose_main_process_was_killed_is_a_stray_and_its_segments_are_its_own() -> None:
-    found = run("""
+    printed = run("""
         orphaned()
         age()
         strays, shm = StrayWorkers(), SharedMemory()
         print(json.dumps([verdict_of(strays), verdict_of(shm)]))
     """)
-    assert isinstance(found, list)
-    strays, shm = found
+    assert isinstance(printed, list)
+    strays, shm = printed
     assert (strays["level"], strays["clears"]) == ("block", True)
     assert strays["fixes"] == ["VLLM::EngineCor", "VLLM::Worker_TP"]
     assert "port 29501" in strays["reason"]
@@ -55,20 +55,20 @@ def test_an_engine_whose_main_process_was_killed_is_a_stray_and_its_segments_are
 
 
 def test_a_living_engine_is_named_with_its_port_and_left_alone() -> None:
-    found = run("""
+    printed = run("""
         process = engine()
         # Its own main process is known by its arguments, which only a real `vllm serve` has.
         print(json.dumps(verdict_of(StrayWorkers())))
         process.kill()
     """)
-    assert isinstance(found, dict)
-    assert (found["level"], found["clears"], found["fixes"]) == ("block", False, [])
-    assert found["reason"].startswith("a living engine")
-    assert "port 29501" in found["reason"]
+    assert isinstance(printed, dict)
+    assert (printed["level"], printed["clears"], printed["fixes"]) == ("block", False, [])
+    assert printed["reason"].startswith("a living engine")
+    assert "port 29501" in printed["reason"]
 
 
-def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() -> None:
-    found = run("""
+def test_a_port_of_another_process_is_named_with_its_holder_and_one_of_the_nodes_owner_is_good() -> None:
+    printed = run("""
         import socket
         from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import NodeOwner
@@ -79,19 +79,19 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
         report = WantedPort(29510, "127.0.0.1", "the node's report", "cluster.report_port", is_agent_port=True)
         observers = WantedPort(29511, "127.0.0.1", "the observers", "observe.listen", is_agent_port=True, vital=False)
         elsewhere = WantedPort(29511, "10.0.0.1", "the API", "args.port")
-        answers = [verdict_of(Ports((one,))) for one in (report, observers, elsewhere)]
+        answers = [verdict_of(Ports((port,))) for port in (report, observers, elsewhere)]
         lock = acquire_lock(Host(), NodeOwner(os.getpid(), "a test", "0" * 32))
         print(json.dumps([*answers, verdict_of(Ports((report, observers)))]))
     """)
-    assert isinstance(found, list)
-    assert [one["level"] for one in found] == ["block", "warn", "ok", "ok"]
-    assert "is held on :: by pid 1 (python" in found[0]["reason"]
-    assert "the observers, port 29511: the agent's own, pid 1" in found[3]["reason"]
+    assert isinstance(printed, list)
+    assert [verdict["level"] for verdict in printed] == ["block", "warn", "ok", "ok"]
+    assert "is held on :: by pid 1 (python" in printed[0]["reason"]
+    assert "the observers, port 29511: the agent's own, pid 1" in printed[3]["reason"]
 
 
-@pytest.mark.parametrize("more", ["", "'stubborn'"])
-def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(more: str) -> None:
-    found = run(f"""
+@pytest.mark.parametrize("manner", ["", "'stubborn'"])
+def test_the_gate_ends_strays_unlinks_their_segments_and_passes(manner: str) -> None:
+    printed = run(f"""
         from sparkd.agent.preflight.gate import Gate, GateIO
         from sparkd.base.config.settings import Preflight
         from sparkd.agent.actions import Actions
@@ -101,7 +101,7 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         from sparkd.base.lib.main_loop import MainLoop
         from sparkd.base.lib.systemd import Notifier
 
-        orphaned({more})
+        orphaned({manner})
         age()
         lines = []
         loop, host = MainLoop(Notifier(), {{}}), Host()
@@ -111,30 +111,30 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         policy = Preflight(allow_fixes=("end-process", "unlink-segment"), wait_seconds=0)
         # PID 1 reaps, as init does: a zombie is no stray, but it would be named.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        done = Gate(lambda earlier: (StrayWorkers(), SharedMemory()), host, policy, io).admit()
+        admission = Gate(lambda earlier: (StrayWorkers(), SharedMemory()), host, policy, io).admit()
         print(json.dumps({{
-            "states": [(one.fix.kind, one.state, one.note) for one in done.fixes],
-            "levels": [one.verdict.level.value for one in done.findings],
+            "states": [(applied.fix.kind, applied.state, applied.note) for applied in admission.fixes],
+            "levels": [finding.verdict.level.value for finding in admission.findings],
             "left": [segment.name for segment in host.segments()],
             "events": [line.split()[0] for line in lines],
         }}))
     """)
-    assert isinstance(found, dict)
-    assert found["levels"] == ["ok", "ok"], found
-    assert found["left"] == []
-    assert [state[:2] for state in found["states"]] == [
+    assert isinstance(printed, dict)
+    assert printed["levels"] == ["ok", "ok"], printed
+    assert printed["left"] == []
+    assert [state[:2] for state in printed["states"]] == [
         ["end-process", "applied"],
         ["end-process", "applied"],
         ["unlink-segment", "applied"],
         ["unlink-segment", "applied"],
     ]
-    if more:
-        assert any("SIGKILL" in note for _kind, _state, note in found["states"])
-    assert found["events"][-1] == "preflight.gate.passed"
+    if manner:
+        assert any("SIGKILL" in note for _kind, _state, note in printed["states"])
+    assert printed["events"][-1] == "preflight.gate.passed"
 
 
 def test_orphaned_segments_are_found_by_age_and_use() -> None:
-    found = run("""
+    printed = run("""
         orphaned()
         age()
         host = Host()
@@ -147,8 +147,8 @@ def test_orphaned_segments_are_found_by_age_and_use() -> None:
         young = verdict_of(SharedMemory())
         print(json.dumps([orphans, young]))
     """)
-    assert isinstance(found, list)
-    orphans, young = found
+    assert isinstance(printed, list)
+    orphans, young = printed
     assert (orphans["level"], sorted(orphans["fixes"])) == (
         "warn",
         ["/dev/shm/psm_0123abcd", "/dev/shm/sem.mp-a8x_0lk2"],
@@ -157,7 +157,7 @@ def test_orphaned_segments_are_found_by_age_and_use() -> None:
 
 
 def test_a_segment_that_is_mapped_or_open_is_in_use_whatever_the_kernel_calls_it() -> None:
-    found = run("""
+    printed = run("""
         import mmap
         host = Host()
         with open("/dev/shm/psm_00000001", "wb+") as mapped, open("/dev/shm/psm_00000002", "wb+") as opened:
@@ -172,11 +172,11 @@ def test_a_segment_that_is_mapped_or_open_is_in_use_whatever_the_kernel_calls_it
             uses = host.segment_uses(host.processes(), segments)
             print(json.dumps([[segment.name, uses.pids(segment)] for segment in segments] + [uses.unreadable_pids]))
     """)
-    assert found == [["psm_00000001", [1]], ["psm_00000002", [1]], ["psm_00000003", []], []]
+    assert printed == [["psm_00000001", [1]], ["psm_00000002", [1]], ["psm_00000003", []], []]
 
 
 def test_the_holder_of_the_lock_is_found_without_keeping_it() -> None:
-    found = run("""
+    printed = run("""
         from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import OWNER_LOCK, NodeOwner
 
@@ -194,11 +194,11 @@ def test_the_holder_of_the_lock_is_found_without_keeping_it() -> None:
         print(json.dumps([before, held.pid, held.command, held.invocation, mode, to_builtins(unnamed), host.owner()]))
     """)
     owner = [1, "sparkd run --role head", "f" * 32]
-    assert found == [None, *owner, 0o100600, {"pid": 0, "command": "", "invocation": "", "start_time": 0}, None]
+    assert printed == [None, *owner, 0o100600, {"pid": 0, "command": "", "invocation": "", "start_time": 0}, None]
 
 
 def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
-    found = run("""
+    printed = run("""
         from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import NodeOwner
         from sparkd.base.lib.errors import BlockedError
@@ -211,11 +211,11 @@ def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
         os.close(first)
         os.close(acquire_lock(Host(), NodeOwner(os.getpid(), "sparkd preflight", "b" * 32)))
     """)
-    assert found == [10, "this node is owned by pid 1 (sparkd run --role head)"]
+    assert printed == [10, "this node is owned by pid 1 (sparkd run --role head)"]
 
 
 def test_a_user_without_rights_cannot_hold_the_lock_and_is_named_where_its_file_was_open() -> None:
-    found = run("""
+    printed = run("""
         from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import OWNER_LOCK, NodeOwner
         from sparkd.base.lib.errors import BlockedError
@@ -238,30 +238,30 @@ def test_a_user_without_rights_cannot_hold_the_lock_and_is_named_where_its_file_
             named = [error.reason, error.hint]
         intruder.kill()
         intruder.wait()
-        again = try_as_nobody()
-        refused = again.wait(10) != 0
+        second = try_as_nobody()
+        refused = second.wait(10) != 0
         os.close(acquire_lock(Host(), me))
         print(json.dumps([*named, refused]))
     """)
     who = "the process that holds /run/sparkd/hands.lock, which /run/sparkd/owner.json does not name"
-    assert found == [f"this node is owned by {who}", "see which it is: sudo fuser -v /run/sparkd/hands.lock", True]
+    assert printed == [f"this node is owned by {who}", "see which it is: sudo fuser -v /run/sparkd/hands.lock", True]
 
 
 def test_listeners_and_their_holders_of_both_families() -> None:
-    found = run("""
+    printed = run("""
         import socket
         four = socket.create_server(("127.0.0.1", 8000))
         six = socket.create_server(("::", 8001), family=socket.AF_INET6)
         host = Host()
         holders = host.port_holders(host.processes(), host.listeners())
-        print(json.dumps(sorted((one.listener.address, one.listener.port, one.pid) for one in holders)))
+        print(json.dumps(sorted((holder.listener.address, holder.listener.port, holder.pid) for holder in holders)))
     """)
-    assert found == [["127.0.0.1", 8000, 1], ["::", 8001, 1]]
+    assert printed == [["127.0.0.1", 8000, 1], ["::", 8001, 1]]
 
 
 def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
     """Each port is tried as well: what the check says is what bind(2) does."""
-    found = run("""
+    printed = run("""
         import socket
         from sparkd.agent.preflight.checks.ports import Ports, WantedPort
 
@@ -273,11 +273,11 @@ def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
             return six
 
         def taken(family, address, port):
-            with socket.socket(family) as one:
+            with socket.socket(family) as sock:
                 if family == socket.AF_INET6:
-                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
                 try:
-                    one.bind((address, port))
+                    sock.bind((address, port))
                 except OSError:
                     return True
             return False
@@ -288,24 +288,24 @@ def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
             for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "")):
                 check = Ports((WantedPort(port, address, "the API", "args.port"),))
                 answers.append([check.run(host := Host())[1].level.value == "block", taken(family, address, port)])
-        print(json.dumps([answers, sum(one.only_ipv6 for one in host.listeners())]))
+        print(json.dumps([answers, sum(listener.only_ipv6 for listener in host.listeners())]))
     """)
     blocked = [[True, True]] * 3
-    assert found == [[*blocked, [False, False], [False, False], [True, True]], 451]
+    assert printed == [[*blocked, [False, False], [False, False], [True, True]], 451]
 
 
 def test_own_addresses_are_those_of_the_interfaces() -> None:
-    found = run("""
+    printed = run("""
         subprocess.run(["ip", "link", "add", "spark0", "type", "veth", "peer", "name", "spark1"], check=True)
         subprocess.run(["ip", "address", "add", "10.0.0.1/24", "dev", "spark0"], check=True)
         subprocess.run(["ip", "link", "set", "spark0", "up"], check=True)
         print(json.dumps(sorted(address for address in Host().addresses() if not address.startswith("fe80"))))
     """)
-    assert found == ["10.0.0.1", "127.0.0.1", "::1"]
+    assert printed == ["10.0.0.1", "127.0.0.1", "::1"]
 
 
 def test_a_zombie_is_dead() -> None:
-    found = run("""
+    printed = run("""
         zombie = subprocess.Popen(["true"])
         living = subprocess.Popen(["sleep", "60"])
         time.sleep(0.5)
@@ -314,11 +314,11 @@ def test_a_zombie_is_dead() -> None:
         print(json.dumps([table.get(zombie.pid).dead, table.get(living.pid).dead]))
         living.kill()
     """)
-    assert found == [True, False]
+    assert printed == [True, False]
 
 
 def test_a_dry_run_beside_strays_leaves_every_process_segment_and_lock_as_it_was() -> None:
-    found = run("""
+    printed = run("""
         orphaned()
         age()
 
@@ -340,4 +340,4 @@ def test_a_dry_run_beside_strays_leaves_every_process_segment_and_lock_as_it_was
             "kinds": sorted({fix["kind"] for check in printed["checks"] for fix in check["fixes"]}),
         }))
     """)
-    assert found == {"same": True, "code": 10, "offences": "", "kinds": ["end-process"]}
+    assert printed == {"same": True, "code": 10, "offences": "", "kinds": ["end-process"]}

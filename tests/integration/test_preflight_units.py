@@ -69,7 +69,7 @@ def missed_by_us(root: Path) -> set[str]:
     unit = Host(root).unit(NAME)
     assert unit is not None
     first: dict[str, str] = {}
-    for one in unit.commands:
-        if not (root / one.command.words[0].lstrip("/")).exists():
-            first.setdefault(one.key, one.command.words[0])
+    for entry in unit.commands:
+        if not (root / entry.command.words[0].lstrip("/")).exists():
+            first.setdefault(entry.key, entry.command.words[0])
     return set(first.values())

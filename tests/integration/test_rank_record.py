@@ -30,8 +30,8 @@ def labels(node: World) -> dict[str, str]:
     (container_id,) = node.containers()
     described = node.docker("GET", f"/containers/{container_id}/json")
     assert isinstance(described, dict)
-    found: dict[str, str] = described["Config"]["Labels"]
-    return found
+    labels: dict[str, str] = described["Config"]["Labels"]
+    return labels
 
 
 def test_a_rank_that_serves_is_nobodys_orphan_until_its_agent_is_killed() -> None:

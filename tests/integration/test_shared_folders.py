@@ -220,7 +220,7 @@ def test_what_a_user_has_planted_leads_to_nothing_of_roots(name: str, planted: s
 
 
 @pytest.mark.parametrize("name", [name for name, writer in WRITERS.items() if writer.theirs])
-def test_what_is_written_for_a_person_belongs_to_the_folders_owner(name: str, theirs: Path) -> None:
+def test_a_file_that_is_written_for_a_person_belongs_to_the_folders_owner(name: str, theirs: Path) -> None:
     WRITERS[name].run(theirs)
     written = list(theirs.rglob("*"))
     assert theirs / WRITERS[name].target in written
@@ -262,7 +262,7 @@ def test_in_a_sticky_folder_files_are_made_but_no_folders(theirs: Path) -> None:
         files.write(theirs / "b/a", "x", 0o600, durable=False)
 
 
-def test_what_fails_as_the_owner_is_raised_as_it_was(theirs: Path) -> None:
+def test_an_error_of_the_owners_process_is_raised_as_it_was(theirs: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         as_owner(theirs, (theirs / "none").unlink)
     assert raised.value.filename == str(theirs / "none")

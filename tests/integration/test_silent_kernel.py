@@ -18,13 +18,13 @@ ANSWERING = """
     open("/proc/sys/net/ipv4/neigh/spark0/delay_first_probe_time", "w").write("1")
 
     def look(*addresses):
-        return sorted(one for one, answers in network.find_answering(host.files, addresses).items() if answers)
+        return sorted(address for address, answers in network.find_answering(host.files, addresses).items() if answers)
 
     def look_until(wanted, seconds=20):
         end = time.monotonic() + seconds
-        while (seen := look("10.0.0.2", "10.0.0.3")) != wanted and time.monotonic() < end:
+        while (answering := look("10.0.0.2", "10.0.0.3")) != wanted and time.monotonic() < end:
             time.sleep(0.2)
-        return seen
+        return answering
 """
 
 
@@ -35,16 +35,16 @@ def run(code: str) -> object:
 def test_a_kernel_that_answers_is_known_behind_a_firewall_and_one_that_is_gone_is_forgotten() -> None:
     assert run("""
         ip("-n", "node2", "route", "add", "blackhole", "10.0.0.1/32")  # it answers no packet of IP
-        seen = [look_until(["10.0.0.2"])]
+        answering = [look_until(["10.0.0.2"])]
         ip("-n", "node2", "link", "set", "spark1", "arp", "off")
-        seen.append(look_until([]))
+        answering.append(look_until([]))
         ip("-n", "node2", "link", "set", "spark1", "arp", "on")
-        seen.append(look_until(["10.0.0.2"]))
-        print(json.dumps(seen))
+        answering.append(look_until(["10.0.0.2"]))
+        print(json.dumps(answering))
     """) == [["10.0.0.2"], [], ["10.0.0.2"]]
 
 
-def test_what_is_no_neighbour_by_ipv4_gets_no_datagram() -> None:
+def test_an_address_that_is_no_neighbour_by_ipv4_gets_no_datagram() -> None:
     assert run("""
         for _ in range(3):
             look("192.0.2.1", "fd00::2", "spark2", "10.0.0.256", "10.0.0.255", "")

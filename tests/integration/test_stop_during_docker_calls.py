@@ -20,8 +20,8 @@ Outcome = tuple[int, object, list[str], list[str]]
 
 @pytest.fixture(scope="module")
 def ended(request: pytest.FixtureRequest) -> Iterator[Outcomes[Outcome]]:
-    with outcomes(request, "test_no_container_is_left", end_during_call, at_once=8) as made:
-        yield made
+    with outcomes(request, "test_no_container_is_left", end_during_call, at_once=8) as results:
+        yield results
 
 
 def end_during_call(call: str, end: str, hang_seconds: float, watch_seconds: float) -> Outcome:

@@ -66,8 +66,8 @@ class Stop(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stops(request: pytest.FixtureRequest) -> Iterator[Outcomes[Stop]]:
-    with outcomes(request, "test_the_run_ends_within_the_grace_period", stop_while_hung, at_once=8) as made:
-        yield made
+    with outcomes(request, "test_the_run_ends_within_the_grace_period", stop_while_hung, at_once=8) as results:
+        yield results
 
 
 def stop_while_hung(hung: str, engine: str, grace_seconds: int, phase: str) -> Stop:
@@ -140,6 +140,6 @@ def test_a_guard_that_is_started_again_meanwhile_watches_and_holds_up_no_stop() 
         with node.hung(f"/proc/{rank_pid(node)}"):
             (killer,) = psutil.Process(node.agent_pid).children()
             killer.kill()
-            node.until(lambda: sum(" ".join(node.lines).count(one) for one in GUARDED) == 2, "another guard")
+            node.until(lambda: sum(" ".join(node.lines).count(text) for text in GUARDED) == 2, "another guard")
             node.terminate()
             assert node.exit_code(START_SECONDS) == 0

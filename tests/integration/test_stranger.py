@@ -23,13 +23,13 @@ time.sleep(600)
 """
 
 
-def test_it_has_no_rights() -> None:
+def test_a_stranger_has_no_rights() -> None:
     with Stranger(RIGHTS) as stranger:
         ids = (UID, UID, UID)
         assert stranger.wait_for("rights") == f"rights {ids} {ids} [] 0 True"
 
 
-def test_all_that_descends_from_it_ends_with_it() -> None:
+def test_all_that_descends_from_a_stranger_ends_with_him() -> None:
     with Stranger(FAMILY) as stranger:
         family = [stranger.pid, *map(int, stranger.wait_for("ready").split()[1:])]
         assert all(Path(f"/proc/{pid}").exists() for pid in family)

@@ -88,7 +88,7 @@ def segment() -> Iterator[Path]:
         pytest.param(MEMFD, 1, "no process has it mapped", id="a file without a name"),
     ],
 )
-def test_who_took_the_memory_since_the_launch_is_named(segment: Path, program: str, lines: int, place: str) -> None:
+def test_a_user_who_took_memory_since_the_launch_is_named(segment: Path, program: str, lines: int, place: str) -> None:
     before = tenants()
     with Stranger(program, str(TAKEN_BYTES), str(segment)) as stranger:
         for _ in range(lines):

@@ -86,9 +86,9 @@ os.execv("/bin/sh", ["sh", "chain", *sys.argv[2:]])
 
 
 def process(pid: int) -> Process:
-    found = Host().processes().get(pid)
-    assert found is not None
-    return found
+    process = Host().processes().get(pid)
+    assert process is not None
+    return process
 
 
 def strays(tried: frozenset[Identity] = frozenset()) -> Verdict:
@@ -96,19 +96,19 @@ def strays(tried: frozenset[Identity] = frozenset()) -> Verdict:
 
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["waiting", "asleep in the kernel"])
-def test_a_name_makes_no_stray_and_needs_nobody(asleep: bool) -> None:
+def test_a_process_of_a_user_with_an_engines_name_is_a_warning_that_needs_nobody(asleep: bool) -> None:
     with Stranger(ORPHAN, *(["asleep"] * asleep)) as stranger:
         pid = int(stranger.wait_for("ready").split()[1])
         deadline = time.monotonic() + 5
         while process(pid).state != "SD"[asleep] and time.monotonic() < deadline:
             time.sleep(0.01)
-        found = strays(frozenset({("end-process", pid, process(pid).start_time)}))
+        verdict = strays(frozenset({("end-process", pid, process(pid).start_time)}))
         assert process(pid).state == "SD"[asleep]
-    assert f"pid {pid} has the name of an engine's process" in found.reason
-    assert (found.level, found.fixes, found.offers, found.needs_person) == (Level.WARN, (), (), False)
+    assert f"pid {pid} has the name of an engine's process" in verdict.reason
+    assert (verdict.level, verdict.fixes, verdict.offers, verdict.needs_person) == (Level.WARN, (), (), False)
 
 
-def test_who_holds_the_port_of_the_plan_is_named_whatever_his_name_is() -> None:
+def test_the_holder_of_the_plans_port_is_named_whatever_his_process_is_called() -> None:
     with reserved_port() as port, Stranger(LISTENER, str(port)) as stranger:
         stranger.wait_for("ready")
         verdict = Ports((WantedPort(port, "127.0.0.1", "the API", "args.port"),)).run(Host())[1]
@@ -120,10 +120,10 @@ def test_a_setuid_program_under_an_engines_name_is_the_users_who_started_it() ->
     with Stranger(SETUID) as stranger:
         pid = int(stranger.wait_for("ready").split()[1])
         assert "Uid:\t64000\t0\t0\t0" in Path(f"/proc/{pid}/status").read_text(), "it runs with root's rights"
-        found = strays()
-    assert (found.level, found.fixes) == (Level.WARN, ())
-    assert f"pid {pid} has the name" in found.reason
-    assert found.reason.endswith(f"user {USER}")
+        verdict = strays()
+    assert (verdict.level, verdict.fixes) == (Level.WARN, ())
+    assert f"pid {pid} has the name" in verdict.reason
+    assert verdict.reason.endswith(f"user {USER}")
 
 
 @pytest.fixture
@@ -132,11 +132,11 @@ def delegated() -> Iterator[Path]:
     mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
     folder = next(Path(at) for _, at, kind, *_ in mounts if kind == "cgroup2") / f"stranger-{secrets.token_hex(4)}"
     folder.mkdir()
-    for one in (folder, folder / "cgroup.procs"):
-        os.chown(one, UID, UID)
+    for path in (folder, folder / "cgroup.procs"):
+        os.chown(path, UID, UID)
     yield folder
-    for one in (*folder.glob("*/"), folder):
-        one.rmdir()
+    for group in (*folder.glob("*/"), folder):
+        group.rmdir()
 
 
 def test_a_control_group_named_after_a_container_is_no_container(delegated: Path) -> None:
@@ -153,23 +153,26 @@ def test_a_control_group_named_after_a_container_is_no_container(delegated: Path
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp())
-    os.chown(made, UID, UID)
-    yield made
-    shutil.rmtree(made)
+    folder = Path(tempfile.mkdtemp())
+    os.chown(folder, UID, UID)
+    yield folder
+    shutil.rmtree(folder)
 
 
 def test_a_crowd_of_names_is_read_in_a_time_that_grows_with_the_crowd_alone(folder: Path) -> None:
     depth, leaves = 900, 1100
     with Stranger(CROWD, str(folder), str(depth), str(leaves)):
         deadline = time.monotonic() + 20
-        while sum(one.comm == "VLLM::Worker_TP" for one in Host().processes()) < leaves and time.monotonic() < deadline:
+        while (
+            sum(process.comm == "VLLM::Worker_TP" for process in Host().processes()) < leaves
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         began = time.process_time()
-        facts, found = StrayWorkers().run(Host())
+        facts, verdict = StrayWorkers().run(Host())
         took = time.process_time() - began
     assert facts.scanned >= depth + leaves
-    assert (found.level, len(found.reason) < 400, f"of this kind are {leaves}" in found.reason) == (
+    assert (verdict.level, len(verdict.reason) < 400, f"of this kind are {leaves}" in verdict.reason) == (
         Level.WARN,
         True,
         True,

@@ -100,7 +100,7 @@ def test_the_mappings_of_a_process_that_has_too_many_are_not_read() -> None:
 
 
 def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> None:
-    found = world.run(
+    printed = world.run(
         dedent("""
         import json, os, time, types
         from pathlib import Path
@@ -126,12 +126,12 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
                 running.note_segments()
             seconds = time.monotonic() - began
             checks = SharedMemory(), ShmSize(own_bytes=None, is_head=True, cluster_size=1)
-            verdicts = [[one.verdict.level.value, one.verdict.reason] for one in examine(checks, Host())]
+            verdicts = [[finding.verdict.level.value, finding.verdict.reason] for finding in examine(checks, Host())]
         print(json.dumps([seconds, *verdicts]))
     """)
     )
-    assert isinstance(found, list)
-    seconds, segments, size = found
+    assert isinstance(printed, list)
+    seconds, segments, size = printed
     assert seconds < 0.8
     reason = f"could not look: more files in /dev/shm than are read, most of them of uid {UID}"
     assert segments == ["warn", reason]
@@ -139,7 +139,7 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
 
 
 def test_whether_docker_listens_is_not_read_from_the_sockets_of_all() -> None:
-    found = world.run(
+    printed = world.run(
         dedent("""
         import ctypes, json, socket, time
         from tests.integration.stranger import Stranger
@@ -166,7 +166,7 @@ def test_whether_docker_listens_is_not_read_from_the_sockets_of_all() -> None:
         print(json.dumps([answers, min(took)]))
     """)
     )
-    assert isinstance(found, list)
-    answers, seconds = found
+    assert isinstance(printed, list)
+    answers, seconds = printed
     assert answers == [False, *[True] * 10, False]
     assert seconds < 0.005

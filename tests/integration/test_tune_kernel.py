@@ -30,44 +30,45 @@ COMMON = """
 
 
 def run(code: str) -> dict[str, object]:
-    found = world.run(textwrap.dedent(COMMON) + textwrap.dedent(code))
-    assert isinstance(found, dict)
-    return found
+    printed = world.run(textwrap.dedent(COMMON) + textwrap.dedent(code))
+    assert isinstance(printed, dict)
+    return printed
 
 
 def test_settings_are_applied_and_exactly_taken_back() -> None:
-    found = run("""
+    printed = run("""
         names = ("net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_rmem", "net.ipv4.tcp_keepalive_time")
         recipe({"net.ipv4.tcp_fin_timeout": 33, "net.ipv4.tcp_rmem": "4096 131072 5000000"})
         before = [now(name) for name in names]
-        shown, applied, again = tune("show"), tune("apply"), tune("apply")
+        shown, applied, second = tune("show"), tune("apply"), tune("apply")
         between = [now(name) for name in names]
         at_boot = Path("/etc/sysctl.d/60-sparkd.conf").read_text()
         Path("/proc/sys/net/ipv4/tcp_keepalive_time").write_text("1234")
         reverted = tune("revert")
         after = [now(name) for name in names]
         print(json.dumps({
-            "before": before, "between": between, "after": after, "applied": applied["lines"], "again": again["lines"],
-            "codes": [one["code"] for one in (shown, applied, again, reverted)],
-            "errors": [one["error"] for one in (shown, applied, again, reverted)], "at_boot": at_boot,
+            "before": before, "between": between, "after": after, "applied": applied["lines"],
+            "second": second["lines"],
+            "codes": [command["code"] for command in (shown, applied, second, reverted)],
+            "errors": [command["error"] for command in (shown, applied, second, reverted)], "at_boot": at_boot,
             "left": [*os.listdir("/etc/sysctl.d"), *os.listdir("/var/lib/sparkd")],
         }))
     """)
-    assert found["codes"] == [0, 0, 0, 0], found["errors"]
-    before, between, after = found["before"], found["between"], found["after"]
+    assert printed["codes"] == [0, 0, 0, 0], printed["errors"]
+    before, between, after = printed["before"], printed["between"], printed["after"]
     assert isinstance(before, list)
     assert between == [["33"], ["4096", "131072", "5000000"], before[2]]
     assert after == [before[0], before[1], ["1234"]], "what somebody else has set stays"
-    assert found["left"] == []
-    assert "net.ipv4.tcp_fin_timeout = 33" in str(found["at_boot"])
-    assert isinstance(found["applied"], list)
-    assert isinstance(found["again"], list)
-    assert f"net.ipv4.tcp_fin_timeout: {before[0][0]} -> 33" in found["applied"]
-    assert len(found["again"]) == 1, "the second apply changes nothing"
+    assert printed["left"] == []
+    assert "net.ipv4.tcp_fin_timeout = 33" in str(printed["at_boot"])
+    assert isinstance(printed["applied"], list)
+    assert isinstance(printed["second"], list)
+    assert f"net.ipv4.tcp_fin_timeout: {before[0][0]} -> 33" in printed["applied"]
+    assert len(printed["second"]) == 1, "the second apply changes nothing"
 
 
 def test_the_preflight_check_sees_what_tune_would_set() -> None:
-    found = run("""
+    printed = run("""
         from sparkd.base.host import Host
         from sparkd.agent.preflight.checks.kernel import KernelSettings
         recipe({"net.ipv4.tcp_fin_timeout": 33})
@@ -78,11 +79,11 @@ def test_the_preflight_check_sees_what_tune_would_set() -> None:
             levels.append(check.judge(check.probe(Host())).level.value)
         print(json.dumps({"levels": levels}))
     """)
-    assert found["levels"] == ["warn", "ok", "warn"]
+    assert printed["levels"] == ["warn", "ok", "warn"]
 
 
-def test_a_value_that_the_kernel_refuses_is_said_and_the_way_back_is_known() -> None:
-    found = run("""
+def test_a_value_that_the_kernel_refuses_is_named_and_the_others_can_be_reverted() -> None:
+    printed = run("""
         recipe({"net.ipv4.ip_default_ttl": 9999, "net.ipv4.tcp_fin_timeout": 33})
         before = now("net.ipv4.ip_default_ttl")
         applied = tune("apply")
@@ -90,7 +91,7 @@ def test_a_value_that_the_kernel_refuses_is_said_and_the_way_back_is_known() -> 
         print(json.dumps({"applied": applied, "reverted": reverted["code"], "before": before,
                           "after": now("net.ipv4.ip_default_ttl"), "left": os.listdir("/etc/sysctl.d")}))
     """)
-    assert isinstance(found["applied"], dict)
-    assert found["applied"]["code"] == 78
-    assert "net.ipv4.ip_default_ttl can't be set to 9999: Invalid argument" in found["applied"]["error"]
-    assert (found["reverted"], found["after"], found["left"]) == (0, found["before"], [])
+    assert isinstance(printed["applied"], dict)
+    assert printed["applied"]["code"] == 78
+    assert "net.ipv4.ip_default_ttl can't be set to 9999: Invalid argument" in printed["applied"]["error"]
+    assert (printed["reverted"], printed["after"], printed["left"]) == (0, printed["before"], [])

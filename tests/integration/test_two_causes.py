@@ -68,8 +68,8 @@ def rows() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def ends(request: pytest.FixtureRequest) -> Iterator[Outcomes[End]]:
-    with outcomes(request, "test_the_first_cause_is_the_end", end_by_two, at_once=12) as made:
-        yield made
+    with outcomes(request, "test_the_first_cause_is_the_end", end_by_two, at_once=12) as results:
+        yield results
 
 
 @pytest.mark.parametrize(("first", "second", "gap_seconds", "phase"), list(rows()))

@@ -49,7 +49,7 @@ def run(command: str, before: str = "", under: tuple[str, ...] = ()) -> tuple[in
         *("model check", "model pull", "model sync --to x", "image sync --to x", "tune show", "tune apply"),
     ],
 )
-def test_what_needs_a_plan_says_the_one_thing(command: str) -> None:
+def test_a_command_that_needs_a_plan_says_only_that_the_node_is_not_set_up(command: str) -> None:
     code, lines = run(command)
     assert (code, len(lines)) == (78, 1 if command.startswith("run ") else 2)
     assert UNSET in lines[0]
@@ -57,9 +57,9 @@ def test_what_needs_a_plan_says_the_one_thing(command: str) -> None:
 
 
 @pytest.mark.parametrize(("command", "code"), [("config check", 0), ("status", 21), ("preflight --dry-run", 78)])
-def test_what_needs_none_says_it_last(command: str, code: int) -> None:
-    found, lines = run(command)
-    assert found == code
+def test_a_command_that_needs_no_plan_says_last_that_the_node_is_not_set_up(command: str, code: int) -> None:
+    exit_code, lines = run(command)
+    assert exit_code == code
     assert lines[-1] == f"next: {TO_DO}"
 
 
@@ -82,9 +82,9 @@ def test_what_needs_none_says_it_last(command: str, code: int) -> None:
         ("init", 2, r"--yes .*--plan"),
     ],
 )
-def test_a_wrong_turn_ends_with_what_to_do(command: str, code: int, to_do: str) -> None:
-    found, lines = run(command)
-    assert (found, len(lines) <= 3) == (code, True)
+def test_a_command_that_fails_on_an_unset_node_ends_with_what_to_do(command: str, code: int, to_do: str) -> None:
+    exit_code, lines = run(command)
+    assert (exit_code, len(lines) <= 3) == (code, True)
     assert re.search(to_do, "\n".join(lines))
 
 

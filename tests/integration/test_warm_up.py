@@ -32,9 +32,8 @@ LIMITS = Limits(batch_tokens=2048, requests=8, context_tokens=4096)
 STORM = 500
 STILL_SECONDS = 10.0
 CACHE = f"/var/lib/sparkd/cache/{'d' * 64}/triton"
-WARMING, WARM, COLD, READY = (f"engine.{one}" for one in (
-    "kernels.warming", "kernels.warm ", "kernels.cold", "readiness.reached",
-))  # fmt: skip
+WARMING, WARM, COLD = "engine.kernels.warming", "engine.kernels.warm ", "engine.kernels.cold"
+READY = "engine.readiness.reached"
 NODE = "10.77.0.2"
 SMALL = ("engine.args.max-num-seqs = 8", "engine.args.max-num-batched-tokens = 2048")
 
@@ -47,8 +46,8 @@ warm_up = partial(module.warm_up, settle_seconds=0.0)
 def engine(folder: Path) -> Iterator[int]:
     """Its port."""
     with reserved_port() as port:
-        words = (sys.executable, "-I", "-S", str(PROGRAM), str(port), "serving", "compiling", str(folder))
-        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+        command = (sys.executable, "-I", "-S", str(PROGRAM), str(port), "serving", "compiling", str(folder))
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             try:
                 until(lambda: answers(port), 10)
                 yield port
@@ -93,11 +92,11 @@ def storm(port: int, seed: int) -> None:
 
 
 def kernels(folder: Path) -> set[str]:
-    return {one.name for one in folder.iterdir()}
+    return {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.whole) for seed in range(2, 10))])
-def test_after_it_a_storm_of_requests_compiles_nothing(tmp_path: Path, seed: int) -> None:
+def test_after_a_warm_up_a_storm_of_requests_compiles_nothing(tmp_path: Path, seed: int) -> None:
     with engine(tmp_path) as port:
         result = warmed(port, tmp_path)
         assert result.whole and not result.fault.startswith("HTTP 5"), result
@@ -107,19 +106,19 @@ def test_after_it_a_storm_of_requests_compiles_nothing(tmp_path: Path, seed: int
         assert kernels(tmp_path) == before
 
 
-def test_without_it_the_storm_compiles(tmp_path: Path) -> None:
+def test_without_a_warm_up_the_storm_compiles(tmp_path: Path) -> None:
     with engine(tmp_path) as port:
         storm(port, 1)
         assert len(kernels(tmp_path)) > 15
 
 
-def test_it_ends_in_time_and_says_that_it_is_not_whole(tmp_path: Path) -> None:
+def test_a_warm_up_ends_in_time_and_says_that_it_is_not_whole(tmp_path: Path) -> None:
     with engine(tmp_path) as port:
         result = warmed(port, tmp_path, seconds=0.05)
     assert not result.whole and result.passes == 1
 
 
-def test_an_endpoint_that_is_gone_ends_it(tmp_path: Path) -> None:
+def test_an_endpoint_that_is_gone_ends_a_warm_up(tmp_path: Path) -> None:
     with engine(tmp_path) as port:
         pass
     result = warmed(port, tmp_path)
@@ -141,7 +140,7 @@ def test_json_is_requested_alone_and_beside_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_where_nothing_is_answered_nothing_is_warm(tmp_path: Path, status: int) -> None:
+def test_a_warm_up_without_an_answer_is_not_whole(tmp_path: Path, status: int) -> None:
     with answering(lambda call, _: (status, b"no") if call.endswith("completions") else models("tiny")) as port:
         result = warmed(port, tmp_path, limits=Limits(16, 2, 64))
     assert (result.whole, result.over, result.lost) == (False, False, False)
@@ -149,7 +148,7 @@ def test_where_nothing_is_answered_nothing_is_warm(tmp_path: Path, status: int) 
 
 
 @pytest.mark.parametrize(
-    ("seen", "lost"),
+    ("progress", "lost"),
     [
         ([Compiled(0, 0, 0)], True),
         ([Compiled(0, 0, 1)], False),
@@ -159,12 +158,12 @@ def test_where_nothing_is_answered_nothing_is_warm(tmp_path: Path, status: int) 
 )
 @pytest.mark.parametrize("engines", [1, 3])
 def test_a_request_that_hangs_is_waited_for_while_somebody_compiles(
-    tmp_path: Path, seen: list[Compiled], lost: bool, engines: int
+    tmp_path: Path, progress: list[Compiled], lost: bool, engines: int
 ) -> None:
-    looks = iter(seen)
+    looks = iter(progress)
 
     async def look() -> Compiled:
-        return next(looks, seen[-1])
+        return next(looks, progress[-1])
 
     limits = Limits(1, 1, 64, engines=engines)  # of several, each step is a batch
 
@@ -184,11 +183,11 @@ def test_a_request_that_hangs_is_waited_for_while_somebody_compiles(
     assert (took_seconds < 2.5) == lost, took_seconds
 
 
-def test_a_kernel_that_is_compiled_in_each_pass_does_not_hold_it_for_ever(tmp_path: Path) -> None:
-    seen = iter(range(100))
+def test_a_kernel_that_is_compiled_in_each_pass_does_not_hold_a_warm_up_for_ever(tmp_path: Path) -> None:
+    counts = iter(range(100))
 
     async def look() -> Compiled:
-        return Compiled(next(seen), 0, 0)
+        return Compiled(next(counts), 0, 0)
 
     with engine(tmp_path) as port:
         limits = Limits(16, 2, 64)
@@ -196,7 +195,7 @@ def test_a_kernel_that_is_compiled_in_each_pass_does_not_hold_it_for_ever(tmp_pa
     assert (result.whole, result.passes) == (False, module.MOST_PASSES)
 
 
-def test_it_waits_for_a_compiler_that_still_runs(tmp_path: Path) -> None:
+def test_a_warm_up_waits_for_a_compiler_that_still_runs(tmp_path: Path) -> None:
     compilers = iter([0, 3, 2, 0, 0])
 
     async def look() -> Compiled:
@@ -260,7 +259,7 @@ def test_a_cold_start_is_warmed_before_ready_and_the_next_one_is_not() -> None:
         ends(node)
 
 
-def test_the_setting_has_the_last_word_and_an_engine_that_cant_be_warmed_serves() -> None:
+def test_the_setting_can_turn_warming_off_and_an_engine_that_cant_be_warmed_serves() -> None:
     with node_with_gpu('readiness.warm = "never"') as node:
         assert serves(node) == [READY]
         assert warmth(node) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import threading
@@ -45,6 +46,7 @@ from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.plan.agreement import Agreement, dump_values
+from sparkd.base.state.file import Content, StateFile
 from sparkd.base.state.rank_record import RankRecord
 from sparkd.base.status.model import NodeReport
 from sparkd.base.vllm.log_lines import LogForwarder
@@ -190,6 +192,24 @@ class MemoryActions(Actions):
     def remove(self, rank: Rank) -> bool:
         self.written["removed"] = rank.name
         return True
+
+
+class FullDisk(MemoryActions):
+    """There is no room on its disk while `is_full`."""
+
+    is_full = True
+
+    def write_state(self, name: str, text: str, mode: int) -> None:
+        self._require_room()
+        super().write_state(name, text, mode)
+
+    def compare_and_swap(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+        self._require_room()
+        return super().compare_and_swap(file, before, after)
+
+    def _require_room(self) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @dataclass

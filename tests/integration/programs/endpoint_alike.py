@@ -88,14 +88,14 @@ class Engine:
                 room = MOST_REQUESTS - len(batch)
                 batch, self.waiting = [*batch, *self.waiting[:room]], self.waiting[room:]
             time.sleep(STEP_SECONDS)
-            splits = max(1, SPLITS // -(-min(BATCH_TOKENS, sum(one.tokens for one in batch)) // TILE))
-            for kernel in {f"mhc_{splits}", f"batch_{len(batch)}", *(f"sample_{one.way}" for one in batch)}:
+            splits = max(1, SPLITS // -(-min(BATCH_TOKENS, sum(request.tokens for request in batch)) // TILE))
+            for kernel in {f"mhc_{splits}", f"batch_{len(batch)}", *(f"sample_{request.way}" for request in batch)}:
                 self.load(kernel)
-            for one in batch:
-                one.tokens, one.left = 1, one.left - 1
-                if not one.left:
-                    one.done.set()
-            batch = [one for one in batch if one.left]
+            for request in batch:
+                request.tokens, request.left = 1, request.left - 1
+                if not request.left:
+                    request.done.set()
+            batch = [request for request in batch if request.left]
 
     def load(self, kernel: str) -> None:
         """As Triton's, its hook also reports what comes from the disk."""

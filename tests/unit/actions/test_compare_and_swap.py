@@ -28,11 +28,11 @@ PROCESSES, STEPS = 4, 25
 
 def count(files: Files, _: int) -> int:
     """Add 1 to the count STEPS times. Returns how often another process was first."""
-    done = overtaken = 0
-    while done < STEPS:
+    steps = overtaken = 0
+    while steps < STEPS:
         old = FILE.read(files)
         if compare_and_swap(files, FILE, old, Count("p", old.steps + 1 if old else 1)):
-            done += 1
+            steps += 1
         else:
             overtaken += 1
     return overtaken
@@ -45,7 +45,7 @@ def test_no_step_of_several_processes_is_lost(tree: Tree) -> None:
     assert FILE.read(files) == Count("p", PROCESSES * STEPS)
 
 
-def test_what_is_no_longer_there_is_neither_replaced_nor_removed(tree: Tree) -> None:
+def test_a_file_that_is_no_longer_there_is_neither_replaced_nor_removed(tree: Tree) -> None:
     files, old, new = Files(str(tree.root)), Count("old", 1), Count("new", 2)
     assert not compare_and_swap(files, FILE, old, new)
     assert compare_and_swap(files, FILE, None, old)

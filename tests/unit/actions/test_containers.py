@@ -29,16 +29,16 @@ ID = "ab" * 32
 
 
 @pytest.mark.parametrize(
-    ("done", "status", "harmless"),
+    ("act", "status", "harmless"),
     [
         *(("stopped", status, True) for status in (204, 304, 404)),
         *(("removed", status, True) for status in (204, 404, 409)),
-        *((done, 500, False) for done in ("stopped", "removed")),
+        *((act, 500, False) for act in ("stopped", "removed")),
         ("stopped", 409, False),
     ],
 )
 def test_a_refusal_is_an_error_with_dockers_reason_unless_the_container_is_gone(
-    done: str, status: int, harmless: bool
+    act: str, status: int, harmless: bool
 ) -> None:
     requests = []
 
@@ -46,17 +46,17 @@ def test_a_refusal_is_an_error_with_dockers_reason_unless_the_container_is_gone(
         requests.append(request)
         return (http(b"" if status < 400 else b'{"message": "driver failed:\\n  no space"}', status=status),)
 
-    reason = f"^container {ID[:12]} can't be {done}: driver failed: no space$"
+    reason = f"^container {ID[:12]} can't be {act}: driver failed: no space$"
     with dockerd(answer) as path, nullcontext() if harmless else pytest.raises(LaunchError, match=reason):
-        if done == "stopped":
+        if act == "stopped":
             Containers(path).stop(ID, 3)
         else:
             Containers(path).remove(ID)
     assert [plain(request) for request in requests] == [
-        f"POST /containers/{ID}/stop" if done == "stopped" else f"DELETE /containers/{ID}"
+        f"POST /containers/{ID}/stop" if act == "stopped" else f"DELETE /containers/{ID}"
     ]
     query = requests[0].partition("?")[2].split("&")
-    assert {"t=3"} <= set(query) if done == "stopped" else {"force=True", "v=True"} <= set(query)
+    assert {"t=3"} <= set(query) if act == "stopped" else {"force=True", "v=True"} <= set(query)
 
 
 def test_a_missing_image_differs_from_a_failure(plan: LaunchPlan) -> None:
@@ -197,15 +197,15 @@ def test_the_reason_of_a_failed_start_outlives_a_failed_removal(plan: LaunchPlan
 
 def test_a_container_whose_process_can_not_be_opened_is_removed(plan: LaunchPlan) -> None:
     """As without a free descriptor: here the pid is a thread's, not a process's."""
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait)
+    removed = threading.Event()
+    thread = threading.Thread(target=removed.wait)
     thread.start()
     docker = FakeDockerd([thread.native_id or 0] * 2)
     try:
         with pytest.raises(OSError, match="Errno"):
             start(docker, plan)
     finally:
-        done.set()
+        removed.set()
         thread.join()
     assert docker.requests[-1].startswith(f"DELETE /v1.44/containers/{ID}?".encode())
 

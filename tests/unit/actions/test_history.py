@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
@@ -61,7 +62,7 @@ def test_totals_count_each_launch_and_end_once_and_outlive_the_rows(files: Files
     for row in (*rows, replace(LAUNCH, id="last")):
         history.write(files, row, limits=history.Limits(rows=3))
     assert history.read_totals(files) == {"launches": 6, "ends.engine-ended": 5}
-    assert [one.id for one in history.read(files)] == ["3", "4", "last"]
+    assert [row.id for row in history.read(files)] == ["3", "4", "last"]
     history.close_open(files, End("killed", cause="agent-killed"))
     history.close_open(files, End("killed", cause="agent-killed"))
     assert history.read_totals(files) == {"launches": 6, "ends.engine-ended": 5, "ends.agent-killed": 1}
@@ -100,15 +101,16 @@ def cut_short(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [break_header, break_pages, cut_short])
-def test_a_broken_file_is_set_aside_once_and_a_new_one_begun(files: Files, path: Path, damage: object) -> None:
-    assert callable(damage)
+def test_a_broken_file_is_set_aside_once_and_a_new_one_begun(
+    files: Files, path: Path, damage: Callable[[Path], None]
+) -> None:
     history.write(files, *(replace(LAUNCH, id=str(number)) for number in range(50)))
     damage(path)
     with pytest.raises(OSError, match=r"history\.db"):
         history.read(files)
     assert history.write(files, ENDED)
     assert not history.write(files, replace(ENDED, id="b"))
-    assert [one.id for one in history.read(files)] == ["a", "b"]
+    assert [row.id for row in history.read(files)] == ["a", "b"]
     assert sorted(os.listdir(path.parent)) == [".history.db.lock", "history.db", "history.db.broken"]
 
 
@@ -158,8 +160,8 @@ while True:
 def test_a_killed_writer_leaves_a_whole_file(files: Files) -> None:
     """What a power cut leaves, on a disk that keeps the order of its syncs: perhaps a journal to take back."""
     for turn in range(6):
-        words = (sys.executable, "-c", WRITER, files.root, str(turn))
-        with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        command = (sys.executable, "-c", WRITER, files.root, str(turn))
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(0.017 * turn)
@@ -170,12 +172,13 @@ def test_a_killed_writer_leaves_a_whole_file(files: Files) -> None:
     assert not history.write(files, ENDED), "nothing was set aside"
 
 
-def put_some(root: str, name: int) -> bool:
+def write_rows(root: str, writer: int) -> bool:
+    """Write 20 rows. Whether the file was ever replaced."""
     replaced = False
-    for one in range(20):
+    for number in range(20):
         while True:
             with suppress(BlockingIOError):  # the other writers' turn for longer than one waits
-                replaced |= history.write(Files(root), replace(ENDED, id=f"{name}-{one}"))
+                replaced |= history.write(Files(root), replace(ENDED, id=f"{writer}-{number}"))
                 break
     return replaced
 
@@ -183,15 +186,15 @@ def put_some(root: str, name: int) -> bool:
 def test_no_row_of_several_writers_is_lost_beside_readers(files: Files) -> None:
     """On a slow disk, writers who never rest keep a reader out; not before its patience has ended."""
     with ProcessPoolExecutor(3, get_context("spawn")) as pool:
-        working = [pool.submit(put_some, files.root, name) for name in range(3)]
-        while not all(one.done() for one in working):
+        writers = [pool.submit(write_rows, files.root, writer) for writer in range(3)]
+        while not all(writer.done() for writer in writers):
             began = time.monotonic()
             try:
                 history.read(files)
             except OSError as error:
                 assert "locked" in str(error)
                 assert time.monotonic() - began > 0.9 * history.BUSY_SECONDS
-        assert [one.result() for one in working] == [False] * 3
+        assert [writer.result() for writer in writers] == [False] * 3
     assert len(history.read(files)) == 60
     assert history.read_totals(files) == {"launches": 60, "ends.engine-ended": 60}
 

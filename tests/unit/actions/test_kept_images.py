@@ -21,10 +21,12 @@ class Docker:
     def answer(self, request: str) -> Iterable[bytes]:
         method, _, path = plain(request).partition(" ")
         if path == "/images/json":
-            return json_response([{"Id": one, "RepoTags": [image_name(one)]} for one in (OLD, OLDER)])
+            return json_response([{"Id": image, "RepoTags": [image_name(image)]} for image in (OLD, OLDER)])
         if path == "/containers/json":
-            kept = ((one, f"/{container_name(one)}") for one in (OLD, OLDER))
-            return json_response([{"Id": one[7:], "Names": [name], "Labels": {KEPT_LABEL: one}} for one, name in kept])
+            kept = ((image, f"/{container_name(image)}") for image in (OLD, OLDER))
+            return json_response(
+                [{"Id": image[7:], "Names": [name], "Labels": {KEPT_LABEL: image}} for image, name in kept]
+            )
         if self._refused and path.startswith(self._refused):
             return json_response({"message": f"{path} is in use"}, CONFLICT)
         self.changed.append(f"{method} {path}")
@@ -50,8 +52,7 @@ def test_only_an_image_of_a_plan_that_is_over_is_released(before: tuple[str, ...
 def test_a_name_that_somebody_elses_container_has_holds_up_nothing_else() -> None:
     docker, kept = Docker(refused="/containers/create"), list[tuple[str, bool]]()
     with dockerd(docker.answer) as path, pytest.raises(DockerError, match="in use") as caught:
-        for one in keep_images((NEW, OLD), (NEW, OLD), (OLD, OLDER), path):
-            kept.append(one)
+        kept.extend(keep_images((NEW, OLD), (NEW, OLD), (OLD, OLDER), path))
     assert docker.changed == [MADE[0], *REMOVED]
     assert kept == [(image_name(NEW), True), (container_name(OLDER), False), (image_name(OLDER), False)]
     assert caught.value.status == CONFLICT

@@ -37,14 +37,14 @@ CUT_AT = 12_000_000
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     """One for all tests of this process: the client reads its environment once, when it is imported."""
-    with serving(Hub({})) as one:
+    with serving(Hub({})) as hub:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("HF_ENDPOINT", one.endpoint)
+            patch.setenv("HF_ENDPOINT", hub.endpoint)
             patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub") / "none"))
             import huggingface_hub.constants
 
-            assert one.endpoint == huggingface_hub.constants.ENDPOINT
-        yield one
+            assert hub.endpoint == huggingface_hub.constants.ENDPOINT
+        yield hub
 
 
 def content(folder: Path, data_bytes: int) -> dict[str, bytes]:
@@ -98,10 +98,10 @@ class Machine:
     def begun(self) -> list[int]:
         """What has come of a shard under way; small files come and go beside it."""
         sizes = []
-        for one in self.folder.rglob("*.incomplete"):
+        for path in self.folder.rglob("*.incomplete"):
             with suppress(FileNotFoundError):
-                sizes.append(one.stat().st_size)
-        return [one for one in sizes if one > CUT_AT // 2]
+                sizes.append(path.stat().st_size)
+        return [size_bytes for size_bytes in sizes if size_bytes > CUT_AT // 2]
 
     def interrupt(self, stderr: int = subprocess.DEVNULL, **env: str) -> None:
         """Begin the download of the shard, and end it by SIGINT."""
@@ -138,7 +138,7 @@ def test_a_broken_connection_is_resumed(machine: Machine, cut: Hub) -> None:
     done = machine.pull(REPO)
     assert (done.returncode, done.stderr) == (0, "")
     assert (machine.folder / SHARD).read_bytes() == cut.files[SHARD]
-    assert len([one for one in cut.requests if "bytes=" in one]) == 1, cut.requests
+    assert len([request for request in cut.requests if "bytes=" in request]) == 1, cut.requests
 
 
 @pytest.mark.parametrize("sizes", [True, False])
@@ -160,11 +160,11 @@ def test_a_hub_that_goes_away_is_one_line(machine: Machine, hub: Hub, tmp_path: 
         other.folder.mkdir(parents=True)
         (other.folder / "config.json").write_bytes(hub.files["config.json"])
         hub.answers = other_hub.answers = 1
-        with machine.start(REPO) as one, other.start(REPO) as another:
-            for its, process in ((hub, one), (other_hub, another)):
+        with machine.start(REPO) as first, other.start(REPO) as second:
+            for away, process in ((hub, first), (other_hub, second)):
                 done = ended(process)
                 assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1), done.stderr
-                assert f"{its.endpoint} can't be reached, or broke off" in done.stderr
+                assert f"{away.endpoint} can't be reached, or broke off" in done.stderr
 
 
 def test_an_interrupted_download_is_resumed(machine: Machine, cut: Hub) -> None:
@@ -178,9 +178,11 @@ def test_an_interrupted_download_is_resumed(machine: Machine, cut: Hub) -> None:
     cut.cut_at = None
     done = machine.pull(REPO)
     assert done.returncode == 0
-    left = f"\n{size(len(cut.files[SHARD]) - begun)} to download"
-    assert left in done.stdout, "another revision's partial file does not count"
-    assert [one for one in cut.requests if "bytes=" in one] == [f"GET /{REPO}/resolve/{COMMIT}/{SHARD} bytes={begun}-"]
+    rest = f"\n{size(len(cut.files[SHARD]) - begun)} to download"
+    assert rest in done.stdout, "another revision's partial file does not count"
+    assert [request for request in cut.requests if "bytes=" in request] == [
+        f"GET /{REPO}/resolve/{COMMIT}/{SHARD} bytes={begun}-"
+    ]
     assert (machine.folder / SHARD).read_bytes() == cut.files[SHARD]
 
 
@@ -222,7 +224,7 @@ def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, cut: Hub) ->
 @pytest.mark.parametrize(
     ("words", "answer", "downloads"), [((), "n\n", False), ((), "\n", True), (("--yes",), "n\n", True)]
 )
-def test_much_is_confirmed_on_a_terminal(
+def test_a_large_download_is_confirmed_on_a_terminal(
     words: tuple[str, ...], answer: str, downloads: bool, machine: Machine, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "CONFIRM_BYTES", sum(map(len, hub.files.values())) - 1)
@@ -236,11 +238,11 @@ def test_much_is_confirmed_on_a_terminal(
     assert ("nothing is downloaded" in done.stdout) is not downloads
 
 
-def test_a_second_time_nothing_is_downloaded(machine: Machine, hub: Hub) -> None:
+def test_a_second_pull_downloads_nothing(machine: Machine, hub: Hub) -> None:
     machine.pull(REPO)
     hub.requests.clear()
     assert machine.pull(REPO).returncode == 0
-    assert [one for one in hub.requests if one.startswith("GET /org")] == []
+    assert [request for request in hub.requests if request.startswith("GET /org")] == []
 
 
 def test_a_file_that_was_spoilt_is_downloaded_again(machine: Machine, hub: Hub) -> None:
@@ -313,7 +315,9 @@ def test_a_file_without_a_record_is_compared_and_not_downloaded(machine: Machine
     (machine.folder / f".cache/huggingface/download/{SHARD}.metadata").unlink()
     hub.requests.clear()
     assert machine.pull(REPO).returncode == 0
-    assert [one for one in hub.requests if one.endswith(SHARD)] == [f"HEAD /{REPO}/resolve/{COMMIT}/{SHARD}"]
+    assert [request for request in hub.requests if request.endswith(SHARD)] == [
+        f"HEAD /{REPO}/resolve/{COMMIT}/{SHARD}"
+    ]
 
 
 def test_a_partial_file_that_is_too_long_begins_again(machine: Machine, cut: Hub) -> None:

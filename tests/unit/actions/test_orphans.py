@@ -34,13 +34,13 @@ class RecordingContainers(Containers):
         self.removed.append(container_id)
 
 
-def record(tree: Tree, **changes: object) -> None:
+def write_record(tree: Tree, **changes: object) -> None:
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
     tree.file(FILE.path, FILE.encode(replace(rank_record(invocation="before"), **changes)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "left"),
+    ("changes", "stays"),
     [
         ({"container_id": ID}, False),
         ({}, False),
@@ -48,19 +48,19 @@ def record(tree: Tree, **changes: object) -> None:
         ({"rank_id": "another", "container_id": ID}, True),
     ],
 )
-def test_an_orphans_record_goes_with_it(tree: Tree, changes: dict[str, object], left: bool) -> None:
+def test_an_orphans_record_goes_with_it(tree: Tree, changes: dict[str, object], stays: bool) -> None:
     """A copied label takes nothing of another container along."""
     containers = RecordingContainers()
-    record(tree, **changes)
+    write_record(tree, **changes)
     end_orphan(Host(tree.root), containers, ENDED)
     assert containers.removed == [ID]
-    assert (tree.root / FILE.path.lstrip("/")).exists() is left
+    assert (tree.root / FILE.path.lstrip("/")).exists() is stays
 
 
 def test_a_record_stays_as_long_as_a_segment_that_it_names(tree: Tree) -> None:
     """One that a process still has when the container goes: the next preflight unlinks it."""
     segment, host = tree.segment("psm_0123abcd"), Host(tree.root)
-    record(tree, container_id=ID, segments={"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)})
+    write_record(tree, container_id=ID, segments={"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)})
     tree.process(9, "python3", opened=("/dev/shm/psm_0123abcd",))
     end_orphan(host, RecordingContainers(), ENDED)
     assert left_segments(host) == {"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)}
@@ -75,7 +75,7 @@ def test_an_orphan_goes_though_shared_memory_can_not_be_read(tree: Tree, running
     folder, containers = tree.folder("/dev/shm"), RecordingContainers()
     for number in range(MOST_SEGMENTS + 1):
         (folder / f"psm_{number:08x}").touch()
-    record(tree, container_id=ID, segments={"/dev/shm/psm_00000000": (1, 2)})
+    write_record(tree, container_id=ID, segments={"/dev/shm/psm_00000000": (1, 2)})
     end_orphan(Host(tree.root), containers, replace(ENDED, running=running, pid=9))
     assert containers.removed == [ID]
     assert not (tree.root / FILE.path.lstrip("/")).exists()
@@ -86,7 +86,7 @@ def test_an_orphan_goes_though_shared_memory_can_not_be_read(tree: Tree, running
 )
 def test_what_is_not_right_below_dev_shm_is_no_segment_that_is_left(tree: Tree, path: str) -> None:
     segment = tree.segment("psm_0123abcd")
-    record(tree, segments={path: (segment.st_dev, segment.st_ino)})
+    write_record(tree, segments={path: (segment.st_dev, segment.st_ino)})
     assert left_segments(Host(tree.root)) == {}
 
 
@@ -98,7 +98,7 @@ def test_what_is_not_right_below_dev_shm_is_no_segment_that_is_left(tree: Tree, 
     ],
 )
 def test_what_is_no_orphan_any_more_is_left_alone(tree: Tree, changes: dict[str, object]) -> None:
-    record(tree, **changes)
+    write_record(tree, **changes)
     host = Host(tree.root, docker=lambda: DockerFacts(True, (ENDED,)))
     applied = MemoryActions(host, MainLoop(Notifier(), {}), "now").apply(RemoveContainer(ID, "sparkd-rank0"))
     assert (applied.state, applied.note) == ("stale", "it is not an orphan of sparkd")

@@ -58,7 +58,7 @@ def files(node: Tree) -> dict[str, tuple[int, str]]:
     return {str(path.relative_to(node.root)): (path.stat().st_ino, path.read_text()) for path in paths}
 
 
-def refused(node: Tree, error: type[Exception], match: str) -> None:
+def assert_refused(node: Tree, error: type[Exception], match: str) -> None:
     """Neither `apply` nor `revert` changes anything."""
     before = files(node)
     with pytest.raises(error, match=match):
@@ -97,16 +97,16 @@ def test_revert_leaves_the_machine_as_it_was(node: Tree, manager: SysctlManager)
     assert manager.revert() == []
 
 
-def test_what_the_kernel_does_not_take_back_holds_up_nothing_else(node: Tree, manager: SysctlManager) -> None:
+def test_a_setting_that_the_kernel_does_not_take_back_holds_up_no_other(node: Tree, manager: SysctlManager) -> None:
     """As vm.dirty_bytes, which refuses its own 0. What reads back as another text stands for it."""
     apply(manager, BOTH)
-    refused = f"{BEFORE['net.ipv4.tcp_rmem']} "
-    node.file(FILE.path, json.dumps({"schema": 1, "before": {**BEFORE, "net.ipv4.tcp_rmem": refused}}))
+    other_text = f"{BEFORE['net.ipv4.tcp_rmem']} "
+    node.file(FILE.path, json.dumps({"schema": 1, "before": {**BEFORE, "net.ipv4.tcp_rmem": other_text}}))
     with pytest.raises(ConfigError, match=r"^net\.ipv4\.tcp_rmem: the kernel made [^;]*$"):
         manager.revert()
     assert manager.current("vm.swappiness") == "60"
     assert not (node.root / PATH[1:]).exists()
-    assert manager.saved() == {"net.ipv4.tcp_rmem": refused}
+    assert manager.saved() == {"net.ipv4.tcp_rmem": other_text}
 
 
 def test_a_setting_that_can_not_be_read_is_named_and_holds_up_no_other(node: Tree, manager: SysctlManager) -> None:
@@ -122,7 +122,7 @@ def test_a_setting_that_can_not_be_read_is_named_and_holds_up_no_other(node: Tre
     assert manager.saved() == {"net.ipv4.tcp_rmem": BEFORE["net.ipv4.tcp_rmem"]}
 
 
-def test_what_is_no_longer_wanted_is_taken_back(node: Tree, manager: SysctlManager) -> None:
+def test_a_setting_that_is_no_longer_wanted_is_taken_back(node: Tree, manager: SysctlManager) -> None:
     apply(manager, BOTH)
     assert apply(manager, SWAPPINESS) == ["net.ipv4.tcp_rmem: 4096 131072 33554432 -> 4096 131072 6291456"]
     assert manager.saved() == {"vm.swappiness": "60"}
@@ -143,7 +143,7 @@ def test_a_file_of_somebody_elses_is_never_touched(node: Tree, kind: str) -> Non
         node.file(PATH, "vm.swappiness = 1\n")
     else:
         node.link(PATH, "/etc/own.conf")
-    refused(node, ConfigError, PATH)
+    assert_refused(node, ConfigError, PATH)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_file_of_somebody_elses_is_never_touched(node: Tree, kind: str) -> Non
 )
 def test_a_record_that_can_not_be_read_is_left_for_a_person(node: Tree, text: str) -> None:
     node.file(FILE.path, text)
-    refused(node, ConfigError, FILE.path)
+    assert_refused(node, ConfigError, FILE.path)
 
 
 def test_whatever_interrupts_apply_the_way_back_is_known_first(node: Tree, manager: SysctlManager) -> None:
@@ -183,13 +183,13 @@ def test_where_nothing_can_be_saved_nothing_is_set(node: Tree) -> None:
 
 def test_two_at_once_do_not_take_each_others_values_for_those_of_before(node: Tree, manager: SysctlManager) -> None:
     with hold_command_lock(node.root):
-        refused(node, UsageError, "another `sparkd init` or `tune` is under way")
+        assert_refused(node, UsageError, "another `sparkd init` or `tune` is under way")
     assert apply(manager, BOTH)
 
 
-def test_one_who_may_only_read_keeps_nobody_from_it(node: Tree, manager: SysctlManager) -> None:
+def test_a_user_who_may_only_read_keeps_nobody_from_tuning(node: Tree, manager: SysctlManager) -> None:
     (node.root / SETUP_LOCK).parent.mkdir(parents=True)
-    folders = [os.open(node.root / one, os.O_RDONLY) for one in ("var/lib/sparkd", "run/sparkd")]
+    folders = [os.open(node.root / path, os.O_RDONLY) for path in ("var/lib/sparkd", "run/sparkd")]
     for folder in folders:
         fcntl.flock(folder, fcntl.LOCK_EX)
     assert apply(manager, BOTH)
@@ -198,7 +198,7 @@ def test_one_who_may_only_read_keeps_nobody_from_it(node: Tree, manager: SysctlM
         os.close(folder)
 
 
-def test_a_value_that_the_kernel_makes_another_of_is_said(node: Tree, manager: SysctlManager) -> None:
+def test_a_value_that_the_kernel_changes_is_named(node: Tree, manager: SysctlManager) -> None:
     """As vm.nr_hugepages does where memory is short: what reads back is not what was written."""
     with pytest.raises(ConfigError, match="the kernel made 10 of 10 "):
         manager.apply({"vm.swappiness": "10 "}, f"{HEADER}\n")
@@ -206,7 +206,7 @@ def test_a_value_that_the_kernel_makes_another_of_is_said(node: Tree, manager: S
     assert manager.current("vm.swappiness") == "60"
 
 
-def test_what_is_printed(manager: SysctlManager) -> None:
+def test_show_apply_and_revert_print_each_setting_before_and_after(manager: SysctlManager) -> None:
     wanted, nothing = recipe(SWAPPINESS), recipe({})
     assert list(setup.apply_tuning(manager, nothing)) == ["recipe x has no kernel settings", "nothing to take back"]
     assert "\n".join(setup.show_tuning(manager, wanted)).splitlines() == [
@@ -231,7 +231,9 @@ def test_what_is_printed(manager: SysctlManager) -> None:
     assert manager.revert() == reverted
 
 
-def test_a_record_that_is_gone_is_said(node: Tree, manager: SysctlManager) -> None:
+def test_without_the_record_revert_prints_that_values_stay_until_the_next_boot(
+    node: Tree, manager: SysctlManager
+) -> None:
     apply(manager, SWAPPINESS)
     (node.root / FILE.path[1:]).unlink()
     removed, lost = manager.revert()

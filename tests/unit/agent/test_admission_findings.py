@@ -9,6 +9,6 @@ def finding(name: str) -> FindingReport:
     return FindingReport(name, "warn", "reason", "hint", "inspect")
 
 
-def test_what_the_kernels_log_had_stays_and_what_the_round_before_found_goes() -> None:
+def test_a_finding_of_the_kernels_log_stays_and_those_of_the_round_before_go() -> None:
     kernel, use, ports, swap = map(finding, (kernel_log.ID, "use", "ports", "swap"))
     assert merge_round((use, ports, kernel), (use, swap)) == (kernel, use, swap)

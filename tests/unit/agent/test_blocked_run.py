@@ -1,8 +1,6 @@
 """A blocked run waits in its process until it is repaired, stopped, or configured differently."""
 
-import errno
 import json
-import os
 import re
 import threading
 import time
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.unit.agent_runs import World, configuration, end, phases, run_agent
-from tests.unit.cluster_nodes import MemoryActions
+from tests.unit.cluster_nodes import FullDisk, MemoryActions
 from tests.unit.conftest import Notifications
 from tests.unit.nodes import until
 
@@ -27,26 +25,24 @@ from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import BlockedError, ExitCode
 
 SCRIPT = "/srv/scripts/rank.sh"
-
-
 PACE = Pace(retry_seconds=(300.0,), look_seconds=0.05, look_share=1)
-"""It looks again fast, and without a change tries again in minutes."""
+"""What blocks is looked at again at once; without a change, the next try comes in minutes."""
 
 
 @pytest.fixture
-def ghost(world: World) -> World:
-    """A world whose engine.script does not exist."""
+def scriptless(world: World) -> World:
+    """A node whose engine.script does not exist."""
     world.pace = PACE
     world.tree.file("/etc/sparkd/sparkd.toml", configuration(world.port, SCRIPT, ("script-paths",)))
     return world
 
 
 def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(
-    ghost: World, notifications: Notifications
+    scriptless: World, notifications: Notifications
 ) -> None:
-    repair = ghost.once("blocked", lambda: ghost.tree.file(SCRIPT, 'exec "$@"\n'))
-    ending = ghost.once("serving", end)
-    code, journal = run_agent(ghost)
+    repair = scriptless.once("blocked", lambda: scriptless.tree.file(SCRIPT, 'exec "$@"\n'))
+    ending = scriptless.once("serving", end)
+    code, journal = run_agent(scriptless)
     repair.join()
     ending.join()
     assert code is ExitCode.GOOD, journal
@@ -80,11 +76,6 @@ def test_a_full_run_blocks_until_there_is_room_and_counts_as_no_launch(world: Wo
     assert "df -h /run" in blocked_line
     assert phases(journal)[:2] == ["blocked", "launching"]
     assert (run / "owner.json").exists() is False, "released at the end"
-
-
-class FullDisk(MemoryActions):
-    def write_state(self, name: str, text: str, mode: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_launch_that_can_not_be_counted_is_blocked_before_other_nodes_start_their_ranks(world: World) -> None:
@@ -151,16 +142,16 @@ class Tries:
         return self._steps(agent)
 
 
-def test_an_hour_blocked_is_few_lines_and_no_container(ghost: World) -> None:
-    ghost.pace = replace(PACE, retry_seconds=(0.01,))
-    ghost.tree.file("/etc/sparkd/sparkd.toml", configuration(ghost.port, SCRIPT, tuple(IDS)))
-    _, journal = run_agent(ghost, run=Tries(20, start).run)  # an hour has some 14 tries
+def test_an_hour_blocked_is_few_lines_and_no_container(scriptless: World) -> None:
+    scriptless.pace = replace(PACE, retry_seconds=(0.01,))
+    scriptless.tree.file("/etc/sparkd/sparkd.toml", configuration(scriptless.port, SCRIPT, tuple(IDS)))
+    _, journal = run_agent(scriptless, run=Tries(20, start).run)  # an hour has some 14 tries
     assert journal.count("agent.run.blocked") == 1
-    assert len(journal.splitlines()) <= 60
-    assert all(request.startswith("GET ") for request in ghost.requests)
+    assert len(journal.splitlines()) <= 60, "three a try"
+    assert all(request.startswith("GET ") for request in scriptless.requests)
 
 
-def test_what_no_check_sees_is_tried_again_at_its_own_pace(world: World) -> None:
+def test_a_block_by_a_hook_is_tried_again_after_pauses_that_grow(world: World) -> None:
     world.pace = Pace(retry_seconds=(0.1, 0.6), look_seconds=0.1)
 
     def run_hook(_agent: Agent) -> None:
@@ -173,9 +164,9 @@ def test_what_no_check_sees_is_tried_again_at_its_own_pace(world: World) -> None
     assert third - second >= 0.6
 
 
-def test_a_look_that_hangs_is_the_only_one_and_its_end_is_a_change(world: World) -> None:
+def test_a_look_at_what_blocks_that_hangs_is_the_only_one_and_its_end_starts_a_try(world: World) -> None:
     world.pace = replace(PACE, retry_seconds=(0.05,), hang_seconds=0.05)
-    released, counted = threading.Event(), list[tuple[int, int]]()
+    released, looks_and_tries = threading.Event(), list[tuple[int, int]]()
 
     def docker() -> DockerFacts:
         released.wait(10)
@@ -189,21 +180,20 @@ def test_a_look_that_hangs_is_the_only_one_and_its_end_is_a_change(world: World)
     def release() -> None:
         time.sleep(1)
         looks = [thread for thread in threading.enumerate() if thread.name == "call"]
-        counted.append((len(looks), len(tries.times)))
+        looks_and_tries.append((len(looks), len(tries.times)))
         released.set()
 
     thread = world.once("blocked", release)
     _, journal = run_agent(world, run=lambda agent: tries.run(replace(agent, host=Host(world.tree.root, docker))))
     thread.join()
-    assert counted == [(1, 1)]
+    assert looks_and_tries == [(1, 1)]
     assert len(tries.times) == 2
-    hung = [line for line in journal.splitlines() if "agent.run.blocked" in line and LOOK_HANGS in line]
-    assert len(hung) == 1, journal
-    assert "; stale-container: " in hung[0].partition("before its end")[2], "what blocked before"
-    assert HANG_HINT in hung[0]
+    (hung_line,) = [line for line in journal.splitlines() if "agent.run.blocked" in line and LOOK_HANGS in line]
+    assert "; stale-container: " in hung_line.partition("before its end")[2], "what blocked before"
+    assert HANG_HINT in hung_line
 
 
-def test_the_end_of_a_look_that_hung_later_is_a_change_too(world: World) -> None:
+def test_the_end_of_a_second_look_that_hung_starts_a_try_too(world: World) -> None:
     world.pace = replace(PACE, retry_seconds=(3.0,), hang_seconds=0.05)
     looks = list[float]()
 
@@ -221,28 +211,28 @@ def test_the_end_of_a_look_that_hung_later_is_a_change_too(world: World) -> None
     assert LOOK_HANGS in journal
 
 
-def test_a_stop_ends_a_blocked_run_at_once(ghost: World) -> None:
+def test_a_stop_ends_a_blocked_run_at_once(scriptless: World) -> None:
     stopped_at: list[float] = []
 
     def stop() -> None:
         stopped_at.append(time.monotonic())
         end()
 
-    thread = ghost.once("blocked", stop)
-    code, _ = run_agent(ghost)
+    thread = scriptless.once("blocked", stop)
+    code, _ = run_agent(scriptless)
     assert time.monotonic() - stopped_at[0] < 3
     thread.join()
     assert code is ExitCode.GOOD
-    assert ghost.phase == "stopped"
+    assert scriptless.phase == "stopped"
 
 
 @pytest.mark.parametrize("path", ["/etc/sparkd/conf.d/10-mine.toml", "/srv/secrets/api.key"])
-def test_another_configuration_is_for_the_next_process(ghost: World, path: str) -> None:
-    ghost.tree.file("/srv/secrets/api.key", "old")
-    secret = str(ghost.tree.root / "srv/secrets/api.key")
-    ghost.tree.file("/etc/sparkd/conf.d/05-key.toml", f"engine.secrets.VLLM_API_KEY = {json.dumps(secret)}\n")
-    thread = ghost.once("blocked", lambda: ghost.tree.file(path, "engine.script = ''\n"))
-    code, journal = run_agent(ghost)
+def test_another_configuration_is_for_the_next_process(scriptless: World, path: str) -> None:
+    scriptless.tree.file("/srv/secrets/api.key", "old")
+    secret = str(scriptless.tree.root / "srv/secrets/api.key")
+    scriptless.tree.file("/etc/sparkd/conf.d/05-key.toml", f"engine.secrets.VLLM_API_KEY = {json.dumps(secret)}\n")
+    thread = scriptless.once("blocked", lambda: scriptless.tree.file(path, "engine.script = ''\n"))
+    code, journal = run_agent(scriptless)
     thread.join()
     assert code is ExitCode.BLOCKED
     assert 'reason="the configuration has changed"' in journal

@@ -18,11 +18,11 @@ FIRST, BOTH = ("rocep1s0f0",), ("rocep1s0f0", "roceP2p1s0f0")
 @pytest.fixture
 def agent(tree: Tree) -> Iterator[Agent]:
     """The second device was not up yet when its run began."""
-    with agent_under_test(tree, 0, alone()) as made:
-        plan = made.agent.plan
+    with agent_under_test(tree, 0, alone()) as node:
+        plan = node.agent.plan
         shared = (*plan.shared, ("env.NCCL_IB_HCA", "{node.hcas}"))
         planned = replace(plan, node=replace(plan.node, hcas=FIRST), shared=shared)
-        yield replace(made.agent, context=replace(made.agent.context, plan=planned))
+        yield replace(node.agent, context=replace(node.agent.context, plan=planned))
 
 
 def test_a_second_device_that_came_up_later_blocks_the_launch(agent: Agent) -> None:
@@ -31,14 +31,14 @@ def test_a_second_device_that_came_up_later_blocks_the_launch(agent: Agent) -> N
 
 
 def test_devices_that_came_after_the_plan_was_made_without_any_block_the_launch(agent: Agent) -> None:
-    bare = replace(agent.plan, node=replace(agent.plan.node, hcas=()))
+    plan_without_devices = replace(agent.plan, node=replace(agent.plan.node, hcas=()))
     with pytest.raises(OutdatedPlanError, match=r"are rocep1s0f0 now, and there were none when this run began"):
-        check_hcas(replace(agent, context=replace(agent.context, plan=bare)), FIRST)
+        check_hcas(replace(agent, context=replace(agent.context, plan=plan_without_devices)), FIRST)
 
 
-@pytest.mark.parametrize("found", [FIRST, ()], ids=["the same", "unreadable"])
-def test_devices_that_are_unchanged_or_unreadable_hold_up_no_launch(agent: Agent, found: tuple[str, ...]) -> None:
-    check_hcas(agent, found)
+@pytest.mark.parametrize("devices", [FIRST, ()], ids=["the same", "unreadable"])
+def test_devices_that_are_unchanged_or_unreadable_hold_up_no_launch(agent: Agent, devices: tuple[str, ...]) -> None:
+    check_hcas(agent, devices)
 
 
 def test_devices_named_in_the_settings_are_used_as_named(agent: Agent) -> None:

@@ -16,20 +16,20 @@ from sparkd.base.lib.errors import EngineEndedError
 
 
 @pytest.mark.parametrize("live_restore", [False, True])
-@pytest.mark.parametrize("words", [LOADING, STOPS, "RuntimeError: boom"])
-def test_a_container_that_ends_with_docker_names_docker_whatever_the_engine_said(
-    worker: AgentUnderTest, words: str, live_restore: bool
+@pytest.mark.parametrize("engine_line", [LOADING, STOPS, "RuntimeError: boom"])
+def test_a_container_that_ends_with_docker_names_docker_whatever_the_engine_logged(
+    worker: AgentUnderTest, engine_line: str, live_restore: bool
 ) -> None:
     machine = Tree(Path(worker.agent.host.files.root))
     machine.dockerd(700)
     machine.docker("/info", {"LiveRestoreEnabled": live_restore})
-    with following(worker, words) as (rank, process, walk):
+    with following(worker, engine_line) as (rank, process, walk):
         until(lambda: rank.log.progress != LoadProgress(step_since=rank.log.progress.step_since))
         (machine.root / "proc/net/unix").write_text("")  # a dockerd that is about to stop no longer listens
         process.kill()
         error = walk.join()
     assert isinstance(error, EngineEndedError)
-    expected = {LOADING: "engine-ended", STOPS: "engine-stopped", "RuntimeError: boom": "engine-error"}[words]
+    expected = {LOADING: "engine-ended", STOPS: "engine-stopped", "RuntimeError: boom": "engine-error"}[engine_line]
     assert error.cause == (expected if live_restore else "docker-restarted")
 
 

@@ -1,23 +1,20 @@
 """One configuration: a head serves what it runs, and a worker's agent takes it. Real agents on loopback addresses."""
 
 import json
-import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from pydantic import ValidationError
 from tests.tree import Tree
+from tests.unit.agent.awaiting_workers import awaiting
 from tests.unit.agent_steps import running_steps, wait_and_join, wait_while_blocked
 from tests.unit.cluster_nodes import (
     AgentUnderTest,
-    EventLines,
     MemoryActions,
     addresses,
     agent_under_test,
     base_under_test,
-    context,
     following,
     running,
     settings,
@@ -25,13 +22,10 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.bootstrap import _await_head
-from sparkd.agent.daemon.context import Agent, Base
 from sparkd.agent.daemon.head_config import share_config, use_kept
 from sparkd.agent.daemon.serving import follow_head
 from sparkd.base.config.settings import Engine
-from sparkd.base.lib.endings import Ending
-from sparkd.base.lib.errors import HeadAwaitedError, OutdatedPlanError, SparkdError
+from sparkd.base.lib.errors import OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import launch_history
@@ -42,42 +36,14 @@ from sparkd.base.status.model import Contact, NodeReport, Phase
 NODES = addresses(2)
 
 
-def head_settings(port: int, **engine: object) -> object:
-    own = settings(NODES, port)
-    return own.model_copy(update={"engine": Engine.model_validate({**own.engine.model_dump(), **engine})})
-
-
 @contextmanager
 def head_of(tree: Tree, port: int, incarnation: str = "head", **engine: object) -> Iterator[AgentUnderTest]:
-    with agent_under_test(tree, 0, head_settings(port, **engine), incarnation) as head:  # type: ignore[arg-type]
+    """A head that shares its configuration. `engine`: what that has in its section engine."""
+    configured = settings(NODES, port)
+    changed = Engine.model_validate({**configured.engine.model_dump(), **engine})
+    with agent_under_test(tree, 0, configured.model_copy(update={"engine": changed}), incarnation) as head:
         share_config(head.agent)
         yield head
-
-
-@contextmanager
-def awaiting(base: Base) -> Iterator[list[SparkdError]]:
-    """A worker without a document waits for one, in a thread; what it raised."""
-    raised: list[SparkdError] = []
-
-    def over() -> None:
-        raise SparkdError("the test is over")
-
-    def run() -> None:
-        with pytest.raises(HeadAwaitedError) as awaited:
-            context(base.settings, base.host)
-        try:
-            _await_head(base, "worker", awaited.value, EventLines(), os.getuid())
-        except SparkdError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield raised
-    finally:
-        base.loop.endings.end_by(Ending(over))
-        base.loop.wake()
-        thread.join(10)
 
 
 def written(actions: object) -> dict[str, str]:
@@ -89,23 +55,19 @@ def report_of_worker(head: AgentUnderTest) -> NodeReport | None:
     return head.agent.monitor.statuses()[0].report
 
 
-def take_over(tree: Tree, base: Base) -> None:
-    """The document that the worker has kept, on its disk."""
-    tree.file(f"/node1{FILE.path}", written(base.actions)[FILE.name], 0o600)
-
-
-def first_document(tree: Tree, port: int, head: AgentUnderTest) -> None:
+def fetch_config(tree: Tree, port: int, head: AgentUnderTest) -> None:
+    """Let a worker wait until it has the head's configuration, which is on its disk then."""
     with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base) as raised:
         until_with(lambda: raised, head)
         assert type(raised[0]) is OutdatedPlanError
-        take_over(tree, base)
+        tree.file(f"/node1{FILE.path}", written(base.actions)[FILE.name], 0o600)
 
 
 def test_a_worker_with_nothing_but_its_nodes_runs_the_plan_of_its_head(tree: Tree, port: int) -> None:
     tree.file("/node1/etc/sparkd/api-key", "k", 0o600)
     secrets = {"VLLM_API_KEY": str(tree.file("/node0/etc/sparkd/api-key", "k", 0o600))}
     with head_of(tree, port, env={"A": "b"}, secrets=secrets, args={"max-model-len": 77}) as head:
-        first_document(tree, port, head)
+        fetch_config(tree, port, head)
         with agent_under_test(tree, 1, following(NODES, port)) as worker:
             use_kept(worker.agent, {"engine.image": "a file", "engine.secrets.A": "a file", "cluster.nodes": "a file"})
             assert worker.agent.plan.digest == head.agent.plan.digest
@@ -127,7 +89,7 @@ def test_a_right_of_the_heads_recipe_that_this_node_does_not_permit_is_in_its_jo
     tree: Tree, port: int, privileged: bool, wanted: bool | None
 ) -> None:
     with head_of(tree, port) as head:
-        first_document(tree, port, head)
+        fetch_config(tree, port, head)
     file = tree.root / f"node1{FILE.path}"
     document = json.loads(file.read_text())
     document["recipe"].setdefault("container", {})["no_new_privileges"] = wanted
@@ -152,7 +114,7 @@ def test_files_of_the_head_are_kept_for_root_and_old_ones_removed(tree: Tree, po
     script = str(tree.file("/script.sh", 'exec "$@"', 0o600))
     tree.file(f"/node0{script}", 'exec "$@"', 0o600)  # as the head's agent sees it
     with head_of(tree, port, script=script) as head:
-        first_document(tree, port, head)
+        fetch_config(tree, port, head)
     folder = tree.folder(f"/node1{HEAD_FILES}")
     folder.chmod(0o755)
     old = tree.file(f"/node1{HEAD_FILES}/old", "x")
@@ -170,23 +132,23 @@ def test_a_head_that_wants_too_much_sees_why_its_worker_is_blocked(tree: Tree, p
         base_under_test(tree, 1, following(NODES, port, allow={"images": ["good/"]})) as base,
         awaiting(base) as raised,
     ):
-        until_with(lambda: (known := report_of_worker(head)) and known.phase is Phase.BLOCKED, head)
-        known = report_of_worker(head)
-        assert known is not None and not raised
-        assert "wants image evil/image:1: cluster.allow.images permits good/" in known.message
+        until_with(lambda: (shown := report_of_worker(head)) and shown.phase is Phase.BLOCKED, head)
+        shown = report_of_worker(head)
+        assert shown is not None and not raised
+        assert "wants image evil/image:1: cluster.allow.images permits good/" in shown.message
         assert FILE.name not in written(base.actions)
 
 
-def test_a_worker_without_a_document_says_that_it_waits_for_its_head(tree: Tree, port: int) -> None:
+def test_a_worker_without_a_configuration_reports_that_it_waits_for_its_head(tree: Tree, port: int) -> None:
     with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base):
         until(lambda: "no configuration of the head 127.0.0.1" in written(base.actions).get("report.json", ""))
-        shown = json.loads(written(base.actions)["report.json"])
-        assert (shown["phase"], shown["rank"]) == ("awaiting-peers", 1)
+        report = json.loads(written(base.actions)["report.json"])
+        assert (report["phase"], report["rank"]) == ("awaiting-peers", 1)
 
 
 def test_a_worker_that_waits_restarts_with_what_its_head_has_changed(tree: Tree, port: int) -> None:
     with head_of(tree, port) as head:
-        first_document(tree, port, head)
+        fetch_config(tree, port, head)
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         worker.set_plan("d")
         with running_steps(worker, wait_while_blocked) as waits, head_of(tree, port, "again", env={"NEW": "1"}) as head:
@@ -196,36 +158,35 @@ def test_a_worker_that_waits_restarts_with_what_its_head_has_changed(tree: Tree,
         assert json.loads(written(worker.agent.actions)[FILE.name])["engine"]["env"] == {"NEW": "1"}
 
 
-def wait_out(agent: Agent) -> None:
-    agent.backoff.wait()
-
-
 def test_a_worker_that_waits_after_failures_of_a_plan_takes_another_one_of_its_head_at_once(
     tree: Tree, port: int
 ) -> None:
     with head_of(tree, port) as head:
-        first_document(tree, port, head)
+        fetch_config(tree, port, head)
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         failures = LaunchHistory({worker.agent.plan.backoff_key: len(BACKOFF_SECONDS) - 1})
         tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
-        with running_steps(worker, wait_out) as waits, head_of(tree, port, "again", env={"NEW": "1"}) as again:
+        with (
+            running_steps(worker, lambda agent: agent.backoff.wait()) as waits,
+            head_of(tree, port, "again", env={"NEW": "1"}) as again,
+        ):
             until_with(lambda: waits.over, again)
             assert isinstance(waits.join(), OutdatedPlanError)
 
 
-def test_what_the_head_chooses_again_is_tried_however_often_it_failed_here(tree: Tree, port: int) -> None:
+def test_a_plan_that_the_head_chooses_again_is_tried_however_often_it_failed_here(tree: Tree, port: int) -> None:
     with head_of(tree, port, env={"NEW": "1"}) as head:
         failures = LaunchHistory({head.agent.plan.backoff_key: len(BACKOFF_SECONDS), "another": 1})
         tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
         with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base) as raised:
             until_with(lambda: raised, head)
-            left = launch_history.FILE.decode(written(base.actions)[launch_history.FILE.name].encode())
-    assert left.failures == {"another": 1}
+            history = launch_history.FILE.decode(written(base.actions)[launch_history.FILE.name].encode())
+    assert history.failures == {"another": 1}
 
 
 def test_a_rank_that_runs_is_not_ended_by_another_configuration(tree: Tree, port: int) -> None:
     with head_of(tree, port) as head:
-        first_document(tree, port, head)
+        fetch_config(tree, port, head)
         with (
             agent_under_test(tree, 1, following(NODES, port)) as worker,
             running(worker.agent) as (rank, _),
@@ -238,7 +199,7 @@ def test_a_rank_that_runs_is_not_ended_by_another_configuration(tree: Tree, port
 
 def test_a_head_that_is_down_does_not_keep_a_worker_from_its_last_configuration(tree: Tree, port: int) -> None:
     with head_of(tree, port) as head:
-        first_document(tree, port, head)
+        fetch_config(tree, port, head)
         digest = head.agent.plan.digest
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         share_config(worker.agent)

@@ -1,14 +1,11 @@
 """What a recipe asserts of its image: run once for each image, in a container of its own, and judged by preflight."""
 
 import json
-import os
-import signal
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pytest
 from tests.tree import Tree
-from tests.unit.agent_runs import CONTAINER, REF, World, configuration, open_world, run_agent
+from tests.unit.agent_runs import CONTAINER, REF, World, configuration, end, open_world, run_agent
 from tests.unit.docker_server import json_response, plain
 from tests.unit.vllm_answers import ONE_FLAG, packed
 from tests.unit.wire import http
@@ -80,11 +77,8 @@ class AssertingWorld(World):
         return super().docker(request)
 
     def results(self) -> list[dict[str, object]]:
-        return list(self._history()["asserts"].values())
-
-    def _history(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.tree.root / FILE.path[1:]).read_text())
-        return found
+        asserts: dict[str, dict[str, object]] = json.loads((self.tree.root / FILE.path[1:]).read_text())["asserts"]
+        return list(asserts.values())
 
 
 @pytest.fixture
@@ -96,7 +90,7 @@ def asserting() -> Iterator[AssertingWorld]:
 
 def serve_once(world: AssertingWorld, *creates: str) -> str:
     world.failing.clear()
-    thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    thread = world.once("serving", end)
     code, journal = world.run(*creates)
     thread.join()
     assert code is ExitCode.GOOD, journal
@@ -135,7 +129,7 @@ def test_the_images_own_vllm_is_queried_once_and_the_next_preflight_judges_by_it
     asserting.use(OLD, 0, packed(ONE_FLAG).encode())
     text = configuration(asserting.port, unskipped=("image", "plan-lint")).replace("tiny-cpu", "asserting")
     asserting.tree.file("/etc/sparkd/sparkd.toml", text)
-    stopped = asserting.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stopped = asserting.once("blocked", end)
     code, journal = asserting.run(ASSERTING)
     stopped.join()
     assert code is ExitCode.GOOD
@@ -149,7 +143,7 @@ def test_the_images_own_vllm_is_queried_once_and_the_next_preflight_judges_by_it
 
 def test_assertions_that_can_not_run_are_no_verdict_on_the_image(asserting: AssertingWorld) -> None:
     asserting.use(OLD, 137)
-    stopped = asserting.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stopped = asserting.once("blocked", end)
     code, journal = asserting.run(ASSERTING)
     stopped.join()
     assert code is ExitCode.GOOD

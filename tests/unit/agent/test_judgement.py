@@ -24,28 +24,28 @@ from sparkd.base.state.launch_history import LaunchHistory
 from sparkd.base.status.model import Phase
 
 AT = "2026-01-01T00:00:00.000+00:00"
-KNOWN = "ModuleNotFoundError: No module named 'deep_gemm'"
-HUNG = Evidence(docker_hangs=True)
-TAKEN = Evidence(memory_taken=True, memory_users="others took 2 GiB")
-OWN = Evidence(memory_users="the engine itself grew")
+KNOWN_ERROR = "ModuleNotFoundError: No module named 'deep_gemm'"
+DOCKER_HANGS = Evidence(docker_hangs=True)
+MEMORY_TAKEN = Evidence(memory_taken=True, memory_users="others took 2 GiB")
+ENGINE_GREW = Evidence(memory_users="the engine itself grew")
 EARLYOOM = Culprit("earlyoom did", "turn it off", Cause.KILLED_FROM_OUTSIDE)
 NOBODY = Culprit("nobody says", "audit")
 KILLED = EngineEndedError("killed", cause=Cause.KILLED_FROM_OUTSIDE)
 STOPPED = EngineEndedError("stopped", cause=Cause.ENGINE_STOPPED)
-HELD = Evidence(port_holder="pid 7 has port 8000")
+PORT_HELD = Evidence(port_holder="pid 7 has port 8000")
 
 
 @pytest.mark.parametrize(
     ("error", "evidence", "cause", "reason", "hint"),
     [
         (StalledError("no token", "again"), Evidence(), "engine-stalled", "no token", "again"),
-        (StalledError("no token"), HUNG, "docker-hung", "dockerd runs and does not answer: no token",
+        (StalledError("no token"), DOCKER_HANGS, "docker-hung", "dockerd runs and does not answer: no token",
          "sudo systemctl restart docker"),
-        (MemoryGuardError("memory ran out"), TAKEN, "memory-taken", "memory ran out; others took 2 GiB",
+        (MemoryGuardError("memory ran out"), MEMORY_TAKEN, "memory-taken", "memory ran out; others took 2 GiB",
          "stop that work, or raise memory.headroom_gib"),
-        (MemoryGuardError("memory ran out", "less"), OWN, "memory-guard",
+        (MemoryGuardError("memory ran out", "less"), ENGINE_GREW, "memory-guard",
          "memory ran out; the engine itself grew", "less"),
-        (EngineEndedError("in use"), HELD, "port-taken", "in use; pid 7 has port 8000",
+        (EngineEndedError("in use"), PORT_HELD, "port-taken", "in use; pid 7 has port 8000",
          "sparkd starts it again once the port is free: see the check `ports`"),
         (EngineEndedError("in use"), Evidence(docker_hangs=True, port_holder="pid 7"), "docker-hung",
          "dockerd runs and does not answer: in use", "sudo systemctl restart docker"),
@@ -68,11 +68,13 @@ def test_what_happened_comes_before_what_the_error_says(
 
 
 def test_a_known_error_is_explained_but_not_by_words_that_a_client_may_have_written() -> None:
-    explained = judge_end(EngineEndedError(f"the engine ended: {KNOWN}", "its log"), Evidence(), Phase.LOADING, AT)
+    explained = judge_end(
+        EngineEndedError(f"the engine ended: {KNOWN_ERROR}", "its log"), Evidence(), Phase.LOADING, AT
+    )
     assert explained.hint.startswith("this image has no DeepGEMM")
-    forged = f"the engine ended: {LAST_WORDS}{KNOWN}"
+    forged = f"the engine ended: {LAST_WORDS}{KNOWN_ERROR}"
     assert judge_end(EngineEndedError(forged, "its log"), Evidence(), Phase.SERVING, AT).hint == "its log"
-    lost = PeerLostError(f"rank 1 failed: {KNOWN}", "look there")
+    lost = PeerLostError(f"rank 1 failed: {KNOWN_ERROR}", "look there")
     assert judge_end(lost, Evidence(), Phase.SERVING, AT).hint == "look there", "that node explains it"
 
 
@@ -80,10 +82,10 @@ def test_a_known_error_is_explained_but_not_by_words_that_a_client_may_have_writ
     ("error", "evidence", "failures"),
     [
         (EngineEndedError("boom"), Evidence(), 1),
-        (LaunchError("no image"), HUNG, 1),
+        (LaunchError("no image"), DOCKER_HANGS, 1),
         (MemoryGuardError("memory ran out"), Evidence(), 1),
-        (MemoryGuardError("memory ran out"), TAKEN, 0),
-        (EngineEndedError("in use"), HELD, 0),
+        (MemoryGuardError("memory ran out"), MEMORY_TAKEN, 0),
+        (EngineEndedError("in use"), PORT_HELD, 0),
         (EngineEndedError("no device"), Evidence(address_gone="10.0.0.1"), 1),
         (PeerLostError("rank 1 failed", cause=Cause.PEER_FAILED), Evidence(), 0),
         (BlockedError("no place"), Evidence(), 0),
@@ -110,7 +112,7 @@ def test_an_end_that_no_unit_is_started_after_requires_a_person(error: type[Spar
         (NeedsPersonError("the driver leaks", action=Action.REBOOT), Evidence(), "reboot"),
         (NeedsPersonError("five launches failed"), Evidence(), "inspect"),
         (StalledError("no token"), Evidence(), "none"),
-        (StalledError("no token"), HUNG, "restart"),
+        (StalledError("no token"), DOCKER_HANGS, "restart"),
     ],
 )
 def test_the_action_is_of_the_cause_unless_it_is_known_better(

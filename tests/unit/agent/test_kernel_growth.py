@@ -14,9 +14,9 @@ IMAGE = f"sha256:{'d' * 64}"
 
 
 def test_only_a_kernel_that_came_since_the_last_look_is_growth(tree: Tree) -> None:
-    with agent_under_test(tree, 0, alone()) as made:
-        plan = replace(made.agent.plan, caches=(Cache("cutlass", "/root/.cache/cutlass"),))
-        agent = replace(made.agent, context=replace(made.agent.context, plan=plan))
+    with agent_under_test(tree, 0, alone()) as node:
+        plan = replace(node.agent.plan, caches=(Cache("cutlass", "/root/.cache/cutlass"),))
+        agent = replace(node.agent, context=replace(node.agent.context, plan=plan))
         agent.reporter.update(engine=replace(agent.reporter.report.engine, image=IMAGE))
         cache = Tree(Path(agent.host.files.real(caches.path(IMAGE, "cutlass"))))
         cache.file("/a/one.o")

@@ -28,7 +28,7 @@ LOST = XID.format(79)
 
 
 class Node:
-    """A watch with a clock, and what it has logged and published."""
+    """A watch of the kernel's log with a clock, and what it has logged and published."""
 
     def __init__(self) -> None:
         self.now, self.lines, self.published = 1000.0, list[str](), list[Published]()
@@ -46,12 +46,16 @@ class Node:
                 assert self.watch._read(reader)
         os.close(reader)
 
+    def start_next_agent(self) -> None:
+        """On the report of the agent before it, as after a reload."""
+        self.watch = KernelLogWatch(self.reporter, self.watch.events, lambda: self.now)
+
     @property
     def report(self) -> NodeReport:
         return self.reporter.report
 
     def shown(self) -> list[FindingReport]:
-        return [one for one in self.report.findings if one.id == ID]
+        return [finding for finding in self.report.findings if finding.id == ID]
 
 
 @pytest.fixture
@@ -69,26 +73,25 @@ def test_a_message_is_logged_reported_counted_and_shown_at_once(node: Node) -> N
     assert line.startswith("kernel.message.logged kind=xid action=power-cycle ")
     assert "unplug it for 60 s" in line
     report = node.published[0].report
-    assert [(one.level, one.action) for one in node.shown()] == [("warn", "power-cycle")]
+    assert [(finding.level, finding.action) for finding in node.shown()] == [("warn", "power-cycle")]
     assert parse(dump(report)) == report
     now = datetime.now(UTC)
     assert 'sparkd_kernel_messages_total{action="power-cycle",kind="xid"} 1.0' in render_metrics(report, now)[0]
-    note, hint, *_ = (
-        one.text for one in overview(report, View(now, True)).notes if "power-cycle" in one.text or "Xid" in one.text
-    )
+    texts = (note.text for note in overview(report, View(now, True)).notes)
+    note, hint, *_ = (text for text in texts if "power-cycle" in text or "Xid" in text)
     assert note.startswith("kernel-message: Xid 79: the GPU has fallen off the bus (000f:01:00), ")
     assert hint.startswith(f"on {report.node}: power-cycle: ")
 
 
-def test_what_requires_nothing_is_counted_and_logged_but_no_warning(node: Node) -> None:
+def test_a_message_that_requires_nothing_is_counted_and_logged_but_no_warning(node: Node) -> None:
     node.read(record("r8169 0000:03:00.0 enp3s0: Link is Up - 1Gbps/Full - flow control rx/tx"))
     assert node.report.kernel_counts == {"link-up none": 1}
     assert [line.split()[0] for line in node.lines] == ["kernel.message.logged"]
-    assert not [one for one in overview(node.report, View(datetime.now(UTC), True)).notes if "enp3s0" in one.text]
+    assert "enp3s0" not in str(overview(node.report, View(datetime.now(UTC), True)).notes)
 
 
 @pytest.mark.parametrize("priority", [8, 12, 28])
-def test_what_somebody_writes_into_the_log_is_not_believed(node: Node, priority: int) -> None:
+def test_what_a_program_writes_into_the_kernels_log_is_not_believed(node: Node, priority: int) -> None:
     node.read(record(LOST, priority=priority), record(LOST, priority=priority), "nonsense", f"4;{LOST}")
     assert (node.lines, node.published, node.report.kernel_counts) == ([], [], {})
     assert node.shown() == []
@@ -104,24 +107,23 @@ def test_a_flood_of_equal_lines_is_one_event_and_a_count(node: Node) -> None:
     assert time.process_time() - began < 60
 
 
-def test_what_an_agent_before_has_shown_stays_for_a_day(node: Node) -> None:
-    """A reload is no repair."""
+def test_a_finding_of_the_agent_before_stays_for_a_day(node: Node) -> None:
     node.read(record(LOST))
-    node.watch = KernelLogWatch(node.reporter, node.watch.events, lambda: node.now)
+    node.start_next_agent()
     node.read(record("nothing"))
-    assert [one.action for one in node.shown()] == ["power-cycle"]
+    assert [finding.action for finding in node.shown()] == ["power-cycle"]
     node.now += KEPT_SECONDS
     node.read(record("nothing"))
     assert node.shown() == []
 
 
 @pytest.mark.parametrize("hours", [0, 23, 24, 72])
-def test_each_agent_after_it_keeps_it_until_the_end_of_its_day(node: Node, hours: int) -> None:
+def test_each_later_agent_keeps_a_finding_until_the_end_of_its_day(node: Node, hours: int) -> None:
     node.read(record(LOST))
     (finding,) = node.shown()
     finding = replace(finding, at=(datetime.now(UTC) - timedelta(hours=hours)).isoformat())
     node.reporter.update(findings=(finding,))
-    node.watch = KernelLogWatch(node.reporter, node.watch.events, lambda: node.now)
+    node.start_next_agent()
     node.read(record("nothing"))
     assert node.shown() == ([finding] if hours < 24 else [])
     node.now += (24 - hours) * 3600
@@ -130,10 +132,10 @@ def test_each_agent_after_it_keeps_it_until_the_end_of_its_day(node: Node, hours
 
 
 @pytest.mark.parametrize("at", [UNSET, "", "x"])
-def test_one_of_an_agent_that_gave_it_no_time_is_kept_for_a_day_from_now(node: Node, at: str | UnsetType) -> None:
+def test_a_finding_of_an_agent_that_gave_it_no_time_is_kept_for_a_day_from_now(node: Node, at: str | UnsetType) -> None:
     old = FindingReport(ID, "warn", "Xid 79, 29 Feb 10:00 UTC", "", "power-cycle", at)
     node.reporter.update(findings=(old,))
-    node.watch = KernelLogWatch(node.reporter, node.watch.events, lambda: node.now)
+    node.start_next_agent()
     node.read(record("nothing"))
     assert node.shown() == [old]
     node.now += KEPT_SECONDS
@@ -141,7 +143,7 @@ def test_one_of_an_agent_that_gave_it_no_time_is_kept_for_a_day_from_now(node: N
     assert node.shown() == []
 
 
-def test_the_same_is_an_event_again_after_an_hour_and_another_device_at_once(node: Node) -> None:
+def test_a_message_is_logged_again_after_an_hour_and_for_another_device_at_once(node: Node) -> None:
     node.read(record(LOST), record(LOST.replace("000f", "0001")))
     assert len(node.lines) == 2
     node.now += REPEAT_SECONDS - 1
@@ -195,8 +197,8 @@ def test_a_line_without_an_end_takes_no_memory(node: Node) -> None:
 def test_records_that_were_overwritten_are_reported_once_and_the_rest_is_read(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrun = OSError(errno.EPIPE, "x")
-    answers: list[bytes | OSError] = [overrun, overrun, f"{record(LOST)}\n".encode(), BlockingIOError()]
+    overwritten = OSError(errno.EPIPE, "x")
+    answers: list[bytes | OSError] = [overwritten, overwritten, f"{record(LOST)}\n".encode(), BlockingIOError()]
 
     def read(_fd: int, _size: int) -> bytes:
         answer = answers.pop(0)
@@ -212,17 +214,18 @@ def test_records_that_were_overwritten_are_reported_once_and_the_rest_is_read(
 def test_a_new_record_is_reported_within_two_seconds_and_the_loop_rests_between(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     os.mkfifo(tmp_path / "dev/kmsg")
-    keeper = os.open(tmp_path / "dev/kmsg", os.O_RDWR | os.O_NONBLOCK)
+    kernel_end = os.open(tmp_path / "dev/kmsg", os.O_RDWR | os.O_NONBLOCK)
     fd = kernel.open_log_end(Files(str(tmp_path)))
     node = Node()
 
     async def follow() -> float:
+        """The CPU time of half a second without records."""
         task = asyncio.ensure_future(node.watch.follow(fd))
         await asyncio.sleep(0.3)
         used = time.process_time()
         await asyncio.sleep(0.5)
         used = time.process_time() - used
-        os.write(keeper, f"{record(LOST)}\n".encode())
+        os.write(kernel_end, f"{record(LOST)}\n".encode())
         deadline = time.monotonic() + 2
         while not node.published and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
@@ -231,12 +234,12 @@ def test_a_new_record_is_reported_within_two_seconds_and_the_loop_rests_between(
 
     assert asyncio.run(follow()) < 0.1
     assert node.shown()
-    os.close(keeper)
+    os.close(kernel_end)
 
 
-@pytest.mark.parametrize("made", ["nothing", "file"])
-def test_a_node_without_a_log_has_nothing_to_follow(tmp_path: Path, made: str) -> None:
-    if made == "file":
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_node_without_a_log_of_the_kernel_has_nothing_to_follow(tmp_path: Path, is_file: bool) -> None:
+    if is_file:
         (tmp_path / "dev").mkdir()
         (tmp_path / "dev/kmsg").write_text("")
     with pytest.raises(FileNotFoundError):
@@ -244,5 +247,5 @@ def test_a_node_without_a_log_has_nothing_to_follow(tmp_path: Path, made: str) -
 
 
 def test_a_finding_of_preflight_has_the_same_action_word() -> None:
-    found = find_events([kernel.Record(1, 1.0, LOST), kernel.Record(2, 2.0, XID.format(94))])
-    assert KernelLog().judge(KernelLogFacts(10.0, 0.0, found)).action == "power-cycle"
+    kernel_events = find_events([kernel.Record(1, 1.0, LOST), kernel.Record(2, 2.0, XID.format(94))])
+    assert KernelLog().judge(KernelLogFacts(10.0, 0.0, kernel_events)).action == "power-cycle"

@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.clock import unstalled
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone, running
@@ -15,7 +14,6 @@ from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone, ru
 from sparkd.agent.actions import history as store
 from sparkd.agent.actions.files import hold_write_lock
 from sparkd.agent.daemon.history import LaunchRow
-from sparkd.base.state.decline import describe_slower_load
 from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import PATH, Launch, Row, Smoke
 from sparkd.base.state.launch_history import End
@@ -27,34 +25,34 @@ END = End("the engine ended", 13, cause="engine-ended")
 @pytest.fixture
 def begun(tree: Tree) -> Iterator[AgentUnderTest]:
     tree.folder("/var/lib/sparkd")
-    with agent_under_test(tree, 0, alone()) as made:
-        made.set_plan("agreed", **dict(made.agent.plan.shared))
-        yield made
+    with agent_under_test(tree, 0, alone()) as node:
+        node.set_plan("agreed", **dict(node.agent.plan.shared))
+        yield node
 
 
-def rows(made: AgentUnderTest, count: int = 1) -> tuple[Row, ...]:
-    """Once so many are there."""
+def rows(node: AgentUnderTest, count: int = 1) -> tuple[Row, ...]:
+    """What the history has, once there are so many rows."""
     deadline = time.monotonic() + 5
-    while len(found := store.read(made.agent.host.files)) < count:
+    while len(stored := store.read(node.agent.host.files)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return stored
 
 
 def test_a_launch_is_there_before_its_container_and_has_its_end_at_once(begun: AgentUnderTest) -> None:
     agent, seconds = begun.agent, [0.0]
-    kept = LaunchRow(agent, agent.agreed, lambda: seconds[0])
-    kept.begin()
+    launch_row = LaunchRow(agent, agent.agreed, lambda: seconds[0])
+    launch_row.begin()
     (row,) = rows(begun)
     assert isinstance(row, Launch)
     assert (row.id, row.plan, row.end) == (agent.rank_id, "agreed", None)
     with running(agent) as (rank, _):
-        kept.note_ready(rank)
+        launch_row.note_ready(rank)
     seconds[0] = 60
     for rate in (12.5, 0.0, 37.5):
-        kept.note_activity(ActivityReport(1 if rate else 0, 0, 5.0, rate, 0.1, draft_acceptance=0.6))
-    kept.note_activity(ActivityReport(0, 0, 5.0, 1.0, 0.1))  # of a canary
-    kept.end(None, END)
+        launch_row.note_activity(ActivityReport(1 if rate else 0, 0, 5.0, rate, 0.1, draft_acceptance=0.6))
+    launch_row.note_activity(ActivityReport(0, 0, 5.0, 1.0, 0.1))  # of a canary
+    launch_row.end(None, END)
     (row,) = store.read(agent.host.files)
     assert isinstance(row, Launch)
     assert (row.first_tokens_per_second, row.last_tokens_per_second, row.draft_acceptance) == (12.5, 37.5, 0.6)
@@ -89,8 +87,8 @@ def test_a_history_that_cannot_be_written_is_one_event_for_each_way(begun: Agent
     begun.agent.launch_row.recall(None)
     begun.agent.launch_row.begin()
     begun.agent.launch_row.end(None, END)
-    failed = [one for one in begun.events.lines if one.startswith("history.")]
-    assert [one.partition(" ")[0] for one in failed] == ["history.read.failed", "history.write.failed"]
+    failed = [line for line in begun.events.lines if line.startswith("history.")]
+    assert [line.partition(" ")[0] for line in failed] == ["history.read.failed", "history.write.failed"]
     assert "is no plain file" in failed[0]
 
 
@@ -98,23 +96,20 @@ def test_a_broken_file_is_replaced_by_the_row(begun: AgentUnderTest) -> None:
     Tree(Path(begun.agent.host.files.root)).file(PATH, "rubbish " * 1000)
     begun.agent.launch_row.recall(None)
     begun.agent.launch_row.begin()
-    assert len(rows_after_repair(begun)) == 1
-    assert any(one.startswith("history.file.replaced") for one in begun.events.lines)
-
-
-def rows_after_repair(made: AgentUnderTest) -> tuple[Row, ...]:
-    made.agent.launch_row.end(None, END)
-    return store.read(made.agent.host.files)
+    begun.agent.launch_row.end(None, END)
+    assert len(store.read(begun.agent.host.files)) == 1
+    assert any(line.startswith("history.file.replaced") for line in begun.events.lines)
 
 
 def test_what_was_before_is_known_where_a_reader_holds_the_file(begun: AgentUnderTest) -> None:
     files = begun.agent.host.files
-    store.write(files, replace(launch(1, 50), recipe=begun.agent.plan.recipe))
+    earlier = Launch("1", "2026-11-01", 0, "d", begun.agent.plan.recipe, Facts({}, {}, {}), load_seconds=50)
+    store.write(files, earlier)
     with closing(sqlite3.connect(f"file:{files.real(PATH)}?mode=ro", uri=True, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM rows").fetchone()
         begun.agent.launch_row.recall(None)
-    assert [one.load_seconds for one in begun.agent.launch_row.past.launches] == [50]
+    assert [launch.load_seconds for launch in begun.agent.launch_row.past.launches] == [50]
     assert begun.agent.reporter.report.launches == 1
 
 
@@ -129,27 +124,4 @@ def test_writes_that_hang_hold_no_run_back(begun: AgentUnderTest) -> None:
         begun.agent.launch_row.end(None, END)
         took = unstalled() - began
     assert took < 1.5
-    assert sum("history.write.failed" in one for one in begun.events.lines) == 1
-
-
-def launch(day: int, seconds: float | None, **values: str) -> Launch:
-    return Launch(
-        str(day), f"2026-11-{day:02}T10:00:00.000+00:00", 0, "d", "tiny", Facts(values, {}, {}), load_seconds=seconds
-    )
-
-
-EARLIER = tuple(launch(day, 90.0 + day % 2, **{"args.dtype": "half"}) for day in range(1, 5))
-
-
-def test_slower_loads_are_reported_with_what_changed_between() -> None:
-    slow = launch(6, 150.0, **{"args.dtype": "float32"}), launch(7, 160.0, **{"args.dtype": "float32"})
-    assert describe_slower_load((*EARLIER, launch(5, None), *slow)) == (
-        "loads are slower since 2026-11-06 10:00 UTC: 160 s, 90 s before; changed: args.dtype half -> float32"
-    )
-    same = replace(slow[0], facts=EARLIER[0].facts)
-    assert describe_slower_load((*EARLIER, same)).endswith("nothing that sparkd knows of has changed")
-
-
-def test_usual_loads_are_no_warning() -> None:
-    assert describe_slower_load((*EARLIER, launch(6, 92.0))) == ""
-    assert describe_slower_load(EARLIER[:2]) == ""
+    assert sum("history.write.failed" in line for line in begun.events.lines) == 1

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.tree import Tree
-from tests.unit.agent.test_taking_over import kept_rank
+from tests.unit.agent.kept_ranks import kept_rank
 from tests.unit.agent_runs import World, end, run_agent
 from tests.unit.agent_runs import record as in_main_loop
 from tests.unit.rank_records import rank_record
@@ -33,17 +34,20 @@ from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.state.rank_record import FILE, GUARD, RankStage, read_rank
 from sparkd.tools.cli import run as cli
 
+T = TypeVar("T")
+
 GUARD_PID = 4100
 
 
 @pytest.fixture(autouse=True)
 def _unblocked() -> Iterator[None]:
+    """A reload blocks signals for the next program, which here is none."""
     yield
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def guard_rank(tree: Tree) -> None:
-    """A guard would end it where no agent comes back."""
+    """As with a guard, which would end the rank where no agent comes back."""
     record = read_rank(Host(tree.root)).record
     assert record is not None
     tree.process(GUARD_PID, "sparkd-guard")
@@ -74,7 +78,7 @@ def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(
 
 
 def leave_rank(tree: Tree, pid: int, kept: KeptRank) -> None:
-    """It serves, and no agent has it."""
+    """As an agent that ended while process `pid` served."""
     began, container = int(Path(f"/proc/{pid}/stat").read_text().split()[21]), "c" * 64
     tree.file("/proc/sys/kernel/random/boot_id", "b1\n")
     tree.file("/proc/uptime", "5000.0 1.0\n")
@@ -85,70 +89,79 @@ def leave_rank(tree: Tree, pid: int, kept: KeptRank) -> None:
     guard_rank(tree)
 
 
-def test_a_try_without_what_may_come_back_is_no_crash(tree: Tree) -> None:
+@contextmanager
+def left_rank(tree: Tree, kept: KeptRank) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        leave_rank(tree, process.pid, kept)
+        yield process
+        process.kill()
+
+
+def leave_ended_rank(tree: Tree) -> None:
+    with left_rank(tree, kept_rank()) as process:
+        pass
+    shutil.rmtree(tree.root / f"proc/{process.pid}")
+
+
+def start_agent(tree: Tree, use: Callable[[Agent], T], role: str = "head") -> tuple[T, str]:
+    """Start the next agent, and use it; what that returns, and the journal."""
+
+    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> T:
+        return use(build_agent(role, loop, notifier, journal, ProcessLog(journal.put), {}, tree.root))
+
+    return in_main_loop(start)
+
+
+def release(agent: Agent) -> None:
+    agent.actions.release()
+
+
+def test_a_start_without_what_may_come_back_is_no_crash(tree: Tree) -> None:
     """So the next one tries it again, for as long as the guard waits."""
-
-    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> Agent:
-        return build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, tree.root)
-
-    with subprocess.Popen(["sleep", "60"]) as rank:
-        leave_rank(tree, rank.pid, kept_rank("tiny-cpu-pair", nodes=("10.0.0.1", "10.0.0.2")))
-        with pytest.raises(BlockedError, match="no cluster key"):
-            in_main_loop(build)
-        rank.kill()
+    with (
+        left_rank(tree, kept_rank("tiny-cpu-pair", nodes=("10.0.0.1", "10.0.0.2"))),
+        pytest.raises(BlockedError, match="no cluster key"),
+    ):
+        start_agent(tree, release)
     assert FILE.decode((tree.root / FILE.path[1:]).read_bytes()).taken_over == ()
 
 
 def test_a_unit_of_the_wrong_role_does_not_say_that_it_ends_the_rank(world: World) -> None:
-    refused = list[str]()
-
-    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        with pytest.raises(ConfigError) as raised:
+    def refuse(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+        with pytest.raises(ConfigError, match="this node is rank 0, the head, not a worker"):
             build_agent("worker", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
-        refused.append(raised.value.reason)
 
-    with subprocess.Popen(["sleep", "60"]) as rank:
-        leave_rank(world.tree, rank.pid, kept_rank())
-        _, journal = in_main_loop(build)
-        rank.kill()
-    assert refused == ["this node is rank 0, the head, not a worker"]
+    with left_rank(world.tree, kept_rank()):
+        _, journal = in_main_loop(refuse)
     assert "engine.rank.refused" not in journal
 
 
 def test_a_rank_whose_process_is_in_another_container_is_refused_with_a_reason(world: World) -> None:
-    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root).actions.release()
-
-    with subprocess.Popen(["sleep", "60"]) as rank:
-        leave_rank(world.tree, rank.pid, kept_rank())
-        world.tree.file(f"/proc/{rank.pid}/cgroup", "0::/system.slice/some.service\n")
-        _, journal = in_main_loop(build)
-        assert rank.poll() is None, "preflight decides"
-        rank.kill()
+    with left_rank(world.tree, kept_rank()) as process:
+        world.tree.file(f"/proc/{process.pid}/cgroup", "0::/system.slice/some.service\n")
+        _, journal = start_agent(world.tree, release)
+        assert process.poll() is None, "preflight decides"
     assert 'engine.rank.refused reason="its first process has just ended, or is in another container"' in journal
 
 
 @pytest.fixture
 def left(world: World) -> Iterator[World]:
     """Where an agent has left a rank."""
-    with subprocess.Popen(["sleep", "60"]) as rank:
-        leave_rank(world.tree, rank.pid, kept_rank())
+    with left_rank(world.tree, kept_rank()):
         yield world
-        rank.kill()
 
 
 def take_over(world: World) -> tuple[bool, str]:
     """Whether the next agent has taken the rank over, and its journal."""
 
-    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> bool:
-        agent = build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
+    def is_taken_over(agent: Agent) -> bool:
         running = agent.rank.running
         assert running is not None and running.guard is not None
         running.guard.close()
         agent.actions.release()
         return running.taken_over
 
-    return in_main_loop(build)
+    return start_agent(world.tree, is_taken_over)
 
 
 def test_a_full_run_keeps_no_agent_from_the_rank_that_serves(left: World) -> None:
@@ -158,8 +171,7 @@ def test_a_full_run_keeps_no_agent_from_the_rank_that_serves(left: World) -> Non
     assert "state.write.failed file=rank.json" in journal
 
 
-def test_a_disk_that_hangs_keeps_no_agent_from_it(left: World) -> None:
-    """Another thread reads it."""
+def test_a_disk_that_hangs_keeps_no_agent_from_the_rank_since_the_main_thread_opens_nothing_there(left: World) -> None:
     opened, watching = list[str](), threading.Event()
 
     def watch(event: str, args: tuple[object, ...]) -> None:
@@ -176,10 +188,7 @@ def test_a_disk_that_hangs_keeps_no_agent_from_it(left: World) -> None:
 
 
 def test_an_engine_that_ended_during_a_reload_has_its_own_cause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    with subprocess.Popen(["sleep", "60"]) as rank:
-        leave_rank(world.tree, rank.pid, kept_rank())
-        rank.kill()
-    shutil.rmtree(world.tree.root / f"proc/{rank.pid}")
+    leave_ended_rank(world.tree)
     world.failing.set()
     lock = open_lock(world.tree.root / OWNER_LOCK[1:])
     assert try_lock(lock)
@@ -194,10 +203,7 @@ def test_an_engine_that_ended_during_a_reload_has_its_own_cause(world: World, mo
 def test_a_fault_of_the_machine_during_a_reload_is_a_line_and_no_traceback(
     world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with subprocess.Popen(["sleep", "60"]) as rank:
-        leave_rank(world.tree, rank.pid, kept_rank())
-        rank.kill()
-    shutil.rmtree(world.tree.root / f"proc/{rank.pid}")
+    leave_ended_rank(world.tree)
     lock = open_lock(world.tree.root / OWNER_LOCK[1:])
     assert try_lock(lock)
     monkeypatch.setenv(HANDED, f"{lock} {rank_record().invocation}")
@@ -239,5 +245,7 @@ while not any(open(path).read() for path in glob.glob("/proc/self/task/*/childre
     pass
 os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
 """
-    done = subprocess.run([sys.executable, "-c", before, after], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == " is left\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", before, after], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == " is left\n"

@@ -31,9 +31,9 @@ def test_a_load_is_expected_to_take_as_long_as_the_last_one_which_is_kept(worker
     agent.launch_row.begin()
     with following(worker, LOADING):
         until(lambda: worker.report.engine.expected_seconds == 77)
-        left = load_seconds_left(worker.report.engine, datetime.now(UTC))
-        assert left is not None
-        assert 60 < left <= 77
+        seconds_left = load_seconds_left(worker.report.engine, datetime.now(UTC))
+        assert seconds_left is not None
+        assert 60 < seconds_left <= 77
         head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
         until(lambda: worker.report.phase is Phase.SERVING)
         until(lambda: last_load(store.read(agent.host.files)) is not None)

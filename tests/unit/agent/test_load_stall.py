@@ -50,35 +50,36 @@ def test_a_late_head_waits_for_a_worker_that_still_loads_and_says_so_once(tree: 
         with running_steps(head, wait_and_join) as walk:
             worker.publish(report(1, plan_digest="d"))
             until(lambda: head.report.epoch)
-            load(worker, None, 1, head.report.epoch)
+            report_loading(worker, rank=1, epoch=head.report.epoch)
             assert walk.join() is None
         head.ended.clear()
         with (
             running(head.agent, LOADING) as (rank, _),
             running_steps(head, lambda agent: make_ready(agent, rank)) as walk,
         ):
-            until(lambda: late(head) == 1)
+            until(lambda: count_late_events(head) == 1)
             until(lambda: (head.report.engine.idle_seconds or 0) > 2 * STALL_SECONDS)
             assert not walk.over
-            load(worker, 0, 1, head.report.epoch)
+            report_loading(worker, 0, rank=1, epoch=head.report.epoch)
             error = walk.join()
     assert isinstance(error, NotReadyError)
     assert error.reason.startswith("not ready within 1 s: waited for HTTP to answer")
-    assert late(head) == 1
+    assert count_late_events(head) == 1
 
 
-def late(agent: AgentUnderTest) -> int:
+def count_late_events(agent: AgentUnderTest) -> int:
     return sum(line.startswith("engine.readiness.late ") for line in agent.events.lines)
 
 
-def load(peer: Node, idle_seconds: int | None, rank: int = 0, epoch: str = "e") -> None:
+def report_loading(peer: Node, idle_seconds: int | None = None, *, rank: int = 0, epoch: str = "e") -> None:
+    """Let it work on its load, or stand still for so long."""
     engine = EngineReport(idle_seconds=idle_seconds, works=idle_seconds is None)
     peer.publish(report(rank, phase=Phase.LOADING, epoch=epoch, plan_digest="d", engine=engine))
 
 
 @contextmanager
-def following(tree: Tree, port: int) -> Iterator[tuple[AgentUnderTest, subprocess.Popen[bytes], StepsThread]]:
-    """Rank 1, in the head's epoch."""
+def stalling_worker(tree: Tree, port: int) -> Iterator[tuple[AgentUnderTest, subprocess.Popen[bytes], StepsThread]]:
+    """Rank 1 in the head's epoch, whose rank has begun to load and does nothing since."""
     with (
         joined_worker(tree, settings(addresses(2), port, stall_seconds=STALL_SECONDS)) as worker,
         running(worker.agent, LOADING) as (rank, process),
@@ -90,20 +91,20 @@ def following(tree: Tree, port: int) -> Iterator[tuple[AgentUnderTest, subproces
 def test_a_worker_that_stands_still_waits_for_a_head_that_works_and_names_itself_once_that_waits_too(
     tree: Tree, port: int, head: Node
 ) -> None:
-    with following(tree, port) as (worker, _, walk):
-        load(head, None)
+    with stalling_worker(tree, port) as (worker, _, walk):
+        report_loading(head)
         until(lambda: (worker.report.engine.idle_seconds or 0) > 2 * STALL_SECONDS)
         assert not walk.over
         assert "loading weights; nothing has moved for" in worker.report.message
-        load(head, STALL_SECONDS)
+        report_loading(head, STALL_SECONDS)
         error = walk.join()
     assert isinstance(error, NotReadyError)
     assert error.reason.startswith("rank 1 on spark2, loading weights, has stood still for")
 
 
 def test_a_worker_with_a_stopped_thread_waits_for_nobody(tree: Tree, port: int, head: Node) -> None:
-    with following(tree, port) as (worker, process, walk):
-        load(head, None)
+    with stalling_worker(tree, port) as (worker, process, walk):
+        report_loading(head)
         machine, pid = Tree(Path(worker.agent.host.files.root)), process.pid
         machine.process(pid, "VLLM::Worker_TP", state="T")
         text = (machine.root / f"proc/{pid}/stat").read_text()
@@ -115,8 +116,8 @@ def test_a_worker_with_a_stopped_thread_waits_for_nobody(tree: Tree, port: int, 
 
 
 def test_a_worker_whose_head_serves_no_longer_reports_a_standstill(tree: Tree, port: int, head: Node) -> None:
-    with following(tree, port) as (worker, _, walk):
-        load(head, None)
+    with stalling_worker(tree, port) as (worker, _, walk):
+        report_loading(head)
         until(lambda: worker.report.engine.idle_seconds)
         head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
         until(lambda: worker.report.phase is Phase.SERVING)

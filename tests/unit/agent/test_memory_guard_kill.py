@@ -20,10 +20,9 @@ from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.config.settings import Memory
-from sparkd.base.host import Host, meminfo
 from sparkd.base.lib.endings import Ending
-from sparkd.base.lib.errors import MemoryGuardError, NeedsPersonError, PeerLostError, RankEndedError
-from sparkd.base.state.launch_history import BACKOFF_SECONDS, FILE, End, LaunchHistory
+from sparkd.base.lib.errors import MemoryGuardError, PeerLostError, RankEndedError
+from sparkd.base.state.launch_history import FILE, LaunchHistory
 from sparkd.base.status.model import Phase
 
 ENDED = RankEndedError("the engine ended")
@@ -31,12 +30,12 @@ ENDED = RankEndedError("the engine ended")
 
 @pytest.fixture
 def worker(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
-    with agent_under_test(tree, 1, settings(addresses(2), port)) as made:
-        yield made
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as node:
+        yield node
 
 
-def files(one: AgentUnderTest) -> Tree:
-    return Tree(Path(one.agent.host.files.root))
+def files(node: AgentUnderTest) -> Tree:
+    return Tree(Path(node.agent.host.files.root))
 
 
 def test_a_rank_killed_by_the_guard_ends_the_run_with_16_and_counts(worker: AgentUnderTest) -> None:
@@ -71,8 +70,8 @@ def test_memory_that_another_tenant_took_does_not_count_against_the_plan(
     with running(agent) as (rank, process):
         rank.note_tenants()
         machine.process(77, "python3", uid=1000, private_kib=round((1 + grown_gib) * (1 << 20)), cgroup=scope)
-        left = machine.segment("psm_1", "x" * (1 << 20))
-        rank.segments.add(UnlinkSegment("/dev/shm/psm_1", left.st_dev, left.st_ino))
+        segment = machine.segment("psm_1", "x" * (1 << 20))
+        rank.segments.add(UnlinkSegment("/dev/shm/psm_1", segment.st_dev, segment.st_ino))
         machine.meminfo(MemTotal=120, MemFree=1, MemAvailable=1, AnonPages=2 + grown_gib, Shmem=1 + 2**-10)
         process.kill()
         assert shutdown_on_error(agent, rank, MemoryGuardError("memory ran out: 500 MiB available")) == 16
@@ -103,11 +102,13 @@ def test_the_last_lines_of_an_ended_container_are_awaited(worker: AgentUnderTest
         assert "RuntimeError: boom" in conclude_end(worker.agent, ENDED).reason
 
 
-DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
+WORKER_DIED = (
+    "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
+)
 
 
 @pytest.mark.parametrize(("before", "now", "named"), [(3, 4, True), (3, 3, False), (None, 4, False)])
-@pytest.mark.parametrize("engine_lines", [(), (DIED,), ("RuntimeError: boom",)])
+@pytest.mark.parametrize("engine_lines", [(), (WORKER_DIED,), ("RuntimeError: boom",)])
 def test_an_oom_kill_by_the_kernel_is_named_where_the_engine_names_no_other_cause(
     worker: AgentUnderTest, before: int | None, now: int, named: bool, engine_lines: tuple[str, ...]
 ) -> None:
@@ -118,7 +119,7 @@ def test_an_oom_kill_by_the_kernel_is_named_where_the_engine_names_no_other_caus
             until(lambda: rank.log.progress.cause != "")
         process.kill()
         error = conclude_end(worker.agent, ENDED)
-    otherwise = {(): "engine-ended", (DIED,): "killed-from-outside", ("RuntimeError: boom",): "engine-error"}[
+    otherwise = {(): "engine-ended", (WORKER_DIED,): "killed-from-outside", ("RuntimeError: boom",): "engine-error"}[
         engine_lines
     ]
     kernel = named and "boom" not in error.reason
@@ -126,7 +127,7 @@ def test_an_oom_kill_by_the_kernel_is_named_where_the_engine_names_no_other_caus
     assert ("killed for want of memory" in error.reason) is kernel
 
 
-KILL = """\
+OOM_KILL = """\
 6,1,{us},-;Tasks state (memory values in pages):
 6,2,{us},-;[  29907]     0 29907   669159   666593   666560       33         0  5394432        0             0 python3
 6,3,{us},-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg={group},\
@@ -138,24 +139,24 @@ KILLED_IN_LOAD = (
     "Traceback (most recent call last):",
     "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace",
 )
-STOPS = KILLED_IN_LOAD[:1]
+STOPPED = KILLED_IN_LOAD[:1]
 
 
 @pytest.mark.parametrize(
     ("engine_lines", "group", "age_seconds", "cause"),
     [
         (KILLED_IN_LOAD, OWN, 5, "kernel-oom"),
-        (STOPS, OWN, 5, "kernel-oom"),
+        (STOPPED, OWN, 5, "kernel-oom"),
         (("RuntimeError: boom",), OWN, 5, "kernel-oom"),
         (KILLED_IN_LOAD, OWN, 500, "killed-from-outside"),
         (KILLED_IN_LOAD, OTHER, 5, "killed-from-outside"),
-        (STOPS, OTHER, 5, "engine-stopped"),
+        (STOPPED, OTHER, 5, "engine-stopped"),
     ],
 )
 def test_the_kernels_own_record_names_the_process_of_the_rank_that_it_killed(
     worker: AgentUnderTest, engine_lines: tuple[str, ...], group: str, age_seconds: float, cause: str
 ) -> None:
-    log = KILL.format(us=round((time.monotonic() - age_seconds) * 1e6), group=group)
+    log = OOM_KILL.format(us=round((time.monotonic() - age_seconds) * 1e6), group=group)
     files(worker).file("/dev/kmsg", log)
     with running(worker.agent, *engine_lines) as (rank, process):
         until(lambda: rank.log.progress.cause != "" and not rank.log.progress.tracing)
@@ -180,54 +181,11 @@ def test_a_worker_killed_while_it_loads_is_a_kill_by_the_kernels_count_too(worke
 def test_an_old_kill_of_another_container_is_no_cause(worker: AgentUnderTest, age_seconds: float, cause: str) -> None:
     """Where it is recent, the record of the rank's own kill may have been dropped."""
     files(worker).file("/proc/vmstat", "oom_kill 4\n")
-    files(worker).file("/dev/kmsg", KILL.format(us=round((time.monotonic() - age_seconds) * 1e6), group=OTHER))
+    files(worker).file("/dev/kmsg", OOM_KILL.format(us=round((time.monotonic() - age_seconds) * 1e6), group=OTHER))
     with running(worker.agent) as (rank, process):
         rank.note(oom_kills=3)
         process.kill()
         assert conclude_end(worker.agent, ENDED).cause == cause
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("a 1\noom_kill 7\nb 2\n", 7), ("oom_kills 7\n", None), ("oom_kill x\n", None), ("oom_kill\n", None), ("", None)],
-)
-def test_oom_kills_are_read_from_vmstat(tree: Tree, text: str, count: int | None) -> None:
-    tree.file("/proc/vmstat", text)
-    assert meminfo.read_oom_kill_count(Host(tree.root).files) == count
-
-
-def test_a_kernel_that_does_not_count_is_no_error(tree: Tree) -> None:
-    assert meminfo.read_oom_kill_count(Host(tree.root).files) is None
-
-
-@pytest.mark.parametrize(
-    ("hints", "hint"),
-    [
-        (("use another image",), "use another image, then: sudo systemctl start sparkd-worker"),
-        (("sparkd starts it again", "lower max-num-seqs"), "lower max-num-seqs, then: "),
-        (("lower max-num-seqs", "sparkd starts it again"), "fix the cause, then: "),
-        (("its log: the lines above, marked engine|",), "fix the cause, then: "),
-        (("nothing is to be done: sparkd starts it again",), "fix the cause, then: "),
-        (("",), "fix the cause, then: "),
-        ((), "fix the cause, then: "),
-    ],
-)
-def test_a_plan_that_is_given_up_has_the_remedy_of_its_last_failure(
-    worker: AgentUnderTest, hints: tuple[str, ...], hint: str
-) -> None:
-    agent = worker.agent
-    failures = LaunchHistory({agent.plan.digest: len(BACKOFF_SECONDS)})
-    for text in hints:
-        failures = failures.record_failure(agent.plan.digest, End("the engine ended: boom", 13, text))
-    files(worker).file(FILE.path, FILE.encode(failures))
-    blocked = "40.0 GiB available, 96.0 GiB needed (exit 10)"  # by the preflight after it, which launches nothing
-    agent.reporter.update(last_cause=blocked)
-    with pytest.raises(NeedsPersonError) as raised:
-        agent.backoff.wait()
-    assert raised.value.hint.startswith(hint)
-    assert raised.value.hint.endswith("sudo systemctl start sparkd-worker")
-    assert blocked not in raised.value.reason
-    assert ("the last: the engine ended: boom" in raised.value.reason) is bool(hints)
 
 
 def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_end_does(tree: Tree, port: int) -> None:
@@ -238,11 +196,11 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         raise PeerLostError("rank 0 has ended", "")
 
     with (
-        agent_under_test(tree, 1, configured) as made,
-        running(made.agent) as (rank, process),
+        agent_under_test(tree, 1, configured) as node,
+        running(node.agent) as (rank, process),
         subprocess.Popen(["sleep", "60"]) as victim,
     ):
-        agent = made.agent
+        agent = node.agent
         agent.loop.endings.end_by(*endings(agent), Ending(other_node_has_ended))
         # The guard kills another process in place of the rank, which so is not gone.
         dying = replace(rank.rank, pidfd=os.pidfd_open(victim.pid))
@@ -260,17 +218,17 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
 
 
 def test_a_guard_for_which_there_is_no_thread_is_none_that_the_end_of_the_rank_waits_for(tree: Tree, port: int) -> None:
-    with agent_under_test(tree, 1, settings(addresses(2), port)) as made, running(made.agent) as (rank, _):
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as node, running(node.agent) as (rank, _):
         with without_threads(), pytest.raises(BlockingIOError):
-            rank.guard_memory(1, made.agent.events)
-        end_rank(made.agent, rank)
+            rank.guard_memory(1, node.agent.events)
+        end_rank(node.agent, rank)
         assert rank.rank.ended.is_set()
 
 
 def test_a_floor_of_0_turns_the_guard_off(tree: Tree, port: int) -> None:
     configured = settings(addresses(2), port).model_copy(update={"memory": Memory(floor_mib=0)})
-    with agent_under_test(tree, 1, configured) as made, running(made.agent) as (rank, _):
-        rank.guard_memory(made.agent.settings.memory.floor_mib, made.agent.events)
+    with agent_under_test(tree, 1, configured) as node, running(node.agent) as (rank, _):
+        rank.guard_memory(node.agent.settings.memory.floor_mib, node.agent.events)
         guard = rank.guard
         assert guard is not None
         until(lambda: guard.over)

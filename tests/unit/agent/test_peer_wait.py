@@ -46,23 +46,23 @@ def await_message(agent: AgentUnderTest, text: str) -> None:
 @pytest.fixture
 def worker(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
     """Rank 1 of two, with a plan."""
-    with agent_under_test(tree, 1, settings(addresses(2), port)) as made:
-        made.set_plan("d")
-        yield made
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as agent:
+        agent.set_plan("d")
+        yield agent
 
 
 @pytest.fixture
 def head(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
     """Rank 0 of three, with a plan."""
-    with agent_under_test(tree, 0, settings(addresses(3), port)) as made:
-        made.set_plan("d")
-        yield made
+    with agent_under_test(tree, 0, settings(addresses(3), port)) as agent:
+        agent.set_plan("d")
+        yield agent
 
 
 @pytest.fixture
 def workers(port: int) -> Iterator[tuple[Node, Node]]:
-    with node("127.0.0.2", port=port) as one, node("127.0.0.3", port=port) as other:
-        yield one, other
+    with node("127.0.0.2", port=port) as first, node("127.0.0.3", port=port) as second:
+        yield first, second
 
 
 def test_a_worker_waits_for_the_heads_call_and_joins_its_epoch(worker: AgentUnderTest, port: int) -> None:
@@ -117,26 +117,26 @@ def test_a_worker_tracks_the_incarnation_that_called(worker: AgentUnderTest, por
 def test_a_head_calls_when_all_workers_wait_and_continues_when_their_ranks_run(
     head: AgentUnderTest, workers: tuple[Node, Node]
 ) -> None:
-    one, other = workers
+    first, second = workers
     with running_steps(head, wait_and_join) as walk:
-        one.publish(report(1, plan_digest="d"))
+        first.publish(report(1, plan_digest="d"))
         for sent in (
             report(2, phase=Phase.PREFLIGHT),
             report(2, phase=Phase.COOLING, plan_digest="d"),
             report(2, phase=Phase.SERVING, epoch="old", plan_digest="d"),  # its rank of an older launch still runs
             report(2, phase=Phase.AWAITING_PEERS, epoch="old", plan_digest="d"),
         ):
-            other.publish(sent)
+            second.publish(sent)
             await_message(head, f"waiting for spark3 (127.0.0.3), which is {sent.phase.value}")
             assert head.report.epoch == ""
-        other.publish(report(2, plan_digest="d"))
+        second.publish(report(2, plan_digest="d"))
         until(lambda: head.report.epoch == head.agent.rank_id)
-        one.publish(report(1, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d"))
-        other.publish(report(2, phase=Phase.LAUNCHING, epoch=head.agent.rank_id, plan_digest="d"))
+        first.publish(report(1, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d"))
+        second.publish(report(2, phase=Phase.LAUNCHING, epoch=head.agent.rank_id, plan_digest="d"))
         await_message(head, "waiting for the rank of spark3 (127.0.0.3), which is launching")
         time.sleep(0.3)
         assert not walk.over
-        other.publish(report(2, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d"))
+        second.publish(report(2, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d"))
         assert until(lambda: walk.over) < 1
         assert walk.error is None
 
@@ -145,7 +145,7 @@ def test_a_head_calls_when_all_workers_wait_and_continues_when_their_ranks_run(
     ("own", "theirs", "all_by"),
     [("rdma", "rdma", "rdma"), ("rdma", "tcp", "tcp"), ("tcp", "rdma", "tcp"), ("", "", "")],
 )
-def test_all_ranks_go_by_tcp_where_one_node_has_no_rdma(
+def test_all_ranks_use_tcp_where_one_node_has_no_rdma(
     head: AgentUnderTest, workers: tuple[Node, Node], own: str, theirs: str, all_by: str
 ) -> None:
     head.agent.reporter.update(transport=own)
@@ -163,7 +163,7 @@ def test_all_ranks_go_by_tcp_where_one_node_has_no_rdma(
     ("own", "heads", "joins"),
     [("rdma", "tcp", "tcp"), ("tcp", "tcp", "tcp"), ("rdma", "rdma", "rdma"), ("tcp", "rdma", None)],
 )
-def test_a_worker_goes_as_its_head_called(
+def test_a_worker_uses_the_transport_that_its_head_has_chosen(
     worker: AgentUnderTest, port: int, own: str, heads: str, joins: str | None
 ) -> None:
     worker.agent.reporter.update(transport=own)
@@ -210,8 +210,8 @@ def test_rdma_that_comes_up_while_a_node_waits_is_used(worker: AgentUnderTest, u
 def test_a_worker_that_is_lost_after_the_call_ends_the_head(
     head: AgentUnderTest, workers: tuple[Node, Node], sent: NodeReport, reason: str
 ) -> None:
-    for rank, one in enumerate(workers, 1):
-        one.publish(report(rank, plan_digest="d"))
+    for rank, worker in enumerate(workers, 1):
+        worker.publish(report(rank, plan_digest="d"))
     with running_steps(head, wait_and_join) as walk:
         until(lambda: head.report.epoch != "")
         workers[1].publish(sent)
@@ -221,8 +221,8 @@ def test_a_worker_that_is_lost_after_the_call_ends_the_head(
 
 
 def test_ranks_that_never_run_are_named_at_the_deadline(tree: Tree, port: int, workers: tuple[Node, Node]) -> None:
-    for rank, one in enumerate(workers, 1):
-        one.publish(report(rank, plan_digest="d"))
+    for rank, worker in enumerate(workers, 1):
+        worker.publish(report(rank, plan_digest="d"))
     with agent_under_test(tree, 0, settings(addresses(3), port)) as head:
         head.set_plan("d")
         with running_steps(head, partial(wait_and_join, ranks_seconds=1)) as walk:
@@ -231,7 +231,7 @@ def test_ranks_that_never_run_are_named_at_the_deadline(tree: Tree, port: int, w
     assert error.reason.startswith("not every worker's rank ran within 1 s: spark2 (127.0.0.2), which is awaiting")
 
 
-def table(journal: Path) -> list[list[str]]:
+def plan_table(journal: Path) -> list[list[str]]:
     """The differing values, as the journal has them."""
     return [line.split("plan| ")[1].split() for line in journal.read_text().splitlines() if "plan| " in line]
 
@@ -245,17 +245,17 @@ def test_plans_that_differ_block_both_nodes_and_the_table_is_in_both_journals(tr
         worker.set_plan("d2", **{"args.max-model-len": "1024", "image": "i:1"})
         with running_steps(head, wait_while_blocked), running_steps(worker, wait_while_blocked):
             until(lambda: {head.report.phase, worker.report.phase} == {Phase.BLOCKED})
-        for one, own, theirs in [(head, "512", "1024"), (worker, "1024", "512")]:
-            assert f"differs: args.max-model-len is {own} here and {theirs} there" in one.report.message
-            until(lambda: table(one.journal))  # noqa: B023
-            rows = table(one.journal)
+        for agent, own, theirs in [(head, "512", "1024"), (worker, "1024", "512")]:
+            assert f"differs: args.max-model-len is {own} here and {theirs} there" in agent.report.message
+            until(lambda: plan_table(agent.journal))  # noqa: B023
+            rows = plan_table(agent.journal)
             assert ["args.max-model-len", own, theirs] in rows
             assert not any("image" in row for row in rows)
         assert "(this node is rolled back: " in head.report.message
         assert "(make the configuration, the image and the model the same on all nodes)" in worker.report.message
 
 
-def test_a_plan_of_another_version_of_sparkd_says_which_is_to_be_upgraded(tree: Tree, port: int) -> None:
+def test_plans_of_two_versions_of_sparkd_are_reported_with_the_command_to_upgrade(tree: Tree, port: int) -> None:
     configured = settings(addresses(2), port)
     with agent_under_test(tree, 0, configured) as head, agent_under_test(tree, 1, configured) as worker:
         worker.agent.reporter.report = replace(worker.report, version="0.0.1")
@@ -263,9 +263,9 @@ def test_a_plan_of_another_version_of_sparkd_says_which_is_to_be_upgraded(tree: 
         worker.set_plan("d2")
         with running_steps(head, wait_while_blocked), running_steps(worker, wait_while_blocked):
             until(lambda: {head.report.phase, worker.report.phase} == {Phase.BLOCKED})
-        for one, own, theirs in [(head, __version__, "0.0.1"), (worker, "0.0.1", __version__)]:
-            assert f"(sparkd is {own} here and {theirs} on spark" in one.report.message
-            assert "on the older: sudo apt install --only-upgrade sparkd" in one.report.message
+        for agent, own, theirs in [(head, __version__, "0.0.1"), (worker, "0.0.1", __version__)]:
+            assert f"(sparkd is {own} here and {theirs} on spark" in agent.report.message
+            assert "on the older: sudo apt install --only-upgrade sparkd" in agent.report.message
 
 
 def test_a_head_that_stays_blocked_is_one_line_in_the_journal_of_a_waiting_worker(tree: Tree, port: int) -> None:
@@ -285,8 +285,8 @@ def test_a_head_that_stays_blocked_is_one_line_in_the_journal_of_a_waiting_worke
         ):
             until(lambda: len(tries) == 2)
             await_message(worker, "which is blocked: no model")
-        lines = [one for one in worker.events.lines if one.startswith("cluster.contact.changed")]
-        contacts = [one.partition("contact=")[2].split()[0] for one in lines]
+        lines = [line for line in worker.events.lines if line.startswith("cluster.contact.changed")]
+        contacts = [line.partition("contact=")[2].split()[0] for line in lines]
         assert contacts.count("answers") == 1
         assert contacts.count("refused") <= 1  # none where it was the first thing known of the head
 
@@ -300,9 +300,9 @@ def test_another_nodes_plan_that_is_repaired_ends_no_run(head: AgentUnderTest, w
         workers[1].publish(report(2, plan_digest="d", incarnation="restarted"))
         until(lambda: head.report.epoch != "")
         assert head.report.phase is Phase.AWAITING_PEERS
-        for rank, one in enumerate(workers, 1):
+        for rank, worker in enumerate(workers, 1):
             changes = {"incarnation": "restarted"} if rank == 2 else {}
-            one.publish(report(rank, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d", **changes))
+            worker.publish(report(rank, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d", **changes))
         assert walk.join() is None
 
 
@@ -331,12 +331,12 @@ def test_four_nodes_start_in_any_order_and_end_together_with_one_cause(
         agents: dict[int, AgentUnderTest] = {}
         walks: dict[int, StepsThread] = {}
         for rank in order:
-            agents[rank] = one = stack.enter_context(agent_under_test(tree, rank, configured))
-            one.set_plan("d")
-            walks[rank] = stack.enter_context(running_steps(one, serve))
+            agents[rank] = stack.enter_context(agent_under_test(tree, rank, configured))
+            agents[rank].set_plan("d")
+            walks[rank] = stack.enter_context(running_steps(agents[rank], serve))
             time.sleep(0.05)
-        until(lambda: all(one.report.phase is Phase.SERVING for one in agents.values()))
-        assert {one.report.epoch for one in agents.values()} == {agents[0].agent.rank_id}
+        until(lambda: all(agent.report.phase is Phase.SERVING for agent in agents.values()))
+        assert {agent.report.epoch for agent in agents.values()} == {agents[0].agent.rank_id}
 
         began = unstalled()
         walks[3].stop()
@@ -349,11 +349,11 @@ def test_four_nodes_start_in_any_order_and_end_together_with_one_cause(
         assert unstalled() - began < 2
         assert shutdown.is_alive()  # its last report can be read for a while
         for rank in (0, 1, 2):
-            found = walks[rank].join()
-            assert isinstance(found, PeerLostError)
-            assert found.code is ExitCode.PEER_LOST
-            assert "rank 3 on spark4 (127.0.0.4) failed: the engine ended: RuntimeError: boom" in found.reason
-            assert found.reason.startswith("rank 0 on spark1" if rank else "rank 3 on spark4")
+            lost = walks[rank].join()
+            assert isinstance(lost, PeerLostError)
+            assert lost.code is ExitCode.PEER_LOST
+            assert "rank 3 on spark4 (127.0.0.4) failed: the engine ended: RuntimeError: boom" in lost.reason
+            assert lost.reason.startswith("rank 0 on spark1" if rank else "rank 3 on spark4")
         shutdown.join(10)
 
 
@@ -361,16 +361,16 @@ def test_a_node_whose_agent_does_not_come_back_ends_all_others(tree: Tree, port:
     configured = settings(addresses(3), port, agent_return_seconds=6)
     with ExitStack() as stack:
         agents = [stack.enter_context(agent_under_test(tree, rank, configured)) for rank in range(3)]
-        for one in agents:
-            one.set_plan("d")
-        walks = [stack.enter_context(running_steps(one, serve)) for one in agents]
-        until(lambda: all(one.report.phase is Phase.SERVING for one in agents))
+        for agent in agents:
+            agent.set_plan("d")
+        walks = [stack.enter_context(running_steps(agent, serve)) for agent in agents]
+        until(lambda: all(agent.report.phase is Phase.SERVING for agent in agents))
         walks[2].stop()
         agents[2].agent.loop.close()
         until(lambda: agents[0].agent.monitor.trouble, 3)
         assert "the agent of rank 2 on spark3 (127.0.0.3) is away" in agents[0].agent.monitor.trouble
-        assert all(one.report.phase is Phase.SERVING for one in agents[:2])
-        assert until(lambda: all(one.report.phase is Phase.FAILED for one in agents[:2])) < 8
+        assert all(agent.report.phase is Phase.SERVING for agent in agents[:2])
+        assert until(lambda: all(agent.report.phase is Phase.FAILED for agent in agents[:2])) < 8
         for walk in walks[:2]:
             error = walk.join()
             assert isinstance(error, PeerLostError)

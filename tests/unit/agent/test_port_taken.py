@@ -13,7 +13,7 @@ IN_USE = "the engine ended: OSError: [Errno 98] Address already in use"
 
 
 @pytest.mark.parametrize(
-    ("reason", "ready", "held", "cause"),
+    ("reason", "ready", "is_taken", "cause"),
     [
         (IN_USE, False, True, "port-taken"),
         (IN_USE, False, False, "engine-ended"),
@@ -22,14 +22,14 @@ IN_USE = "the engine ended: OSError: [Errno 98] Address already in use"
     ],
 )
 def test_a_taken_port_is_no_failed_launch(
-    tree: Tree, port: int, reason: str, ready: bool, held: bool, cause: str
+    tree: Tree, port: int, reason: str, ready: bool, is_taken: bool, cause: str
 ) -> None:
     configured = alone().model_copy(update={"engine": Engine(recipe="tiny-cpu", args={"port": port})})
-    with agent_under_test(tree, 0, configured) as made, running(made.agent) as (rank, _):
-        agent, machine = made.agent, Tree(tree.root / "node0")
+    with agent_under_test(tree, 0, configured) as node, running(node.agent) as (rank, _):
+        agent, machine = node.agent, Tree(tree.root / "node0")
         machine.file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
         machine.file(
-            "/proc/net/tcp", f"   0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 77\n" if held else "\n"
+            "/proc/net/tcp", f"   0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 77\n" if is_taken else "\n"
         )
         rank.ready = ready
         shutdown_on_error(agent, rank, EngineEndedError(reason))

@@ -1,7 +1,5 @@
 """A plan that has served is kept as known good; a failed start logs what differs from it."""
 
-import errno
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -9,7 +7,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, alone, settings
+from tests.unit.cluster_nodes import (
+    AgentUnderTest,
+    FullDisk,
+    MemoryActions,
+    addresses,
+    agent_under_test,
+    alone,
+    settings,
+)
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import until
 
@@ -24,7 +30,7 @@ from sparkd.base.plan.model import Cache
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.facts import Facts, node_values
 from sparkd.base.state.known_good import Entry, KnownGood
-from sparkd.base.state.launch_history import BACKOFF_SECONDS, LaunchHistory
+from sparkd.base.state.launch_history import LaunchHistory
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch, make_rollback
 
 ENDED = EngineEndedError("the engine ended")
@@ -35,42 +41,42 @@ def started(tree: Tree) -> Iterator[AgentUnderTest]:
     """A head that is about to serve, and for which no time of service is too short."""
     at_once = Supervise.model_construct(peer_timeout_seconds=20, proven_seconds=0)
     configured = alone().model_copy(update={"supervise": at_once})
-    with agent_under_test(tree, 0, configured) as made:
-        made.set_plan("agreed", **dict(made.agent.plan.shared), **{"image.identity": "i", "weights.w": "5 bytes"})
-        made.agent.reporter.update(versions={"kernel": "6.17", "driver": "580"})
-        yield made
+    with agent_under_test(tree, 0, configured) as node:
+        node.set_plan("agreed", **dict(node.agent.plan.shared), **{"image.identity": "i", "weights.w": "5 bytes"})
+        node.agent.reporter.update(versions={"kernel": "6.17", "driver": "580"})
+        yield node
 
 
-def kept_entries(made: AgentUnderTest) -> tuple[Entry, ...]:
-    assert isinstance(made.agent.actions, MemoryActions)
-    text = made.agent.actions.written.get(known_good.FILE.name, "")
+def kept_entries(node: AgentUnderTest) -> tuple[Entry, ...]:
+    assert isinstance(node.agent.actions, MemoryActions)
+    text = node.agent.actions.written.get(known_good.FILE.name, "")
     return known_good.FILE.decode(text.encode()).known_good if text else ()
 
 
-def write_known_good(made: AgentUnderTest, *known: Entry) -> None:
-    Tree(Path(made.agent.host.files.root)).file(known_good.FILE.path, known_good.FILE.encode(KnownGood(known)))
+def write_known_good(node: AgentUnderTest, *known: Entry) -> None:
+    Tree(Path(node.agent.host.files.root)).file(known_good.FILE.path, known_good.FILE.encode(KnownGood(known)))
 
 
-def serve(made: AgentUnderTest) -> None:
-    made.agent.proving.begin()
-    made.agent.proving.tick()
+def serve(node: AgentUnderTest) -> None:
+    node.agent.proving.begin()
+    node.agent.proving.tick()
 
 
-def differences_logged(made: AgentUnderTest) -> list[str]:
-    return [line for line in made.events.lines if line.startswith("known_good.")]
+def differences_logged(node: AgentUnderTest) -> list[str]:
+    return [line for line in node.events.lines if line.startswith("known_good.")]
 
 
-def images_logged(made: AgentUnderTest) -> list[str]:
-    return [line for line in made.events.lines if line.startswith("known_good.image.")]
+def images_logged(node: AgentUnderTest) -> list[str]:
+    return [line for line in node.events.lines if line.startswith("known_good.image.")]
 
 
-def known_good_with(made: AgentUnderTest, **values: str) -> Entry:
+def known_good_with(node: AgentUnderTest, **values: str) -> Entry:
     """The entry that this plan leaves as known good, with other values; an empty one is removed."""
-    proving = ProvingPeriod(made.agent, made.agent.agreed, made.agent.switching)
+    proving = ProvingPeriod(node.agent, node.agent.agreed, node.agent.switching)
     proving.begin()
     proving.tick()
-    (entry,) = kept_entries(made)
-    made.events.lines.clear()
+    (entry,) = kept_entries(node)
+    node.events.lines.clear()
     merged = {**entry.facts.values, **values}
     return replace(entry, facts=replace(entry.facts, values={name: text for name, text in merged.items() if text}))
 
@@ -105,11 +111,11 @@ def test_caches_that_cannot_be_listed_end_no_engine_and_keep_what_is_known_of_th
     assert (after.good, after.good_caches) == (facts, known)
 
 
-def fail_start(made: AgentUnderTest, then: dict[str, str], error: SparkdError = ENDED) -> list[str]:
-    """Let a start fail after a good one that had the values `then`. Returns the journal's lines on what differs."""
-    write_known_good(made, known_good_with(made, **then))
-    shutdown_on_error(made.agent, None, error)
-    return differences_logged(made)
+def fail_start(node: AgentUnderTest, earlier: dict[str, str], error: SparkdError = ENDED) -> list[str]:
+    """Let a start fail after a good one that had the values `earlier`. Returns the journal's lines on what differs."""
+    write_known_good(node, known_good_with(node, **earlier))
+    shutdown_on_error(node.agent, None, error)
+    return differences_logged(node)
 
 
 def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnderTest) -> None:
@@ -120,15 +126,15 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     assert (entry.plan, entry.agreement, entry.image_id) == (agent.plan.digest, "agreed", "sha256:i")
     assert entry.facts.values["weights.w"] == "5 bytes"
     assert (entry.facts.versions["driver"], entry.facts.boot["boot.memory"]) == ("580", "120.0 GiB")
-    made = make_rollback(entry, "f", "")
-    assert made is not None
-    assert made.to is not None
-    assert (made.to.recipe, made.to.engine) == (agent.context.recipe, agent.settings.engine)
+    rollback = make_rollback(entry, "f", "")
+    assert rollback is not None
+    assert rollback.to is not None
+    assert (rollback.to.recipe, rollback.to.engine) == (agent.context.recipe, agent.settings.engine)
     assert agent.proving.proven
 
 
 @pytest.mark.parametrize(
-    ("made", "events"),
+    ("outcome", "events"),
     [
         (
             (("sparkd/known-good:1", True), ("sparkd-kept-2", False)),
@@ -138,7 +144,7 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     ],
 )
 def test_the_images_of_known_good_plans_are_kept_beside_the_loop(
-    started: AgentUnderTest, made: tuple[tuple[str, bool], ...] | DockerError, events: list[str]
+    started: AgentUnderTest, outcome: tuple[tuple[str, bool], ...] | DockerError, events: list[str]
 ) -> None:
     class Keeping(MemoryActions):
         def keep_images(
@@ -146,9 +152,9 @@ def test_the_images_of_known_good_plans_are_kept_beside_the_loop(
         ) -> Iterator[tuple[str, bool]]:
             own = ("sha256:i",)
             assert (named, pinned, before, threading.current_thread().name) == (own, own, (), "kept-images")
-            if isinstance(made, DockerError):
-                raise made
-            yield from made
+            if isinstance(outcome, DockerError):
+                raise outcome
+            yield from outcome
 
     agent = started.agent
     agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:i"))
@@ -195,12 +201,12 @@ def test_images_are_released_by_what_was_read_alone(
 
 
 def test_a_plan_that_has_not_served_long_is_not_kept(tree: Tree, port: int) -> None:
-    with agent_under_test(tree, 0, settings(addresses(2), port)) as made:
-        serve(made)
-        assert (kept_entries(made), made.agent.proving.proven) == ((), False)
+    with agent_under_test(tree, 0, settings(addresses(2), port)) as node:
+        serve(node)
+        assert (kept_entries(node), node.agent.proving.proven) == ((), False)
 
 
-def test_the_journals_last_lines_name_what_differs(started: AgentUnderTest) -> None:
+def test_the_journals_last_lines_after_a_failed_start_name_what_differs(started: AgentUnderTest) -> None:
     fail_start(started, {"args.dtype": "half", "image.identity": "j", "args.max-model-len": ""})
     flag, length, image = started.events.lines[-3:]
     assert started.events.lines[-4].startswith("agent.run.failed")
@@ -210,12 +216,12 @@ def test_the_journals_last_lines_name_what_differs(started: AgentUnderTest) -> N
     assert "sparkd rollback" in image
 
 
-def test_a_long_list_ends_with_a_count(started: AgentUnderTest) -> None:
+def test_a_long_list_of_differences_ends_with_a_count(started: AgentUnderTest) -> None:
     assert len(fail_start(started, {f"env.V{number:02}": "x" for number in range(20)})) == MOST_LINES + 1
     assert started.events.lines[-1].startswith("known_good.values.omitted count=8 hint=sparkd diff")
 
 
-def test_no_difference_is_one_line(started: AgentUnderTest) -> None:
+def test_a_failed_start_without_a_difference_is_one_line(started: AgentUnderTest) -> None:
     assert [line.partition(" ")[0] for line in fail_start(started, {})] == ["known_good.values.unchanged"]
 
 
@@ -225,15 +231,6 @@ def test_a_start_that_preflight_blocks_is_compared_by_its_plan_alone(started: Ag
     shutdown_on_error(started.agent, None, BlockedError("plan-lint: no"))
     (line,) = differences_logged(started)
     assert "name=args.dtype" in line
-
-
-class FullDisk(MemoryActions):
-    is_full = True
-
-    def write_state(self, name: str, text: str, mode: int) -> None:
-        if self.is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().write_state(name, text, mode)
 
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["a full disk", "an unreadable file"])
@@ -293,12 +290,12 @@ def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: Age
     agent.switching.settle()
     assert "rollback" not in " ".join(started.events.lines)
     entry = known_good_with(started)
-    back = make_rollback(entry, "", "")
-    assert back is not None
-    started.remake(context=replace(agent.context, switch=back)).switching.settle()
+    rollback = make_rollback(entry, "", "")
+    assert rollback is not None
+    started.remake(context=replace(agent.context, switch=rollback)).switching.settle()
     assert started.events.lines[-1].startswith(f"rollback.plan.applied plan={entry.plan[:12]} recipe=tiny-cpu ")
     agent = started.remake(context=agent.context)
-    root.file(FILE.path, FILE.encode(back))
+    root.file(FILE.path, FILE.encode(rollback))
     agent.switching.settle()
     assert FILE.read(agent.host.files) is None
     assert started.events.lines[-1].startswith("rollback.plan.removed reason=the configuration has changed")
@@ -310,20 +307,12 @@ def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: Age
 def test_a_rollback_that_is_chosen_while_an_agent_starts_is_for_the_next_one(started: AgentUnderTest) -> None:
     agent = started.agent
     entry = known_good_with(started)
-    back = make_rollback(entry, chosen_plan.fingerprint_config(agent.context.configured, agent.host), "")
-    assert back is not None
-    Tree(Path(agent.host.files.root)).file(FILE.path, FILE.encode(back))
+    rollback = make_rollback(entry, chosen_plan.fingerprint_config(agent.context.configured, agent.host), "")
+    assert rollback is not None
+    Tree(Path(agent.host.files.root)).file(FILE.path, FILE.encode(rollback))
     agent.switching.settle()
-    assert FILE.read(agent.host.files) == back
+    assert FILE.read(agent.host.files) == rollback
     assert "rollback" not in " ".join(started.events.lines)
-
-
-def test_failures_with_the_current_image_hold_up_no_rollback_to_an_earlier_one(started: AgentUnderTest) -> None:
-    agent = started.agent
-    failures = LaunchHistory({agent.plan.digest: len(BACKOFF_SECONDS)})
-    Tree(Path(agent.host.files.root)).file(launch_history.FILE.path, launch_history.FILE.encode(failures))
-    node = replace(agent.context, plan=replace(agent.plan, image_id="sha256:i"))
-    assert not started.remake(context=node).backoff.wait()
 
 
 def test_an_entry_without_facts_is_still_compared(started: AgentUnderTest) -> None:

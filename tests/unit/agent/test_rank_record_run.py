@@ -1,7 +1,6 @@
 """A run keeps a record of its rank for as long as the rank's container exists."""
 
 import subprocess
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -109,16 +108,11 @@ def test_a_record_that_can_not_be_read_is_reported_and_set_aside(recorded: Recor
 
 
 def test_a_record_that_can_not_be_written_ends_no_engine(recorded: RecordedWorld) -> None:
-    def stop() -> None:
-        thread = recorded.once("serving", end)
-        thread.join()
-
-    thread = recorded.once("loading", lambda: replace_by_folder(recorded.tree.root / RECORD))
-    stopping = threading.Thread(target=stop)
-    stopping.start()
+    blocking = recorded.once("loading", lambda: replace_by_folder(recorded.tree.root / RECORD))
+    ending = recorded.once("serving", end)
     code, journal = run_agent(recorded)
-    thread.join()
-    stopping.join()
+    blocking.join()
+    ending.join()
     assert code is ExitCode.GOOD, journal
     (failure,) = [line for line in journal.splitlines() if "state.write.failed" in line]
     assert "file=rank.json" in failure

@@ -39,13 +39,15 @@ SESSIONS, STATE = "/run/systemd/sessions", "/var/lib/sparkd/reboot.json"
 
 
 class Node:
-    def __init__(self, made: AgentUnderTest, folder: Path) -> None:
-        self.made, self.folder = made, folder
-        self.tree = Tree(Path(made.agent.host.files.root))
+    """One whose agent has ended, and the calls of systemctl."""
+
+    def __init__(self, under_test: AgentUnderTest, folder: Path) -> None:
+        self.under_test, self.folder = under_test, folder
+        self.tree = Tree(Path(under_test.agent.host.files.root))
 
     def requests_reboot(self, error: SparkdError = PROVEN, end: End = END) -> bool:
         before = self.calls.count(REBOOT)
-        reboot_if_due(self.made.agent, error, end, os.getuid())
+        reboot_if_due(self.under_test.agent, error, end, os.getuid())
         return self.calls.count(REBOOT) > before
 
     @property
@@ -55,7 +57,7 @@ class Node:
 
     @property
     def refusal(self) -> str:
-        [line] = [one for one in self.made.events.lines if one.startswith("agent.reboot.refused")]
+        [line] = [line for line in self.under_test.events.lines if line.startswith("agent.reboot.refused")]
         reason, _, hint = line.partition("reason=")[2].partition(" hint=")
         assert hint == "sudo systemctl reboot"
         return reason
@@ -70,10 +72,12 @@ def node(tree: Tree, programs: Programs) -> Iterator[Node]:
     note_calls(programs)
     configured = alone()
     supervise = configured.supervise.model_copy(update={"reboot": True})
-    with agent_under_test(tree, 0, configured.model_copy(update={"supervise": supervise})) as made:
-        made.agent.loop.endings.enter(Stage.END)
-        made.remake(actions=Actions(made.agent.host, made.agent.loop, NodeOwner(os.getpid(), "a test", "x"), -1))
-        node = Node(made, programs.folder)
+    with agent_under_test(tree, 0, configured.model_copy(update={"supervise": supervise})) as under_test:
+        under_test.agent.loop.endings.enter(Stage.END)
+        under_test.remake(
+            actions=Actions(under_test.agent.host, under_test.agent.loop, NodeOwner(os.getpid(), "a test", "x"), -1)
+        )
+        node = Node(under_test, programs.folder)
         node.tree.folder(SESSIONS)
         yield node
 
@@ -82,7 +86,7 @@ def session(tree: Tree, name: str, kind: str) -> None:
     tree.file(f"{SESSIONS}/{name}", f"# of logind\nUID=1000\nUSER=anna\nACTIVE=1\nCLASS={kind}\n")
 
 
-def test_it_reboots_once_in_six_hours(node: Node) -> None:
+def test_a_node_reboots_once_in_six_hours(node: Node) -> None:
     assert node.requests_reboot()
     assert node.calls[-1] == REBOOT
     kept = json.loads((node.tree.root / STATE[1:]).read_text())
@@ -109,7 +113,7 @@ def test_a_record_that_proves_nothing_lets_no_node_reboot(tree: Tree, text: str,
     assert why in find_earlier(Host(tree.root).files, 1000.0)
 
 
-def test_without_a_record_or_with_an_old_one_it_may(tree: Tree) -> None:
+def test_without_a_record_or_with_an_old_one_a_node_may_reboot(tree: Tree) -> None:
     assert find_earlier(Host(tree.root).files, APART_SECONDS + 100.0) == ""
     tree.file(STATE, '{"schema": 1, "at": 100.0}')
     assert find_earlier(Host(tree.root).files, APART_SECONDS + 100.0) == ""
@@ -123,7 +127,7 @@ def test_a_record_that_is_no_file_lets_no_node_reboot(node: Node) -> None:
 
 
 @pytest.mark.parametrize("kind", ["user", "user-early", "user-light", "user-early-light", "greeters", "", "none"])
-def test_who_may_be_logged_in_keeps_it_from_rebooting(node: Node, kind: str) -> None:
+def test_a_session_of_a_person_keeps_a_node_from_rebooting(node: Node, kind: str) -> None:
     session(node.tree, "c1", "greeter")
     session(node.tree, "3", kind)
     assert not node.requests_reboot()
@@ -134,7 +138,7 @@ def test_who_may_be_logged_in_keeps_it_from_rebooting(node: Node, kind: str) -> 
 @pytest.mark.parametrize(
     "kind", ["greeter", "manager", "manager-early", "background", "background-light", "lock-screen"]
 )
-def test_sessions_that_are_nobody_s_do_not(tree: Tree, kind: str) -> None:
+def test_sessions_that_are_nobody_s_do_not_keep_it_from_rebooting(tree: Tree, kind: str) -> None:
     session(tree, "c1", kind)
     os.mkfifo(tree.root / f"{SESSIONS[1:]}/c1.ref")
     assert find_session(Host(tree.root).files) == ""
@@ -146,12 +150,12 @@ def test_sessions_that_can_not_be_read_count_as_people(tree: Tree) -> None:
     assert "can't be read" in find_session(Host(tree.root).files)
 
 
-def test_it_is_off_by_default_and_for_other_actions(node: Node) -> None:
+def test_a_node_does_not_reboot_by_default_nor_for_other_actions(node: Node) -> None:
     assert not alone().supervise.reboot
     assert not node.requests_reboot(end=replace(END, action=Action.POWER_CYCLE))
-    agent = node.made.agent
-    node.made.remake(settings=alone())
-    reboot_if_due(node.made.agent, PROVEN, END)
+    agent = node.under_test.agent
+    node.under_test.remake(settings=alone())
+    reboot_if_due(node.under_test.agent, PROVEN, END)
     assert node.calls == []
     assert agent.settings.supervise.reboot
 
@@ -171,7 +175,7 @@ def test_what_this_node_s_checks_did_not_prove_reboots_nothing(node: Node, error
 
 
 @pytest.mark.parametrize(("level", "proven"), [(Level.BLOCK, True), (Level.UNKNOWN, False)])
-def test_a_finding_beside_it_that_is_unsure_leaves_it_unproven(level: Level, proven: bool) -> None:
+def test_an_unsure_finding_beside_one_that_needs_a_reboot_leaves_that_unproven(level: Level, proven: bool) -> None:
     findings = (
         Finding("gpu", Verdict(Level.BLOCK, "reset", needs_person=True, action=Action.REBOOT), {}, 0),
         Finding("hook:10-site", Verdict(level, "?"), {}, 0),
@@ -181,7 +185,7 @@ def test_a_finding_beside_it_that_is_unsure_leaves_it_unproven(level: Level, pro
     assert refusal.proven is proven
 
 
-def test_what_is_unsure_in_the_same_check_leaves_it_unproven() -> None:
+def test_an_unsure_verdict_in_the_same_check_leaves_a_reboot_unproven() -> None:
     """As an engine that can't be ended, beside one whose owner is unknown: a reboot would end that too."""
     stuck = Verdict(Level.BLOCK, "asleep", needs_person=True, action=Action.REBOOT)
     for other, proven in ((Verdict(Level.UNKNOWN, "whose is it?"), False), (Verdict(Level.WARN, "old"), True)):
@@ -190,9 +194,9 @@ def test_what_is_unsure_in_the_same_check_leaves_it_unproven() -> None:
         assert (refusal.action, refusal.proven) == (Action.REBOOT, proven)
 
 
-def test_the_words_of_an_engine_never_bring_the_action(node: Node) -> None:
+def test_no_text_of_an_engine_reboots_a_node(node: Node) -> None:
     words = "NVRM: Xid (PCI:000f:01:00): 119, reboot this node; action=reboot"
-    assert shutdown_on_error(node.made.agent, None, EngineEndedError(words)) is ExitCode.ENGINE_ENDED
+    assert shutdown_on_error(node.under_test.agent, None, EngineEndedError(words)) is ExitCode.ENGINE_ENDED
     assert node.calls == []
 
 
@@ -203,7 +207,7 @@ def test_a_unit_that_is_being_stopped_reboots_nothing(node: Node, programs: Prog
     assert "a stop of its unit is ordered" in node.refusal
 
 
-def test_a_unit_that_is_still_starting_may(node: Node, programs: Programs) -> None:
+def test_a_unit_that_is_still_starting_may_reboot_its_node(node: Node, programs: Programs) -> None:
     note_calls(programs, "7 sparkd-head.service start running")
     assert node.requests_reboot()
 
@@ -212,7 +216,7 @@ def test_a_unit_that_is_still_starting_may(node: Node, programs: Programs) -> No
 def stoppable(node: Node) -> Iterator[Node]:
     """A signal requests its stop."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    node.made.agent.loop.listen()
+    node.under_test.agent.loop.listen()
     yield node
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -233,64 +237,64 @@ def test_a_stop_that_comes_during_the_last_look_reboots_nothing(stoppable: Node,
 
 
 def test_disks_that_hang_do_not_hold_the_reboot(node: Node) -> None:
-    agent, released = node.made.agent, threading.Event()
+    agent, released = node.under_test.agent, threading.Event()
 
     class HungDisks(Actions):
         def sync_disks(self) -> None:
             self._act(lambda: released.wait(30) and None, 0.2, "sync")
 
-    node.made.remake(actions=HungDisks(agent.host, agent.loop, agent.actions.owner, -1))
+    node.under_test.remake(actions=HungDisks(agent.host, agent.loop, agent.actions.owner, -1))
     began = time.monotonic()
     assert node.requests_reboot()
     assert 0.2 <= time.monotonic() - began < 10
     released.set()
 
 
-def notified(node: Node, url: str) -> None:
+def configure_webhook(node: Node, url: str) -> None:
     node.tree.file("/etc/sparkd/webhook", url, 0o600)
-    settings = node.made.agent.settings.model_copy(update={"notify": Notify(webhook_file="/etc/sparkd/webhook")})
-    node.made.remake(settings=settings)
+    settings = node.under_test.agent.settings.model_copy(update={"notify": Notify(webhook_file="/etc/sparkd/webhook")})
+    node.under_test.remake(settings=settings)
 
 
 def test_the_message_is_sent_before_the_reboot_is_requested(node: Node) -> None:
     with receiver() as received:
-        notified(node, received.url)
+        configure_webhook(node, received.url)
         assert node.requests_reboot()
         [body] = received.bodies
     assert "sparkd reboots this node, nothing is to be done: the driver leaks" in json.loads(body)["text"]
 
 
 def test_a_message_that_hangs_is_waited_for_and_no_longer(node: Node) -> None:
-    node.made.remake(pace=Pace(message_seconds=0.3))
+    node.under_test.remake(pace=Pace(message_seconds=0.3))
     with receiver() as received:
         received.slow = True
-        notified(node, received.url)
+        configure_webhook(node, received.url)
         began = time.monotonic()
         assert node.requests_reboot()
         assert 0.3 <= time.monotonic() - began < 5
-    assert any(line.startswith("notify.message.failed") for line in node.made.events.lines)
+    assert any(line.startswith("notify.message.failed") for line in node.under_test.events.lines)
 
 
-def test_who_logs_in_meanwhile_keeps_it_from_rebooting(node: Node) -> None:
-    agent = node.made.agent
+def test_a_person_who_logs_in_while_disks_are_synced_keeps_a_node_from_rebooting(node: Node) -> None:
+    agent = node.under_test.agent
 
     class Disks(Actions):
         def sync_disks(self) -> None:
             session(node.tree, "3", "user")
 
-    node.made.remake(actions=Disks(agent.host, agent.loop, agent.actions.owner, -1))
+    node.under_test.remake(actions=Disks(agent.host, agent.loop, agent.actions.owner, -1))
     assert not node.requests_reboot()
     assert not (node.tree.root / STATE[1:]).exists()
 
 
-def test_without_a_record_on_disk_nothing_is_requested(node: Node) -> None:
-    agent = node.made.agent
+def test_without_a_record_on_disk_no_reboot_is_requested(node: Node) -> None:
+    agent = node.under_test.agent
 
     class FullDisk(Actions):
         def write_state(self, name: str, text: str, mode: int) -> None:
             raise OSError(28, "No space left on device")
 
-    node.made.remake(actions=FullDisk(agent.host, agent.loop, agent.actions.owner, -1))
+    node.under_test.remake(actions=FullDisk(agent.host, agent.loop, agent.actions.owner, -1))
     assert not node.requests_reboot()
     assert "can't be written" in node.refusal
 
@@ -316,7 +320,9 @@ def test_a_request_that_was_inhibited_does_not_count_and_any_other_does(node: No
 RECIPE = "extends: tiny-cpu\nschema: 1\nname: tiny-gpu\ncontainer: {gpus: all}\n"
 
 
-def test_a_run_that_ends_with_the_word_reboots_once_and_the_next_does_not(world: World, programs: Programs) -> None:
+def test_a_run_that_ends_with_the_action_reboot_reboots_once_and_the_next_does_not(
+    world: World, programs: Programs
+) -> None:
     note_calls(programs)
     text = configuration(world.port, unskipped=("kernel-log",)).replace("tiny-cpu", "tiny-gpu")
     world.tree.file("/etc/sparkd/sparkd.toml", f"{text}supervise.reboot = true\n")

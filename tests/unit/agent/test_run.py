@@ -6,7 +6,7 @@ import re
 import signal
 
 import pytest
-from tests.unit.agent_runs import CONTAINER, World, phases, run_agent
+from tests.unit.agent_runs import CONTAINER, World, end, phases, run_agent
 from tests.unit.conftest import Notifications
 
 from sparkd.agent.actions.owner_lock import acquire_lock
@@ -20,8 +20,8 @@ from sparkd.base.state.launch_history import STOPPED, End
 from sparkd.base.status.model import parse
 
 
-def test_it_starts_its_rank_serves_and_stops_on_request(world: World, notifications: Notifications) -> None:
-    thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+def test_a_run_starts_its_rank_serves_and_stops_on_request(world: World, notifications: Notifications) -> None:
+    thread = world.once("serving", end)
     code, journal = run_agent(world)
     thread.join()
     messages = notifications()
@@ -57,7 +57,7 @@ def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one
         startup.watch(agent, running)
 
     monkeypatch.setattr("sparkd.agent.daemon.run.watch", watch)
-    thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    thread = world.once("serving", end)
     code, journal = run_agent(world)
     thread.join()
     assert code is ExitCode.GOOD, journal
@@ -70,12 +70,9 @@ def test_a_dockerd_that_can_not_be_found_by_its_pid_file_is_awaited_with_what_he
     world.tree.process(700, "dockerd", argv=("dockerd", "--pidfile=/run/my.pid"))
     world.tree.file("/run/docker.pid").unlink()
 
-    def put_right() -> None:
-        """As `systemctl restart docker` does, once the flag is gone."""
-        world.tree.dockerd(701)
-
-    started = world.once("awaiting-docker", put_right)
-    stopped = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    # As `systemctl restart docker` starts it, once the flag is gone.
+    started = world.once("awaiting-docker", lambda: world.tree.dockerd(701))
+    stopped = world.once("serving", end)
     code, journal = run_agent(world)
     started.join()
     stopped.join()

@@ -30,8 +30,8 @@ def test_a_rank_that_ignores_sigterm_gets_no_more_than_its_grace_period_after_an
     tree: Tree, tmp_path: Path
 ) -> None:
     configured = alone().model_copy(update={"engine": Engine(recipe="tiny-cpu", stop_grace_seconds=1)})
-    deaf = ("sh", "-c", f"trap '' TERM; touch {tmp_path}/deaf; while :; do sleep 0.1; done")
-    with agent_under_test(tree, 0, configured) as node, running(node.agent, command=deaf) as (rank, process):
+    ignores_sigterm = ("sh", "-c", f"trap '' TERM; touch {tmp_path}/deaf; while :; do sleep 0.1; done")
+    with agent_under_test(tree, 0, configured) as node, running(node.agent, command=ignores_sigterm) as (rank, process):
         until((tmp_path / "deaf").exists)
         began = time.monotonic()
         shutdown_on_error(node.agent, rank, EngineEndedError("it makes no tokens"))
@@ -74,11 +74,11 @@ def test_a_worker_that_is_stopped_ends_its_rank_at_once_when_its_head_is_out_of_
     worker: AgentUnderTest, head: Node, phase: Phase, drains: bool, killed: bool
 ) -> None:
     """A headless rank takes ten seconds to end by itself, and none outlives another for longer than two."""
-    deaf = ("sh", "-c", "trap 'sleep 1; exit 7' TERM; echo; while :; do sleep 0.1; done")
-    with running(worker.agent, command=deaf) as (rank, process):
+    slow_to_end = ("sh", "-c", "trap 'sleep 1; exit 7' TERM; echo; while :; do sleep 0.1; done")
+    with running(worker.agent, command=slow_to_end) as (rank, process):
         time.sleep(0.3)  # for the trap to be set
         head.publish(report(0, phase=phase, draining=drains, epoch="e", plan_digest="d"))
-        until_with(lambda: _phase_of_head(worker) is phase, worker)
+        until_with(lambda: phase_of_head(worker) is phase, worker)
         began = unstalled()
         shutdown_on_request(worker.agent, rank, StopRequested())
         took = unstalled() - began
@@ -86,6 +86,6 @@ def test_a_worker_that_is_stopped_ends_its_rank_at_once_when_its_head_is_out_of_
         assert took < RELEASE_SECONDS + 7 if not killed else took < 1.5
 
 
-def _phase_of_head(worker: AgentUnderTest) -> Phase:
+def phase_of_head(worker: AgentUnderTest) -> Phase:
     (head,) = worker.agent.monitor.statuses()
     return head.report.phase if head.report else Phase.STOPPED

@@ -1,13 +1,11 @@
 """A run that switches to a chosen plan judges what the model writes before it serves."""
 
 import json
-import os
-import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.unit.agent_runs import World, open_world, phases, run_agent, serving
+from tests.unit.agent_runs import World, end, open_world, phases, run_agent, serving
 from tests.unit.engine_server import Reply
 from tests.unit.nodes import until
 
@@ -93,7 +91,7 @@ def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_for
     assert (code, stages) == (ExitCode.GOOD, ["draining"]), journal
     assert "switch.drain.started" in journal
     assert switched.last_exit.cause == "switch"
-    thread = switched.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    thread = switched.once("serving", end)
     code, journal = run_agent(switched)
     thread.join()
     assert (code, stage(switched)) == (ExitCode.GOOD, "in-force"), journal
@@ -105,7 +103,7 @@ def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_for
 def test_a_chosen_plan_that_can_no_longer_be_made_is_left_for_the_configured_one(switched: World) -> None:
     """As for two nodes, where cluster.nodes has only one meanwhile."""
     choose_new(switched, min_nodes=2)
-    thread = switched.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    thread = switched.once("serving", end)
     code, journal = run_agent(switched)
     thread.join()
     assert (code, stage(switched)) == (ExitCode.GOOD, "none"), journal
@@ -126,7 +124,7 @@ def test_a_chosen_plan_whose_secret_can_not_be_used_is_left_for_the_configured_o
 
 def test_a_stop_while_a_chosen_plan_waits_for_its_secret_is_no_try(switched: World, tmp_path: Path) -> None:
     choose_new(switched, secrets={"HF_TOKEN": str(tmp_path / "late")})
-    thread = switched.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    thread = switched.once("blocked", end)
     with pytest.raises(StopRequested):
         run_agent(switched)
     thread.join()
@@ -147,18 +145,18 @@ def test_a_chosen_plan_that_writes_garbage_never_serves_and_is_left(switched: Wo
     )
 
 
-def test_where_it_is_wanted_garbage_after_a_start_is_a_warning_and_ends_nothing(switched: World, model: Model) -> None:
+def test_with_smoke_on_start_garbage_after_a_start_is_a_warning_and_ends_nothing(switched: World, model: Model) -> None:
     model.text = "!" * 24
     switched.tree.file("/etc/sparkd/conf.d/smoke.toml", "[smoke]\non_start = true\n")
 
-    def judged() -> None:
+    def check_warning() -> None:
         until(lambda: "answers that make no sense" in str(switched.read("run/sparkd/report.json")["findings"]), 20)
         report = switched.read("run/sparkd/report.json")
         assert (switched.phase, report["smoke_passed"], report["launches"]) == ("serving", False, 0)
         assert f"'floor_bytes': {512 << 20}, 'guard': 'watching'" in str(report["memory"])
-        os.kill(os.getpid(), signal.SIGTERM)
+        end()
 
-    thread = switched.once("serving", judged)
+    thread = switched.once("serving", check_warning)
     code, journal = run_agent(switched)
     thread.join()
     assert (code, phases(journal)[-3:]) == (ExitCode.GOOD, ["serving", "stopping", "stopped"]), journal

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster.test_peer_monitor import Known
-from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone, running
+from tests.unit.cluster.silent_peers import SilentPeer
+from tests.unit.cluster_nodes import AgentUnderTest, FullDisk, MemoryActions, agent_under_test, alone, running
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import report, status
 from tests.unit.nodes import until as until_true
@@ -23,12 +23,7 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.startup import launch
 from sparkd.agent.daemon.switch_start import begin_switch, stamp_switch
-from sparkd.agent.daemon.switching import (
-    AWAITED_SECONDS,
-    BLOCKED_SECONDS,
-    Switching,
-    SwitchRequested,
-)
+from sparkd.agent.daemon.switching import AWAITED_SECONDS, BLOCKED_SECONDS, Switching, SwitchRequested
 from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.lib.endings import StopRequested
@@ -57,72 +52,74 @@ LONG_AGO, FAR_AHEAD = "2001-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
 
 @pytest.fixture
 def started(tree: Tree) -> Iterator[AgentUnderTest]:
-    with agent_under_test(tree, 0, alone()) as made:
-        yield made
+    with agent_under_test(tree, 0, alone()) as node:
+        yield node
 
 
-def chosen(made: AgentUnderTest, name: str = "new", until: str = "") -> Chosen:
-    context = made.agent.context
+def chosen(node: AgentUnderTest, name: str = "new", until: str = "") -> Chosen:
+    context = node.agent.context
     return Chosen(context.recipe.model_copy(update={"name": name}), context.settings.engine, until=until)
 
 
-def put(made: AgentUnderTest, stage: Stage, tries: int = 0, until: str = "", **changes: object) -> Switch:
+def write_switch(node: AgentUnderTest, stage: Stage, tries: int = 0, until: str = "", **changes: object) -> Switch:
     """As `sparkd use` or an earlier process has left it."""
-    replaces = chosen_plan.fingerprint_config(made.agent.context.configured, made.agent.host)
-    switch = Switch(replaces, stage, chosen(made, until=until), (), tries, 60, "2026-01-01")
+    replaces = chosen_plan.fingerprint_config(node.agent.context.configured, node.agent.host)
+    switch = Switch(replaces, stage, chosen(node, until=until), (), tries, 60, "2026-01-01")
     switch = replace(switch, **changes)
-    write(made, switch)
+    files = node.agent.host.files
+    assert compare_and_swap(files, FILE, FILE.read(files), switch)
     return switch
 
 
-def write(made: AgentUnderTest, switch: Switch) -> None:
-    files = made.agent.host.files
-    assert compare_and_swap(files, FILE, FILE.read(files), switch)
-
-
-def awaits_end(switching: Switching, made: AgentUnderTest, seconds: float = 5.0) -> None:
-    """As the waits of its main loop. Raises what ends the run, at the latest after this time none does."""
+def wait_for_end(switching: Switching, node: AgentUnderTest, seconds: float = 5.0) -> None:
+    """Wait as the main loop does, so long at most. Raises what ends the run."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         switching.watch()
-        made.agent.loop.wait_until(never, 0.02, shielded=True)
+        node.agent.loop.wait_until(never, 0.02, shielded=True)
 
 
-def written(made: AgentUnderTest) -> Switch | None:
+def read_switch(node: AgentUnderTest) -> Switch | None:
     """None where the file was removed."""
-    return FILE.read(made.agent.host.files, pytest.fail)
+    return FILE.read(node.agent.host.files, pytest.fail)
 
 
-def begin(made: AgentUnderTest, config: Settings | None = None) -> Switch | None:
-    agent = made.agent
+def read_stage(node: AgentUnderTest) -> Stage | None:
+    switch = read_switch(node)
+    return switch.stage if switch else None
+
+
+def begin(node: AgentUnderTest, config: Settings | None = None) -> Switch | None:
+    agent = node.agent
     return begin_switch(config or agent.context.configured, agent.host, agent.actions, agent.events)[0]
 
 
-def last_exit(made: AgentUnderTest) -> launch_history.End:
-    assert isinstance(made.agent.actions, MemoryActions)
-    end = launch_history.FILE.decode(made.agent.actions.written[launch_history.FILE.name].encode()).last_exit
+def last_exit(node: AgentUnderTest) -> launch_history.End:
+    assert isinstance(node.agent.actions, MemoryActions)
+    end = launch_history.FILE.decode(node.agent.actions.written[launch_history.FILE.name].encode()).last_exit
     assert end is not None
     return end
 
 
-def trying(made: AgentUnderTest) -> None:
-    run_by(made, put(made, Stage.TRYING, 1))
+def run_try(node: AgentUnderTest) -> None:
+    """A process that was started to try the chosen plan."""
+    run_by(node, write_switch(node, Stage.TRYING, 1))
 
 
-def run_by(made: AgentUnderTest, switch: Switch) -> Agent:
+def run_by(node: AgentUnderTest, switch: Switch) -> Agent:
     """A process that was started with this choice."""
-    return made.remake(context=replace(made.agent.context, switch=switch), switch_seen=stamp_switch(made.agent.host))
+    return node.remake(context=replace(node.agent.context, switch=switch), switch_seen=stamp_switch(node.agent.host))
 
 
 def test_the_next_process_tries_what_was_chosen_and_counts_it(started: AgentUnderTest) -> None:
-    before = put(started, Stage.DRAINING)
-    assert begin(started) == written(started) == replace(before, stage=Stage.TRYING, tries=1)
+    before = write_switch(started, Stage.DRAINING)
+    assert begin(started) == read_switch(started) == replace(before, stage=Stage.TRYING, tries=1)
 
 
-def test_after_starts_that_ended_without_a_reason_it_goes_back_and_says_so(started: AgentUnderTest) -> None:
-    put(started, Stage.TRYING, TRIES)
+def test_after_tries_that_ended_without_a_reason_the_node_goes_back_and_logs_it(started: AgentUnderTest) -> None:
+    write_switch(started, Stage.TRYING, TRIES)
     assert begin(started) is None
-    assert written(started) is None
+    assert read_switch(started) is None
     assert isinstance(started.agent.actions, MemoryActions)
     history = launch_history.FILE.decode(started.agent.actions.written[launch_history.FILE.name].encode())
     assert history.last_cause is not None
@@ -136,21 +133,21 @@ def test_a_plan_that_cannot_be_made_any_more_is_left_at_once(started: AgentUnder
     for_two = recipe.model_copy(update={"nodes": recipe.nodes.model_copy(update={"min": 2, "max": 2})})
     for stage in (Stage.DRAINING, Stage.TRYING):
         started.events.lines.clear()
-        put(started, stage, 1, to=Chosen(for_two, started.agent.context.settings.engine))
+        write_switch(started, stage, 1, to=Chosen(for_two, started.agent.context.settings.engine))
         assert begin(started) is None
         assert "needs 2 node(s)" in started.events.lines[-1]
 
 
-def test_a_time_that_was_over_while_the_node_was_off_is_over(started: AgentUnderTest) -> None:
-    put(started, Stage.IN_FORCE, until=LONG_AGO)
+def test_a_plan_whose_time_ended_while_the_node_was_off_is_left(started: AgentUnderTest) -> None:
+    write_switch(started, Stage.IN_FORCE, until=LONG_AGO)
     assert begin(started) is None
-    assert written(started) is None
+    assert read_switch(started) is None
 
 
 def test_a_changed_configuration_ends_every_stage(started: AgentUnderTest) -> None:
     other = alone().model_copy(update={"engine": alone().engine.model_copy(update={"image": "other:1"})})
     for stage in Stage:
-        put(started, stage)
+        write_switch(started, stage)
         assert begin(started, other) is None
     started.agent.switching.settle()
     assert started.events.lines == [], "what is configured here is still what it replaces"
@@ -162,7 +159,7 @@ def test_a_new_choice_forgives_the_plans_earlier_failures(started: AgentUnderTes
     Tree(Path(agent.host.files.root)).file(launch_history.FILE.path, launch_history.FILE.encode(failures))
     with pytest.raises(NeedsPersonError):
         agent.backoff.wait()
-    run_by(started, put(started, Stage.TRYING, 1)).switching.settle()
+    run_by(started, write_switch(started, Stage.TRYING, 1)).switching.settle()
     assert isinstance(agent.actions, MemoryActions)
     assert launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode()).failures == {}
     assert started.events.lines[-1].startswith("switch.plan.tried")
@@ -171,37 +168,37 @@ def test_a_new_choice_forgives_the_plans_earlier_failures(started: AgentUnderTes
 def test_a_running_agent_leaves_for_a_chosen_plan_once(started: AgentUnderTest) -> None:
     agent = started.agent
     agent.switching.watch()
-    put(started, Stage.DRAINING)
+    write_switch(started, Stage.DRAINING)
     with pytest.raises(SwitchRequested, match="leaving for recipe new") as request:
-        awaits_end(agent.switching, started)
+        wait_for_end(agent.switching, started)
     shutdown_on_request(agent, None, request.value)
     assert agent.store.read_launches().last_exit is None, "kept in memory by this test"
     end = last_exit(started)
     assert (end.reason, end.code, end.cause) == ("leaving for recipe new", 0, "switch")
-    put(started, Stage.DRAINING, drain_seconds=1)
+    write_switch(started, Stage.DRAINING, drain_seconds=1)
     agent.loop.wait(0)
 
 
-def test_a_blocked_node_starts_again_with_a_rollback_and_with_another_one(started: AgentUnderTest) -> None:
+def test_a_blocked_node_starts_again_for_a_second_rollback(started: AgentUnderTest) -> None:
     first = make_rollback(known_good_entry(), "", "")
     time.sleep(0.002)
     second = make_rollback(known_good_entry(), "", "")
     assert first is not None
     assert second is not None
-    agent = run_by(started, put(started, Stage.IN_FORCE, chosen_at=first.chosen_at))
+    agent = run_by(started, write_switch(started, Stage.IN_FORCE, chosen_at=first.chosen_at))
     agent.phase.enter(Phase.BLOCKED, "no")
-    awaits_end(agent.switching, started, 0.1)
-    put(started, Stage.IN_FORCE, to=chosen(started, "another"), chosen_at=second.chosen_at)
+    wait_for_end(agent.switching, started, 0.1)
+    write_switch(started, Stage.IN_FORCE, to=chosen(started, "another"), chosen_at=second.chosen_at)
     with pytest.raises(OutdatedPlanError):
-        awaits_end(agent.switching, started)
+        wait_for_end(agent.switching, started)
 
 
 def test_a_choice_that_can_t_be_read_now_is_no_other_one(started: AgentUnderTest) -> None:
-    agent = run_by(started, put(started, Stage.IN_FORCE))
+    agent = run_by(started, write_switch(started, Stage.IN_FORCE))
     agent.phase.enter(Phase.BLOCKED, "no")
-    put(started, Stage.IN_FORCE)
+    write_switch(started, Stage.IN_FORCE)
     with files_left(0):
-        awaits_end(agent.switching, started, 0.1)
+        wait_for_end(agent.switching, started, 0.1)
         assert begin(started) is None
         with pytest.raises(AwaitedError, match="Too many open files"):
             chosen_plan.current_switch(agent.context.configured, agent.host)
@@ -211,28 +208,28 @@ def test_a_choice_that_can_t_be_read_now_is_no_other_one(started: AgentUnderTest
 
 
 def test_a_plan_whose_time_is_over_is_left_and_more_time_keeps_it(started: AgentUnderTest) -> None:
-    agent = run_by(started, put(started, Stage.IN_FORCE, until=FAR_AHEAD))
-    awaits_end(agent.switching, started, 0.1)
+    agent = run_by(started, write_switch(started, Stage.IN_FORCE, until=FAR_AHEAD))
+    wait_for_end(agent.switching, started, 0.1)
     for until, shown in (("2998-01-01T00:00:00+00:00", "recipe new until 2998-01-01 00:00 UTC"), ("", "recipe new")):
-        put(started, Stage.IN_FORCE, until=until)
-        awaits_end(agent.switching, started, 1.5)
-        assert [one.reason for one in started.report.findings] == [f"instead of {CONFIGURED}, {shown} is in force"]
-    put(started, Stage.IN_FORCE, until=LONG_AGO)
+        write_switch(started, Stage.IN_FORCE, until=until)
+        wait_for_end(agent.switching, started, 1.5)
+        assert [finding.reason for finding in started.report.findings] == [
+            f"instead of {CONFIGURED}, {shown} is in force"
+        ]
+    write_switch(started, Stage.IN_FORCE, until=LONG_AGO)
     with pytest.raises(SwitchRequested, match=f"leaving for {CONFIGURED}"):
-        awaits_end(agent.switching, started)
-    left = written(started)
-    assert left is not None
-    assert left.stage is Stage.RETURNING
+        wait_for_end(agent.switching, started)
+    assert read_stage(started) is Stage.RETURNING
 
 
-def clocked(made: AgentUnderTest, switch: Switch) -> tuple[Switching, list[float]]:
+def start_clocked(node: AgentUnderTest, switch: Switch) -> tuple[Switching, list[float]]:
     """The watch of a process that was started with this choice, and its clock."""
     seconds = [1000.0]
-    return Switching(run_by(made, switch), lambda: seconds[0]), seconds
+    return Switching(run_by(node, switch), lambda: seconds[0]), seconds
 
 
 def test_a_new_plan_that_stays_blocked_without_a_break_is_given_up(started: AgentUnderTest) -> None:
-    switching, seconds = clocked(started, put(started, Stage.TRYING, 1))
+    switching, seconds = start_clocked(started, write_switch(started, Stage.TRYING, 1))
     started.agent.phase.enter(Phase.BLOCKED, "image: missing")
     for _ in range(2):
         switching.watch()
@@ -249,7 +246,7 @@ def test_a_new_plan_that_stays_blocked_without_a_break_is_given_up(started: Agen
 @pytest.mark.parametrize("phase", [phase for phase in Phase if PHASES[phase].ahead])
 def test_a_new_plan_that_is_not_launched_in_time_is_given_up(started: AgentUnderTest, phase: Phase) -> None:
     """Whatever is awaited: docker, a node that is off, one that refuses connections."""
-    switching, seconds = clocked(started, put(started, Stage.TRYING, 1))
+    switching, seconds = start_clocked(started, write_switch(started, Stage.TRYING, 1))
     started.agent.phase.enter(phase, "waiting for spark2, where no sparkd runs")
     seconds[0] += AWAITED_SECONDS + 1
     with pytest.raises(NotReadyError, match="not launched within 900 s: waiting for spark2") as given_up:
@@ -257,39 +254,39 @@ def test_a_new_plan_that_is_not_launched_in_time_is_given_up(started: AgentUnder
     started.agent.phase.enter(Phase.LOADING)
     switching.watch()
     assert shutdown_on_error(started.agent, None, given_up.value) is ExitCode.NOT_READY
-    assert written(started) is None
+    assert read_switch(started) is None
 
 
 def test_a_choice_without_a_notice_is_seen_within_a_minute(started: AgentUnderTest) -> None:
     """Its writer was killed before the notice, or /run is full."""
-    switching, seconds = clocked(started, put(started, Stage.IN_FORCE))
+    switching, seconds = start_clocked(started, write_switch(started, Stage.IN_FORCE))
     files = started.agent.host.files
-    chosen_by_hand = replace(put(started, Stage.DRAINING), chosen_at="2026-02-02")
+    chosen_by_hand = replace(write_switch(started, Stage.DRAINING), chosen_at="2026-02-02")
     compare_and_swap(
         files, FILE, FILE.read(files), replace(chosen_by_hand, stage=Stage.IN_FORCE, chosen_at="2026-01-01")
     )
-    awaits_end(switching, started, 0.1)
+    wait_for_end(switching, started, 0.1)
     Tree(Path(files.root)).file(FILE.path, FILE.encode(chosen_by_hand))
-    awaits_end(switching, started, 0.1)
+    wait_for_end(switching, started, 0.1)
     seconds[0] += 61
     with pytest.raises(SwitchRequested):
-        awaits_end(switching, started)
+        wait_for_end(switching, started)
 
 
 def test_a_choice_whose_step_a_full_disk_has_kept_from_being_written_is_no_other_one(started: AgentUnderTest) -> None:
-    switching, seconds = clocked(started, put(started, Stage.DRAINING))
+    switching, seconds = start_clocked(started, write_switch(started, Stage.DRAINING))
     started.agent.phase.enter(Phase.BLOCKED, "the disk is full")
     seconds[0] += 61
-    awaits_end(switching, started, 0.2)
+    wait_for_end(switching, started, 0.2)
 
 
 def test_a_choice_that_cannot_be_read_is_reported(started: AgentUnderTest) -> None:
-    switching, seconds = clocked(started, put(started, Stage.IN_FORCE))
+    switching, seconds = start_clocked(started, write_switch(started, Stage.IN_FORCE))
     Tree(Path(started.agent.host.files.root)).file(FILE.path, "{")
     seconds[0] += 61
 
     def reports() -> list[str]:
-        awaits_end(switching, started, 0.02)
+        wait_for_end(switching, started, 0.02)
         return [line.partition(" ")[0] for line in started.events.lines if "switch.json" in line]
 
     until_true(reports)
@@ -297,7 +294,7 @@ def test_a_choice_that_cannot_be_read_is_reported(started: AgentUnderTest) -> No
 
 
 def test_a_plan_in_force_awaits_docker_and_other_nodes_without_a_limit(started: AgentUnderTest) -> None:
-    switching, seconds = clocked(started, put(started, Stage.IN_FORCE))
+    switching, seconds = start_clocked(started, write_switch(started, Stage.IN_FORCE))
     seconds[0] += AWAITED_SECONDS + 1
     started.agent.phase.enter(Phase.AWAITING_DOCKER)
     switching.watch()
@@ -313,7 +310,7 @@ def test_a_bug_while_an_engine_drains_leaves_no_rank(started: AgentUnderTest) ->
     with running(agent) as (rank, process):
         agent.loop.spawn(fails(ZeroDivisionError("of a task")))
         with pytest.raises(ZeroDivisionError):
-            shutdown_on_request(agent, rank, SwitchRequested(put(started, Stage.DRAINING)))
+            shutdown_on_request(agent, rank, SwitchRequested(write_switch(started, Stage.DRAINING)))
         assert process.wait(1) == -signal.SIGTERM
     assert any(line.startswith("switch.drain.started") for line in started.events.lines)
 
@@ -323,7 +320,7 @@ def test_a_disk_that_fails_while_an_engine_drains_ends_only_the_drain(started: A
     agent.phase.enter(Phase.SERVING)
     with running(agent) as (rank, process):
         agent.loop.spawn(fails(OSError(errno.EIO, "of a task")))
-        shutdown_on_request(agent, rank, SwitchRequested(put(started, Stage.DRAINING)))
+        shutdown_on_request(agent, rank, SwitchRequested(write_switch(started, Stage.DRAINING)))
         assert process.wait(1) == -signal.SIGTERM
     assert started.report.phase is Phase.STOPPED
 
@@ -339,14 +336,14 @@ def test_a_disk_that_fails_while_an_engine_drains_ends_only_the_drain(started: A
         (OutdatedPlanError("devices"), False, ExitCode.BLOCKED),
     ],
 )
-def test_a_failure_of_the_new_plan_goes_back(
+def test_a_failure_of_the_new_plan_itself_brings_the_old_one_back(
     started: AgentUnderTest, error: SparkdError, goes_back: bool, code: ExitCode
 ) -> None:
-    trying(started)
+    run_try(started)
     assert shutdown_on_error(started.agent, None, error) is code, "systemd starts the next process"
     end = last_exit(started)
     if goes_back:
-        assert written(started) is None
+        assert read_switch(started) is None
         assert end.reason == f"back to what is configured, recipe new did not come up: {error.reason}"
         assert end.cause == Cause.SWITCH_FAILED
     else:
@@ -356,25 +353,25 @@ def test_a_failure_of_the_new_plan_goes_back(
 def test_a_stop_and_a_new_configuration_do_not_count_as_tries(started: AgentUnderTest) -> None:
     for end in (lambda: shutdown_on_error(started.agent, None, OutdatedPlanError("x")),
                 lambda: shutdown_on_request(started.agent, None, StopRequested())):  # fmt: skip
-        trying(started)
+        run_try(started)
         end()
-        left = written(started)
-        assert left is not None
-        assert (left.stage, left.tries) == (Stage.TRYING, 0)
+        switch = read_switch(started)
+        assert switch is not None
+        assert (switch.stage, switch.tries) == (Stage.TRYING, 0)
 
 
 def test_a_failure_of_a_plan_in_force_is_an_ordinary_one(started: AgentUnderTest) -> None:
-    run_by(started, put(started, Stage.IN_FORCE))
+    run_by(started, write_switch(started, Stage.IN_FORCE))
     error = BlockedError("plan-lint: no")
     shutdown_on_error(started.agent, None, error)
     assert last_exit(started).reason == "plan-lint: no"
 
 
-def test_what_somebody_has_chosen_meanwhile_is_not_overwritten(started: AgentUnderTest) -> None:
-    trying(started)
-    other = put(started, Stage.DRAINING, chosen_at="2026-02-02")
+def test_a_plan_that_somebody_chose_during_a_try_is_not_overwritten(started: AgentUnderTest) -> None:
+    run_try(started)
+    other = write_switch(started, Stage.DRAINING, chosen_at="2026-02-02")
     started.agent.switching.put_in_force()
-    assert written(started) == other
+    assert read_switch(started) == other
 
 
 class Overtaken(MemoryActions):
@@ -389,18 +386,18 @@ class Overtaken(MemoryActions):
         return super().compare_and_swap(file, before, after)
 
 
-def test_what_somebody_chooses_as_a_step_is_taken_stays(started: AgentUnderTest) -> None:
+def test_a_plan_that_somebody_chooses_while_a_step_is_written_stays(started: AgentUnderTest) -> None:
     actions = Overtaken(started.agent.host, started.agent.loop, "overtaken")
-    trying(started)
+    run_try(started)
     agent = started.remake(actions=actions)
-    actions.other = replace(put(started, Stage.TRYING, 1), stage=Stage.DRAINING, chosen_at="2026-02-02")
+    actions.other = replace(write_switch(started, Stage.TRYING, 1), stage=Stage.DRAINING, chosen_at="2026-02-02")
     other = actions.other
     agent.switching.put_in_force()
-    assert written(started) == other
-    put(started, Stage.DRAINING)
+    assert read_switch(started) == other
+    write_switch(started, Stage.DRAINING)
     actions.other = replace(other, to=chosen(started, "another"))
     begun, _ = begin_switch(agent.context.configured, agent.host, actions, agent.events)
-    assert begun == written(started) == replace(other, stage=Stage.TRYING, tries=1, to=chosen(started, "another"))
+    assert begun == read_switch(started) == replace(other, stage=Stage.TRYING, tries=1, to=chosen(started, "another"))
 
 
 class Followed(MemoryActions):
@@ -415,67 +412,60 @@ class Followed(MemoryActions):
         return done
 
 
-def test_what_somebody_chooses_right_after_a_step_is_seen(started: AgentUnderTest) -> None:
+def test_a_plan_that_somebody_chooses_right_after_a_step_is_seen(started: AgentUnderTest) -> None:
     actions = Followed(started.agent.host, started.agent.loop, "followed")
-    trying(started)
+    run_try(started)
     agent = started.remake(actions=actions)
-    actions.other = replace(put(started, Stage.TRYING, 1), stage=Stage.DRAINING, chosen_at="2026-02-02")
+    actions.other = replace(write_switch(started, Stage.TRYING, 1), stage=Stage.DRAINING, chosen_at="2026-02-02")
     agent.switching.put_in_force()
     with pytest.raises(SwitchRequested):
-        awaits_end(agent.switching, started)
-    put(started, Stage.DRAINING)
-    begun, seen = begin_switch(agent.context.configured, agent.host, actions, agent.events)
-    agent = started.remake(context=replace(agent.context, switch=begun), switch_seen=seen)
+        wait_for_end(agent.switching, started)
+    write_switch(started, Stage.DRAINING)
+    begun, stamp = begin_switch(agent.context.configured, agent.host, actions, agent.events)
+    agent = started.remake(context=replace(agent.context, switch=begun), switch_seen=stamp)
     with pytest.raises(SwitchRequested):
-        awaits_end(agent.switching, started)
+        wait_for_end(agent.switching, started)
 
 
 def test_a_process_does_not_take_its_own_step_for_a_choice(started: AgentUnderTest) -> None:
     agent = started.agent
     for stage in (Stage.DRAINING, Stage.TRYING, Stage.RETURNING):
-        put(started, stage, TRIES)
-        _, seen = begin_switch(agent.context.configured, agent.host, agent.actions, agent.events)
-        assert seen == stamp_switch(agent.host)
+        write_switch(started, stage, TRIES)
+        _, stamp = begin_switch(agent.context.configured, agent.host, agent.actions, agent.events)
+        assert stamp == stamp_switch(agent.host)
 
 
 @pytest.mark.parametrize(("phase", "stage"), [(Phase.BLOCKED, Stage.TRYING), (Phase.FAILED, None)])
 def test_a_worker_that_is_blocked_ends_no_try_and_one_that_failed_does(
     started: AgentUnderTest, phase: Phase, stage: Stage | None
 ) -> None:
-    switch = put(started, Stage.TRYING, 1)
-    peers = {1: Known(1)}
+    switch = write_switch(started, Stage.TRYING, 1)
+    peers = {1: SilentPeer(1)}
     peers[1].status = status(answer=report(1, phase=phase))
     monitor = PeerMonitor(peers, started.agent.loop.start, 20.0)
     context = replace(started.agent.context, switch=switch)
     agent = started.remake(context=context, switch_seen=stamp_switch(started.agent.host), monitor=monitor)
     agent.switching.end_try(End("rank 1 ended", int(ExitCode.PEER_LOST), cause=Cause.PEER_FAILED))
-    left = written(started)
-    assert (left and left.stage) == stage
+    assert read_stage(started) is stage
 
 
 def test_a_plan_that_works_is_in_force_and_its_finding_says_so(started: AgentUnderTest) -> None:
-    trying(started)
+    run_try(started)
     started.agent.switching.put_in_force()
-    left = written(started)
-    assert left is not None
-    assert left.stage is Stage.IN_FORCE
-    assert [one.reason for one in started.report.findings] == ["instead of what is configured, recipe new is in force"]
+    assert read_stage(started) is Stage.IN_FORCE
+    assert [finding.reason for finding in started.report.findings] == [
+        "instead of what is configured, recipe new is in force"
+    ]
 
 
-class FullDisk(MemoryActions):
-    def write_state(self, name: str, text: str, mode: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def compare_and_swap(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-class ReadOnly(MemoryActions):
+class ReadOnlyDisk(MemoryActions):
     def write_state(self, name: str, text: str, mode: int) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
-@pytest.mark.parametrize(("actions", "reason"), [(FullDisk, "No space left on device"), (ReadOnly, "Read-only file")])
+@pytest.mark.parametrize(
+    ("actions", "reason"), [(FullDisk, "No space left on device"), (ReadOnlyDisk, "Read-only file")]
+)
 def test_a_launch_that_cannot_be_counted_is_blocked_with_the_disks_own_reason(
     started: AgentUnderTest, actions: type[MemoryActions], reason: str
 ) -> None:
@@ -486,7 +476,7 @@ def test_a_launch_that_cannot_be_counted_is_blocked_with_the_disks_own_reason(
 
 
 def test_a_plan_that_works_while_the_disk_is_full_is_in_force_once_there_is_room(started: AgentUnderTest) -> None:
-    trying(started)
+    run_try(started)
     actions = started.agent.actions
     full = started.remake(actions=FullDisk(started.agent.host, started.agent.loop, "full"))
     full.switching.put_in_force()
@@ -497,13 +487,11 @@ def test_a_plan_that_works_while_the_disk_is_full_is_in_force_once_there_is_room
     agent.proving.begin()
     assert agent.switching.tried
     agent.proving.tick()
-    left = written(started)
-    assert left is not None
-    assert left.stage is Stage.IN_FORCE
+    assert read_stage(started) is Stage.IN_FORCE
 
 
 def test_a_choice_that_cannot_be_read_any_more_is_logged_once_while_its_plan_serves(started: AgentUnderTest) -> None:
-    trying(started)
+    run_try(started)
     Tree(Path(started.agent.host.files.root)).file(FILE.path, "{")
     for _ in range(3):
         started.agent.proving.tick()
@@ -514,13 +502,13 @@ def test_no_plan_is_launched_without_its_try_where_a_full_disk_kept_that_from_be
     started: AgentUnderTest,
 ) -> None:
     agent = started.agent
-    put(started, Stage.DRAINING)
+    write_switch(started, Stage.DRAINING)
     full = FullDisk(agent.host, agent.loop, "full")
-    seen = begin_switch(agent.context.configured, agent.host, full, agent.events)[1]
+    stamp = begin_switch(agent.context.configured, agent.host, full, agent.events)[1]
     node = membership.resolve_context(agent.context.configured, None, agent.host)
-    agent = started.remake(context=node, switch_seen=seen)
+    agent = started.remake(context=node, switch_seen=stamp)
     agent.switching.settle()
     with pytest.raises(OutdatedPlanError, match=r"switch.json could not be written"):
         launch(agent)
-    trying(started)
+    run_try(started)
     started.agent.switching.raise_if_unwritten()

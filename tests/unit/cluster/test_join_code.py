@@ -1,3 +1,5 @@
+"""Join codes: how they are written and read, and the seals that they make."""
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -29,9 +31,9 @@ def test_a_code_is_an_address_and_four_groups_of_five_letters() -> None:
 
 
 def test_secrets_are_never_the_same_and_use_all_90_bits() -> None:
-    found = [JoinCode.new(HEAD).secret for _ in range(200)]
-    assert len(set(found)) == 200
-    assert all(any(secret >> bit & 1 for secret in found) for bit in range(90))
+    secrets = [JoinCode.new(HEAD).secret for _ in range(200)]
+    assert len(set(secrets)) == 200
+    assert all(any(secret >> bit & 1 for secret in secrets) for bit in range(90))
 
 
 @given(SECRETS, st.booleans())
@@ -46,12 +48,12 @@ def test_each_wrong_letter_and_each_swap_of_neighbours_is_known_as_a_typo(secret
     code = str(JoinCode(HEAD, secret))
     place = data.draw(st.sampled_from([at for at in range(len(HEAD) + 1, len(code)) if code[at] != "-"]))
     other = data.draw(st.sampled_from([letter for letter in LETTERS if letter != code[place]]))
-    wrong = [code[:place] + other + code[place + 1 :]]
+    typos = [code[:place] + other + code[place + 1 :]]
     if place + 1 < len(code) - 2 and "-" not in code[place : place + 2] and code[place] != code[place + 1]:
-        wrong.append(code[:place] + code[place + 1] + code[place] + code[place + 2 :])
-    for one in wrong:
+        typos.append(code[:place] + code[place + 1] + code[place] + code[place + 2 :])
+    for typo in typos:
         with pytest.raises(UsageError, match="typo"):
-            JoinCode.parse(one)
+            JoinCode.parse(typo)
 
 
 @given(SECRETS, st.sampled_from(["10.0.0.2", "10.0.1.1", "11.0.0.1", "10.0.0.11", "10.0.0.101"]))
@@ -77,26 +79,26 @@ def test_a_wrong_address_is_known_as_a_typo(secret: int, head: str) -> None:
         "\ud800",
     ],
 )
-def test_what_is_no_code_is_refused_without_being_quoted(text: str) -> None:
+def test_a_text_that_is_no_code_is_refused_without_being_quoted(text: str) -> None:
     with pytest.raises(UsageError, match="no join code") as raised:
         JoinCode.parse(text)
     assert len(text) < 2 or text not in str(raised.value)
 
 
-def _seals(code: JoinCode, theirs: JoinCode, node: str = NODE, challenge: str = "c") -> tuple[Seal, Seal]:
+def make_seals(code: JoinCode, theirs: JoinCode, node: str = NODE, challenge: str = "c") -> tuple[Seal, Seal]:
     """For messages of the node: the node's, and the head's."""
     of_head, of_node = Ephemeral(), Ephemeral()
-    (mine, _) = of_node.seals(of_head.public, code, NODE, "c", head=False)
-    (its, _) = of_head.seals(of_node.public, theirs, node, challenge, head=True)
-    return mine, its
+    (node_seal, _) = of_node.seals(of_head.public, code, NODE, "c", head=False)
+    (head_seal, _) = of_head.seals(of_node.public, theirs, node, challenge, head=True)
+    return node_seal, head_seal
 
 
 CODE = JoinCode.new(HEAD)
 
 
 def test_both_sides_of_a_code_read_each_other() -> None:
-    mine, its = _seals(CODE, CODE)
-    assert its.open(mine.close(Note("hello")), Note) == Note("hello")
+    node_seal, head_seal = make_seals(CODE, CODE)
+    assert head_seal.open(node_seal.close(Note("hello")), Note) == Note("hello")
 
 
 @pytest.mark.parametrize(
@@ -110,15 +112,15 @@ def test_both_sides_of_a_code_read_each_other() -> None:
     ids=["secret", "head", "node", "challenge"],
 )
 def test_every_part_that_the_keys_are_bound_to_counts(theirs: JoinCode, node: str, challenge: str) -> None:
-    mine, its = _seals(CODE, theirs, node, challenge)
+    node_seal, head_seal = make_seals(CODE, theirs, node, challenge)
     with pytest.raises(ValueError, match="without the code"):
-        its.open(mine.close(Note("hello")), Note)
+        head_seal.open(node_seal.close(Note("hello")), Note)
 
 
 def test_another_exchange_of_the_same_code_opens_nothing() -> None:
-    (mine, _), (_, its) = _seals(CODE, CODE), _seals(CODE, CODE)
+    (node_seal, _), (_, head_seal) = make_seals(CODE, CODE), make_seals(CODE, CODE)
     with pytest.raises(ValueError, match="without the code"):
-        its.open(mine.close(Note("hello")), Note)
+        head_seal.open(node_seal.close(Note("hello")), Note)
 
 
 def test_the_two_directions_have_keys_of_their_own() -> None:
@@ -129,8 +131,8 @@ def test_the_two_directions_have_keys_of_their_own() -> None:
 
 
 def test_the_same_message_is_sealed_otherwise_each_time() -> None:
-    mine, _ = _seals(CODE, CODE)
-    assert len({mine.close(Note("hello")) for _ in range(50)}) == 50
+    node_seal, _ = make_seals(CODE, CODE)
+    assert len({node_seal.close(Note("hello")) for _ in range(50)}) == 50
 
 
 @pytest.mark.parametrize("theirs", [b"", b"x" * 31, b"\0" * 32, b"\1" + b"\0" * 31], ids=["none", "short", "0", "1"])
@@ -142,4 +144,4 @@ def test_a_public_key_that_is_none_or_makes_a_known_secret_is_refused(theirs: by
 @given(st.binary(max_size=80))
 def test_garbage_is_a_value_error(garbage: bytes) -> None:
     with pytest.raises(ValueError):
-        _seals(CODE, CODE)[0].open(garbage, Note)
+        make_seals(CODE, CODE)[0].open(garbage, Note)

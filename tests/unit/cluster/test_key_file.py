@@ -52,7 +52,7 @@ def test_a_file_that_others_may_read_or_write_is_refused_with_the_command_that_f
     assert fault(tree) == f"{PATH}: has mode {mode:04o}, needed is 0600 (sudo chmod 600 {PATH})"
 
 
-def test_a_file_of_somebody_else_is_refused_with_the_command_that_fixes_it(tree: Tree) -> None:
+def test_a_file_of_another_user_is_refused_with_the_command_that_fixes_it(tree: Tree) -> None:
     write(tree, NEW)
     assert fault(tree, OWNER + 1) == f"{PATH}: belongs to uid {OWNER}, needed is root (sudo chown root:root {PATH})"
 
@@ -101,72 +101,72 @@ def ring(tree: Tree) -> tuple[KeyRing, list[str]]:
 
 def test_a_ring_follows_its_file(tree: Tree) -> None:
     file = write(tree, OLD)
-    held, troubles = ring(tree)
-    assert held.keys() == (bytes.fromhex(OLD),)
+    key_ring, troubles = ring(tree)
+    assert key_ring.keys() == (bytes.fromhex(OLD),)
     other = tree.file("/etc/sparkd/new", f"{NEW}\n{OLD}\n", 0o600)
     other.replace(file)
-    assert held.keys() == (bytes.fromhex(NEW), bytes.fromhex(OLD))
+    assert key_ring.keys() == (bytes.fromhex(NEW), bytes.fromhex(OLD))
     assert troubles == []
 
 
 def test_a_changed_file_that_can_not_be_read_for_a_moment_is_read_again(tree: Tree) -> None:
     file = write(tree, OLD)
-    held, troubles = ring(tree)
+    key_ring, troubles = ring(tree)
     tree.file("/etc/sparkd/new", NEW, 0o600).replace(file)
     with files_left(0):
-        assert held.keys() == (bytes.fromhex(OLD),)
-    assert held.keys() == (bytes.fromhex(NEW),)
+        assert key_ring.keys() == (bytes.fromhex(OLD),)
+    assert key_ring.keys() == (bytes.fromhex(NEW),)
     assert len(troubles) == 1
 
 
-@pytest.mark.parametrize("slip", ["gone", "readable", "cut", "symlink"])
-def test_a_file_that_goes_bad_leaves_the_ring_its_last_good_keys_and_is_reported(tree: Tree, slip: str) -> None:
+@pytest.mark.parametrize("damage", ["gone", "readable", "cut", "symlink"])
+def test_a_file_that_goes_bad_leaves_the_ring_its_last_good_keys_and_is_reported(tree: Tree, damage: str) -> None:
     file = write(tree, OLD)
-    held, troubles = ring(tree)
-    if slip == "readable":
+    key_ring, troubles = ring(tree)
+    if damage == "readable":
         file.chmod(0o644)
     else:
         file.unlink()
-    if slip == "cut":
+    if damage == "cut":
         write(tree, OLD[:10])
-    if slip == "symlink":
+    if damage == "symlink":
         tree.link(PATH, "/etc/sparkd/other")
         tree.file("/etc/sparkd/other", NEW, 0o600)
     for _ in range(2):
-        assert held.keys() == (bytes.fromhex(OLD),)
+        assert key_ring.keys() == (bytes.fromhex(OLD),)
     (trouble,) = troubles
     assert PATH in trouble
     file.unlink(missing_ok=True)
     write(tree, NEW)
-    assert held.keys() == (bytes.fromhex(NEW),)
+    assert key_ring.keys() == (bytes.fromhex(NEW),)
     assert troubles == [trouble]
 
 
 def test_older_keys_are_reminded_of_at_the_start_and_at_each_change_and_one_key_never(tree: Tree) -> None:
     file = write(tree, f"{NEW}\n{OLD}\n")
     counts: list[int] = []
-    held = KeyRing(Files(str(tree.root)), PATH, OWNER, on_older=counts.append)
+    key_ring = KeyRing(Files(str(tree.root)), PATH, OWNER, on_older=counts.append)
     for _ in range(3):
-        held.keys()
+        key_ring.keys()
     assert counts == [1]
     for text in (NEW, f"{NEW}\n{OLD}\n{'0c' * 32}"):
         tree.file("/etc/sparkd/next", text, 0o600).replace(file)
-        held.keys()
+        key_ring.keys()
     assert counts == [1, 2]
     file.unlink()
     for _ in range(3):
-        held.keys()
+        key_ring.keys()
     assert counts == [1, 2], "as on a share that is away"
 
 
 def test_a_ring_is_thread_safe(tree: Tree) -> None:
     file = write(tree, OLD)
-    held, _ = ring(tree)
-    seen: set[tuple[bytes, ...]] = set()
+    key_ring, _ = ring(tree)
+    read: set[tuple[bytes, ...]] = set()
 
     def read_often() -> None:
         for _ in range(300):
-            seen.add(held.keys())
+            read.add(key_ring.keys())
 
     threads = [threading.Thread(target=read_often) for _ in range(4)]
     for thread in threads:
@@ -175,20 +175,20 @@ def test_a_ring_is_thread_safe(tree: Tree) -> None:
         tree.file("/etc/sparkd/next", text, 0o600).replace(file)
     for thread in threads:
         thread.join()
-    assert held.keys() == (bytes.fromhex(NEW),)
-    assert seen <= {(bytes.fromhex(OLD),), (bytes.fromhex(NEW), bytes.fromhex(OLD)), (bytes.fromhex(NEW),)}
+    assert key_ring.keys() == (bytes.fromhex(NEW),)
+    assert read <= {(bytes.fromhex(OLD),), (bytes.fromhex(NEW), bytes.fromhex(OLD)), (bytes.fromhex(NEW),)}
 
 
 def test_the_latest_keys_follow_the_file_without_a_wait(tree: Tree) -> None:
     file = write(tree, OLD)
-    held, troubles = ring(tree)
-    assert held.latest() == (bytes.fromhex(OLD),)
+    key_ring, troubles = ring(tree)
+    assert key_ring.latest() == (bytes.fromhex(OLD),)
     tree.file("/etc/sparkd/new", f"{NEW}\n{OLD}\n", 0o600).replace(file)
-    took = until(lambda: held.latest() == (bytes.fromhex(NEW), bytes.fromhex(OLD)), 10)
+    took = until(lambda: key_ring.latest() == (bytes.fromhex(NEW), bytes.fromhex(OLD)), 10)
     assert took < FRESH_SECONDS + 2
     file.unlink()
-    until(lambda: held.latest() and bool(troubles), 10)
-    assert held.latest() == (bytes.fromhex(NEW), bytes.fromhex(OLD))
+    until(lambda: key_ring.latest() and bool(troubles), 10)
+    assert key_ring.latest() == (bytes.fromhex(NEW), bytes.fromhex(OLD))
 
 
 def test_the_agent_s_main_thread_opens_no_key(tree: Tree, port: int) -> None:

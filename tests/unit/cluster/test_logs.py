@@ -1,4 +1,4 @@
-"""Lines of other nodes: who may request them, how much, what is shown once, and which failure is the first."""
+"""Lines of other nodes: who may request them, how many, in which order, and each once."""
 
 import asyncio
 import threading
@@ -12,10 +12,8 @@ from tests.unit.cluster_nodes import addresses, machine, settings
 from tests.unit.nodes import KEY, node, reading, served
 
 from sparkd.agent.cluster import log_pages, node_logs
-from sparkd.agent.cluster.client import SignedClient, Source
-from sparkd.agent.cluster.failure_marks import FailureMarker
 from sparkd.agent.cluster.log_pages import LogPage, dump, make_path, parse, parse_query
-from sparkd.agent.cluster.node_logs import BusyError, Entry, NodeLog, merge, open_logs
+from sparkd.agent.cluster.node_logs import BusyError, Entry, NewLines, NodeLog, merge, open_logs
 from sparkd.base.cluster import auth
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -54,41 +52,21 @@ def test_a_query_travels_in_the_path(query: Query) -> None:
         "&".join(["since=1"] * 10_000),
     ],
 )
-def test_anything_else_is_no_query(text: str) -> None:
+def test_a_text_that_is_no_query_is_refused(text: str) -> None:
     assert parse_query(text) is None
 
 
 def test_an_answer_of_another_node_is_printable_and_bounded() -> None:
     hostile = LogPage("\x1b]0;x\x07" + "n" * 500, 1, Lines((line(1, "a\x1b[2Jb\nc"),)), "t\n" * 200)
-    found = parse(dump(hostile))
-    assert found.lines.lines[0].text == "ab\\nc"
-    assert found.node.isprintable() and len(found.node) <= log_pages.NAME_LIMIT
-    assert found.trouble.isprintable()
+    parsed = parse(dump(hostile))
+    assert parsed.lines.lines[0].text == "ab\\nc"
+    assert parsed.node.isprintable() and len(parsed.node) <= log_pages.NAME_LIMIT
+    assert parsed.trouble.isprintable()
     with pytest.raises(ValueError, match="2000"):
         parse(dump(page(*[line(1)] * (MOST_LINES + 1))))
     for wrong in (b"", b"[]", b'{"schema": 1}', dump(page(line(-1))), dump(page(line(1, "x" * 20_000)))):
         with pytest.raises(ValueError):
             parse(wrong)
-
-
-def test_one_request_at_a_time_is_answered() -> None:
-    go, read = threading.Event(), list[str]()
-
-    def slow(query: str) -> bytes:
-        read.append(query)
-        go.wait(10)
-        return b"lines"
-
-    async def read_all() -> list[bytes | None]:
-        server = SlowDocument("log", slow)
-        first = asyncio.create_task(server.get("one"))
-        await asyncio.sleep(0.05)
-        second = await server.get("another")
-        go.set()
-        return [await first, second, await server.get("one")]
-
-    assert asyncio.run(read_all()) == [b"lines", None, b"lines"]
-    assert read == ["one", "one"]
 
 
 def test_lines_are_served_to_nodes_with_the_key_and_to_nobody_else() -> None:
@@ -97,8 +75,8 @@ def test_lines_are_served_to_nodes_with_the_key_and_to_nobody_else() -> None:
 
     with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port) as reader:
         peer.peer_api.slow[log_pages.PATH] = SlowDocument("log", read)
-        found = parse(peer.loop.submit(reader.fetch(make_path(Query(0)))).result(5))
-        assert [one.text for one in found.lines.lines] == ["agent.run.failed"]
+        answer = parse(peer.loop.submit(reader.fetch(make_path(Query(0)))).result(5))
+        assert [line.text for line in answer.lines.lines] == ["agent.run.failed"]
         with pytest.raises(HttpError, match="404"):
             peer.loop.submit(reader.fetch(f"{log_pages.PATH}?since=0")).result(5)
         stranger = HttpClient(f"http://127.0.0.2:{peer.port}")
@@ -106,7 +84,7 @@ def test_lines_are_served_to_nodes_with_the_key_and_to_nobody_else() -> None:
         peer.loop.submit(stranger.close()).result(5)
 
 
-def next_of(log: NodeLog) -> tuple[list[Entry], str]:
+def next_of(log: NodeLog) -> NewLines:
     return asyncio.run(log.read_new(Query(0)))
 
 
@@ -121,23 +99,21 @@ def test_a_line_is_shown_once_and_requested_from_the_last_time_on() -> None:
     log = NodeLog("10.0.0.2", read)
     assert [entry.line.place for entry in next_of(log)[0]] == ["1", "2"]
     assert [entry.line.place for entry in next_of(log)[0]] == ["3"]
-    assert [one.since_us for one in requested] == [0, 7]
+    assert [query.since_us for query in requested] == [0, 7]
 
 
 def test_the_address_that_was_requested_stands_beside_the_name_that_the_answer_claims() -> None:
     async def read(_query: Query) -> LogPage:
         return page(line(5), node="spark-head")
 
-    assert [next_of(NodeLog(name, read))[0][0].node for name in ("10.0.0.2", "")] == [
-        "spark-head (10.0.0.2)",
-        "spark-head",
-    ]
+    names = [next_of(NodeLog(name, read))[0][0].node for name in ("10.0.0.2", "")]
+    assert names == ["spark-head (10.0.0.2)", "spark-head"]
 
 
 @pytest.mark.parametrize(
     ("ahead_us", "shown"), [(75_000_000, 1_000_000), (-75_000_000, 151_000_000), (400_000, 76_000_000)]
 )
-def test_times_are_those_of_this_nodes_clock(ahead_us: int, shown: int) -> None:
+def test_lines_are_shown_with_times_of_this_nodes_clock(ahead_us: int, shown: int) -> None:
     async def read(_query: Query) -> LogPage:
         return page(line(76_000_000), ahead_us=ahead_us)
 
@@ -145,32 +121,33 @@ def test_times_are_those_of_this_nodes_clock(ahead_us: int, shown: int) -> None:
     assert abs(entry.at_us - shown) < 200_000
 
 
+async def read_other(tree: Tree, port: int) -> NewLines:
+    """What the head reads of the other node."""
+    async with open_logs(settings(addresses(2), port), machine(tree, 0)) as ((_, log), _):
+        return await log.read_new(Query(0))
+
+
 @pytest.mark.parametrize(
-    ("status", "is_busy", "reason"),
+    ("status", "requests", "reason"),
     [
-        (503, True, "it answers another reader's request"),
-        (404, True, "HTTP 404: it is busy, or its sparkd is of another version"),
-        (400, False, "HTTP 400: its sparkd may be of another version"),
+        (503, node_logs.TRIES, "it answers another reader's request"),
+        (404, node_logs.TRIES, "HTTP 404: it is busy, or its sparkd is of another version"),
+        (400, 1, "HTTP 400: its sparkd may be of another version"),
     ],
 )
-def test_only_a_status_that_may_mean_busy_is_tried_again(status: int, is_busy: bool, reason: str) -> None:
+def test_only_a_status_that_may_mean_busy_is_tried_again(tree: Tree, status: int, requests: int, reason: str) -> None:
     """404 is how earlier versions say busy, and how versions without this document refuse."""
+    nonces = list[str]()
 
     async def handle(request: Request) -> Response:
         nonce = request.headers[auth.NONCE_HEADER.lower()]
+        nonces.append(nonce)
         signature = auth.sign_answer(KEY, nonce, "127.0.0.2", request.path, status, b"")
         return Response(status, b"", headers=((auth.SIGNATURE_HEADER, signature),))
 
-    async def read(port: int) -> LogPage:
-        client = SignedClient(Source(1, "127.0.0.2", port, "127.0.0.1", 0), lambda: (KEY,))
-        try:
-            return await node_logs._request_page(client, Query(0))
-        finally:
-            await client.close()
-
-    with served("127.0.0.2", handle) as server, pytest.raises(HttpError) as refused:
-        asyncio.run(read(server.port))
-    assert (isinstance(refused.value, BusyError), str(refused.value)) == (is_busy, reason)
+    with served("127.0.0.2", handle) as server:
+        assert asyncio.run(read_other(tree, server.port)) == ([], reason)
+    assert len(nonces) == requests
 
 
 def test_connections_to_the_other_nodes_are_closed_at_the_end(tree: Tree) -> None:
@@ -183,7 +160,8 @@ def test_connections_to_the_other_nodes_are_closed_at_the_end(tree: Tree) -> Non
 
     def connections_of(port: int) -> list[object]:
         connections = psutil.Process().net_connections("tcp")
-        return [one for one in connections if one.status == psutil.CONN_ESTABLISHED and one.raddr[1:] == (port,)]
+        established = [entry for entry in connections if entry.status == psutil.CONN_ESTABLISHED]
+        return [entry for entry in established if entry.raddr[1:] == (port,)]
 
     with node("127.0.0.2") as peer:
         lines = dump(page(line(time.time_ns() // 1000, "agent.run.failed")))
@@ -191,37 +169,29 @@ def test_connections_to_the_other_nodes_are_closed_at_the_end(tree: Tree) -> Non
         assert asyncio.run(read(peer.port)) == (["agent.run.failed"], [True, False])
 
 
-def test_a_node_that_answers_another_reader_says_so() -> None:
+def test_a_node_that_answers_another_reader_says_so(tree: Tree) -> None:
     go = threading.Event()
 
     def slow(_query: str) -> bytes:
         go.wait(10)
         return dump(page(line(1)))
 
+    async def read_twice(port: int) -> tuple[NewLines, NewLines]:
+        first = asyncio.create_task(read_other(tree, port))
+        await asyncio.sleep(0.2)
+        second = await read_other(tree, port)
+        go.set()
+        return await first, second
+
     with node("127.0.0.2") as peer:
         peer.peer_api.slow[log_pages.PATH] = SlowDocument("log", slow)
-        source = Source(1, "127.0.0.2", peer.port, "127.0.0.1", 0)
-
-        async def request_twice() -> tuple[LogPage, object]:
-            clients = [SignedClient(source, lambda: (KEY,)) for _ in range(2)]
-            first = asyncio.create_task(node_logs._request_page(clients[0], Query(0)))
-            await asyncio.sleep(0.2)
-            (second,) = await asyncio.gather(node_logs._request_page(clients[1], Query(0)), return_exceptions=True)
-            go.set()
-            try:
-                return await first, second
-            finally:
-                for client in clients:
-                    await client.close()
-
-        answered, refused = peer.loop.submit(request_twice()).result(9)
-    assert len(answered.lines.lines) == 1
-    assert isinstance(refused, BusyError)
-    assert str(refused) == "it answers another reader's request"
+        first, second = asyncio.run(read_twice(peer.port))
+    assert (len(first[0]), first[1]) == (1, "")
+    assert second == ([], "it answers another reader's request")
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_node_that_answers_another_is_requested_again_and_a_silent_one_named(busy: bool) -> None:
+def test_a_busy_node_is_requested_again_and_a_silent_one_is_not(busy: bool) -> None:
     tries = list[Query]()
 
     async def refuse(query: Query) -> LogPage:
@@ -244,7 +214,7 @@ def test_lines_behind_a_clock_that_was_set_back_are_shown_once() -> None:
     assert [entry.line.place for entry in next_of(log)[0]] == ["4"]
 
 
-class JournalOf:
+class OtherJournal:
     """Another node's journal and clock, which differs from this node's by `ahead_us`."""
 
     def __init__(self, ahead_us: int = 0) -> None:
@@ -257,8 +227,8 @@ class JournalOf:
     async def read(self, query: Query) -> LogPage:
         """The lines from the newest back to the first that is too old, as journalctl --reverse finds them."""
         self.queries.append(query)
-        below = [one for one in self.lines if one.at_us <= query.until_us]
-        wanted = list(takewhile(lambda one: one.at_us >= query.since_us, reversed(below)))
+        below = [line for line in self.lines if line.at_us <= query.until_us]
+        wanted = list(takewhile(lambda line: line.at_us >= query.since_us, reversed(below)))
         return page(*reversed(wanted), ahead_us=self.ahead_us)
 
 
@@ -267,7 +237,7 @@ HOUR_US, MINUTE_US = 3_600_000_000, 60_000_000
 
 @pytest.mark.parametrize("ahead_us", [-2 * HOUR_US, 0, 500_000, 2 * HOUR_US])
 def test_bounds_are_by_this_nodes_clock(ahead_us: int) -> None:
-    journal, now_us = JournalOf(ahead_us), time.time_ns() // 1000
+    journal, now_us = OtherJournal(ahead_us), time.time_ns() // 1000
     for minutes in (90, 50, 20, 1):
         journal.write(f"{minutes} min ago", minutes * MINUTE_US)
 
@@ -286,8 +256,8 @@ def test_bounds_are_by_this_nodes_clock(ahead_us: int) -> None:
 
 @pytest.mark.parametrize("moved_us", [-2 * HOUR_US, -5 * MINUTE_US, 5 * MINUTE_US])
 @pytest.mark.parametrize("ahead_us", [0, HOUR_US])
-def test_lines_of_a_clock_that_is_set_meanwhile_come_at_once_and_once(ahead_us: int, moved_us: int) -> None:
-    journal = JournalOf(ahead_us)
+def test_lines_of_a_clock_that_is_set_between_reads_come_at_once_and_once(ahead_us: int, moved_us: int) -> None:
+    journal = OtherJournal(ahead_us)
     log, query = NodeLog("10.0.0.2", journal.read), Query(time.time_ns() // 1000 - HOUR_US)
 
     def read() -> list[str]:
@@ -305,7 +275,7 @@ def test_lines_of_a_clock_that_is_set_meanwhile_come_at_once_and_once(ahead_us: 
 
 
 def test_a_node_without_lines_has_its_clock_set_back() -> None:
-    journal = JournalOf()
+    journal = OtherJournal()
     log, query = NodeLog("", journal.read), Query(time.time_ns() // 1000)
     assert asyncio.run(log.read_new(query)) == ([], "")
     journal.ahead_us = -HOUR_US
@@ -313,7 +283,7 @@ def test_a_node_without_lines_has_its_clock_set_back() -> None:
     assert [entry.line.text for entry in asyncio.run(log.read_new(query))[0]] == ["first"]
 
 
-def test_lines_that_were_shown_are_not_left_out() -> None:
+def test_a_cut_among_lines_that_were_shown_is_not_named() -> None:
     """A set clock has them sent again, and the oldest of these may be cut."""
     answers = [page(line(1, place="1"), line(2, place="2")), page(line(2, place="2"), line(3, place="3"), cut=True)]
 
@@ -324,65 +294,26 @@ def test_lines_that_were_shown_are_not_left_out() -> None:
     assert [next_of(log)[1], next_of(log)[1]] == ["", ""]
 
 
-def test_this_nodes_lines_are_there_where_it_has_no_place_among_the_others(tree: Tree) -> None:
+def test_a_node_without_a_place_among_the_others_shows_its_own_lines(tree: Tree) -> None:
     two_nodes = Settings.model_validate({"cluster": {"nodes": ["10.9.0.1", "10.9.0.2"]}})
 
-    async def open_them() -> tuple[list[str], str]:
+    async def open_names() -> tuple[list[str], str]:
         async with open_logs(two_nodes, Host(str(tree.root))) as (opened, trouble):
             return [log.name for log in opened], trouble
 
-    names, trouble = asyncio.run(open_them())
+    names, trouble = asyncio.run(open_names())
     assert names == [""]
     assert "addresses can't be read" in trouble
 
 
-def test_what_was_left_out_is_said() -> None:
+def test_a_page_that_was_cut_names_what_is_left_out() -> None:
     async def read(_query: Query) -> LogPage:
         return page(line(1), cut=True)
 
     assert "left out" in next_of(NodeLog("10.0.0.2", read))[1]
 
 
-OUT_OF_MEMORY = "engine| torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-
-
 def test_lines_of_one_time_stay_in_the_order_of_their_node() -> None:
-    one, other = (Entry(5, "spark1", line(5, text)) for text in ("z", "a"))
+    first, second = (Entry(5, "spark1", line(5, text)) for text in ("z", "a"))
     early = Entry(3, "spark2", line(3))
-    assert merge([[one, other], [early]]) == [early, one, other]
-
-
-def judged(*texts: str) -> list[tuple[bool, bool]]:
-    marker = FailureMarker()
-    marks = [marker.mark(line(1, text)) for text in texts]
-    return [(mark.known_error is not None, mark.is_first_failure) for mark in marks]
-
-
-def test_the_first_failure_since_service_is_marked() -> None:
-    assert judged(
-        "agent.phase.changed phase=loading",
-        OUT_OF_MEMORY,
-        OUT_OF_MEMORY,
-        "agent.run.failed code=13 reason='the engine ended'",
-        "engine.readiness.reached seconds=90",
-        "agent.run.failed code=14 reason='rank 1 is gone'",
-    ) == [(False, False), (True, True), (True, False), (False, False), (False, False), (False, True)]
-
-
-def test_events_as_json_are_marked_too() -> None:
-    assert judged(
-        '{"event": "agent.run.failed", "code": 13}',
-        '{"event": "agent.run.failed", "code": 13}',
-        '{"event": "engine.readiness.reached", "seconds": 90}',
-        'engine| {"event": "agent.run.failed", "code": 14}',
-        '{"event": "agent.run.failed", "code": 14}',
-    ) == [(False, True), (False, False), (False, False), (False, False), (False, True)]
-
-
-def test_a_client_can_end_no_failure_and_begin_no_event() -> None:
-    assert judged(OUT_OF_MEMORY, "engine| engine.readiness.reached x", "engine| agent.run.failed x", OUT_OF_MEMORY) == [
-        (True, True),
-        (False, False),
-        (False, False),
-        (True, False),
-    ]
+    assert merge([[first, second], [early]]) == [early, first, second]

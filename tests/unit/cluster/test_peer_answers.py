@@ -43,19 +43,19 @@ def signed(by: str, body: bytes, key: bytes = KEY) -> Handler:
 
 
 @pytest.fixture
-def one() -> Iterator[Node]:
+def peer() -> Iterator[Node]:
     """A node with a report."""
-    with node("127.0.0.2") as made:
-        made.publish(report())
-        yield made
+    with node("127.0.0.2") as peer:
+        peer.publish(report())
+        yield peer
 
 
 def test_nodes_with_different_keys_learn_nothing_of_each_other() -> None:
-    with node("127.0.0.2", keys=[OTHER_KEY]) as one, node("127.0.0.3") as other:
-        one.publish(report())
+    with node("127.0.0.2", keys=[OTHER_KEY]) as peer, node("127.0.0.3") as other:
+        peer.publish(report())
         other.publish(report(2))
         with (
-            reading("127.0.0.2", one.port) as mine,
+            reading("127.0.0.2", peer.port) as mine,
             reading("127.0.0.3", other.port, rank=2, keys=[OTHER_KEY]) as theirs,
         ):
             for reader in (mine, theirs):
@@ -73,7 +73,7 @@ def test_a_refusal_without_a_challenge_is_of_another_version_or_cluster() -> Non
         assert contact_of(reader, Contact.UNSIGNED) == why
 
 
-def test_an_answer_that_was_recorded_is_not_believed_a_second_time(one: Node) -> None:
+def test_an_answer_that_was_recorded_is_not_believed_a_second_time(peer: Node) -> None:
     answers: list[bytes] = []
 
     def answer(request: bytes) -> Iterable[bytes]:
@@ -82,7 +82,7 @@ def test_an_answer_that_was_recorded_is_not_believed_a_second_time(one: Node) ->
         return (answers[-1],)
 
     with (
-        relay("127.0.0.2", one.port) as pass_on,
+        relay("127.0.0.2", peer.port) as pass_on,
         answering("127.0.0.2", answer) as port,
         reading("127.0.0.2", port) as reader,
     ):
@@ -113,11 +113,11 @@ def test_an_answer_of_one_node_is_not_believed_as_another_ones() -> None:
 
 @pytest.mark.parametrize("change", [(b"standby", b"running"), (b"200", b"203"), (b"Sparkd-Signature: ", b"X: ")])
 def test_an_answer_that_was_changed_on_its_way_is_not_believed(change: tuple[bytes, bytes]) -> None:
-    with node("127.0.0.2") as one:
-        one.publish(report(message="standby"))
+    with node("127.0.0.2") as peer:
+        peer.publish(report(message="standby"))
 
         with (
-            relay("127.0.0.2", one.port) as pass_on,
+            relay("127.0.0.2", peer.port) as pass_on,
             answering("127.0.0.2", lambda request: (pass_on(request).replace(*change, 1),)) as port,
             reading("127.0.0.2", port) as reader,
         ):
@@ -155,9 +155,9 @@ def test_a_signed_answer_that_is_too_long_for_a_report_is_not_parsed() -> None:
 
 
 def test_a_node_that_has_no_report_yet_has_not_answered() -> None:
-    with node("127.0.0.2") as one, reading("127.0.0.2", one.port) as reader:
+    with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port) as reader:
         assert contact_of(reader, Contact.SILENT) == "it has no report yet"
-        one.publish(report())
+        peer.publish(report())
         assert heard(reader) == report()
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.unit.cluster.silent_peers import SilentPeer
 from tests.unit.nodes import report, status
 
 from sparkd.agent.cluster.monitor import ExpectedPeer, PeerMonitor, expect_peer, peer_lost_error
-from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.lib.errors import Cause, ExitCode, PeerLostError
 from sparkd.base.status.model import Contact, PeerStatus, Phase
 from sparkd.base.status.phases import PHASES
@@ -26,23 +26,13 @@ LATE, OVER = 800.0, 1001.0
 """In the last quarter of the timeout, and past it."""
 
 
-class Known(PeerReader):
-    """One node as the test says, with no wire."""
-
-    def __init__(self, rank: int) -> None:
-        self.status = status(answer=report(rank, phase=Phase.SERVING, epoch="e"))
-
-    def silent(self, seconds: float) -> None:
-        self.heard_at = time.monotonic() - seconds
+Peers = dict[int, SilentPeer]
 
 
-Peers = dict[int, Known]
-
-
-def known(*ranks: int) -> Peers:
-    peers = {rank: Known(rank) for rank in ranks}
-    for one in peers.values():
-        one.silent(0)
+def heard_peers(*ranks: int) -> Peers:
+    peers = {rank: SilentPeer(rank) for rank in ranks}
+    for peer in peers.values():
+        peer.silent(0)
     return peers
 
 
@@ -81,11 +71,11 @@ def tracked(
     return_seconds: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Peers, Engine, PeerMonitor]:
-    peers, engine = known(*ranks), Engine()
+    peers, engine = heard_peers(*ranks), Engine()
     monitor = PeerMonitor(peers, engine.submit, timeout_seconds, return_seconds, clock=clock)
     if proves:
         monitor.prove_by(lambda _seconds: token())
-    monitor.track(*(expect_peer(one, "e") for one in monitor.statuses()))
+    monitor.track(*(expect_peer(status, "e") for status in monitor.statuses()))
     return peers, engine, monitor
 
 
@@ -193,7 +183,7 @@ def test_no_token_ends_the_run_at_the_timeout_and_not_before(proof_ends: bool) -
 
 def test_a_proof_with_an_end_holds_a_silence_until_then_and_the_return_of_an_agent_after_it() -> None:
     """As of a worker whose head's agent hangs: its engine answers, until the watchdog ends the agent."""
-    for over in (True, False):
+    for proof_is_over in (True, False):
         peers, engine, monitor = tracked(0, return_seconds=30)
         monitor.prove_by(lambda _seconds: token(), 2 * TIMEOUT_SECONDS)
         peers[0].silent(LATE)
@@ -202,7 +192,7 @@ def test_a_proof_with_an_end_holds_a_silence_until_then_and_the_return_of_an_age
         peers[0].silent(2 * TIMEOUT_SECONDS - 1)
         monitor.check()
         assert monitor.trouble == "rank 0 on spark1 (10.0.0.1) has been silent for 1999 s; the engine answers"
-        if over:
+        if proof_is_over:
             peers[0].silent(2 * TIMEOUT_SECONDS + 1)
             with pytest.raises(PeerLostError, match=r"has been silent for 2001 s \("):
                 monitor.check()
@@ -284,12 +274,12 @@ def test_tokens_do_not_excuse_a_loss() -> None:
 
 
 def test_an_untracked_peer_is_reported_and_never_lost() -> None:
-    peers = known(0, 2)
+    peers = heard_peers(0, 2)
     peers[2].silent(100 * OVER)
     peers[0].status = status(Contact.REFUSED, report(0, phase=Phase.FAILED))
     shown: list[tuple[PeerStatus, ...]] = []
     monitor = PeerMonitor(peers, Engine().submit, TIMEOUT_SECONDS, on_check=shown.append)
-    assert monitor.check() == tuple(one.status for one in peers.values())
+    assert monitor.check() == tuple(peer.status for peer in peers.values())
     monitor.track(expect_peer(peers[0].status, "e"))
     with pytest.raises(PeerLostError):
         monitor.check()
@@ -363,11 +353,11 @@ RUNNING = report(phase=Phase.SERVING, epoch="e1")
         ),
     ],
 )
-def test_an_event_is_a_loss_at_once_and_has_its_cause(
+def test_an_end_or_a_restart_is_a_loss_at_once_and_has_its_cause(
     contact: Contact, changes: dict[str, object], reason: str, cause: Cause
 ) -> None:
-    seen = status(contact, report(**{"phase": Phase.SERVING, "epoch": "e1", **changes}))
-    loss = peer_lost_error(EXPECTED, seen)
+    failed = status(contact, report(**{"phase": Phase.SERVING, "epoch": "e1", **changes}))
+    loss = peer_lost_error(EXPECTED, failed)
     assert loss is not None
     assert (loss.reason, loss.cause) == (reason, cause)
 
@@ -375,16 +365,15 @@ def test_an_event_is_a_loss_at_once_and_has_its_cause(
 @pytest.mark.parametrize("phase", [phase for phase in Phase if PHASES[phase].loss is None])
 @pytest.mark.parametrize("epoch", ["", "e1"])
 def test_an_agent_that_continues_is_no_loss_whatever_it_does(phase: Phase, epoch: str) -> None:
-    seen = status(answer=report(phase=phase, epoch=epoch))
-    assert peer_lost_error(EXPECTED, seen) is None
+    assert peer_lost_error(EXPECTED, status(answer=report(phase=phase, epoch=epoch))) is None
 
 
 @pytest.mark.parametrize("contact", [Contact.ANSWERS, Contact.SILENT, Contact.UNSIGNED])
 def test_silence_is_never_a_loss_by_itself(contact: Contact) -> None:
-    seen = status(contact, RUNNING, why="no answer within 8 s")
-    assert peer_lost_error(EXPECTED, seen) is None
+    silent = status(contact, RUNNING, why="no answer within 8 s")
+    assert peer_lost_error(EXPECTED, silent) is None
     peers, _, monitor = tracked(1, proves=False)
-    peers[1].status = replace(seen, report=replace(RUNNING, epoch="e"))
+    peers[1].status = replace(silent, report=replace(RUNNING, epoch="e"))
     peers[1].silent(3600)
     with pytest.raises(PeerLostError, match=r"rank 1 .* has been silent for 3600 s: no answer within 8 s"):
         monitor.check()
@@ -403,10 +392,10 @@ def test_the_rank_counts_whatever_process_has_it() -> None:
 
 
 def test_a_standstill_of_this_process_is_no_silence_of_the_others() -> None:
-    peers, engine = known(0), Engine()
+    peers, engine = heard_peers(0), Engine()
     resumed_at = [float("-inf")]
     monitor = PeerMonitor(peers, engine.submit, TIMEOUT_SECONDS, resumed_at=lambda: resumed_at[0])
-    monitor.track(*(expect_peer(one, "e") for one in monitor.statuses()))
+    monitor.track(*(expect_peer(status, "e") for status in monitor.statuses()))
     peers[0].silent(OVER)
     resumed_at[0] = time.monotonic() - 0.1
     monitor.check()
@@ -415,7 +404,7 @@ def test_a_standstill_of_this_process_is_no_silence_of_the_others() -> None:
         monitor.check()
 
 
-def refuse(peer: Known, seconds: float, **changes: object) -> None:
+def refuse(peer: SilentPeer, seconds: float, **changes: object) -> None:
     answer = replace(report(1, phase=Phase.SERVING, epoch="e"), **changes)
     peer.status = status(Contact.REFUSED, answer)
     peer.silent(seconds)
@@ -510,7 +499,7 @@ def test_a_standstill_of_this_process_is_no_absence_of_another_agent() -> None:
         monitor.check()
 
 
-@pytest.mark.parametrize("phase", [one for one in Phase if one not in (Phase.SERVING, Phase.DEGRADED)])
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in (Phase.SERVING, Phase.DEGRADED)])
 def test_an_agent_whose_rank_does_not_serve_is_not_awaited(phase: Phase) -> None:
     peers, monitor, _ = awaiting()
     refuse(peers[1], 0, phase=phase)

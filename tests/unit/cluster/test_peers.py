@@ -45,22 +45,22 @@ AT_ONCE_SECONDS = 3.0
 
 
 @pytest.fixture
-def one(port: int) -> Iterator[Node]:
+def peer(port: int) -> Iterator[Node]:
     """A node with a report, whose port stays its own when it ends."""
-    with node("127.0.0.2", port=port) as made:
-        made.publish(report())
-        yield made
+    with node("127.0.0.2", port=port) as peer:
+        peer.publish(report())
+        yield peer
 
 
 @pytest.fixture
-def reader(one: Node) -> Iterator[PeerReader]:
+def reader(peer: Node) -> Iterator[PeerReader]:
     """Of that node, which it has heard."""
-    with reading("127.0.0.2", one.port) as made:
-        heard(made)
-        yield made
+    with reading("127.0.0.2", peer.port) as reader:
+        heard(reader)
+        yield reader
 
 
-def test_a_report_is_read_and_news_come_at_once_and_wake_the_loop_once(one: Node) -> None:
+def test_a_report_is_read_and_news_come_at_once_and_wake_the_loop_once(peer: Node) -> None:
     rings: list[float] = []
     wake = partial(rings.append, 1.0)
     with node("127.0.0.2", hold_seconds=60) as slow:
@@ -73,7 +73,7 @@ def test_a_report_is_read_and_news_come_at_once_and_wake_the_loop_once(one: Node
                 until(lambda expected=message: heard(reader).message == expected)  # type: ignore[misc]  # bound now
             assert len(rings) == 4
     rings.clear()
-    with reading("127.0.0.2", one.port, answer_seconds=10, wake=wake) as reader:
+    with reading("127.0.0.2", peer.port, answer_seconds=10, wake=wake) as reader:
         assert heard(reader) == report()
         assert len(rings) == 1
         heard_at = reader.heard_at
@@ -84,26 +84,26 @@ def test_a_report_is_read_and_news_come_at_once_and_wake_the_loop_once(one: Node
 
 def test_figures_wake_neither_a_held_request_nor_the_loop_that_reads_them() -> None:
     hold_seconds, rings = 1.0, list[float]()
-    with node("127.0.0.2", hold_seconds=hold_seconds) as one:
-        one.publish(report())
+    with node("127.0.0.2", hold_seconds=hold_seconds) as peer:
+        peer.publish(report())
         wake = partial(rings.append, 1.0)
-        with reading("127.0.0.2", one.port, hold_seconds=hold_seconds, wake=wake) as reader:
+        with reading("127.0.0.2", peer.port, hold_seconds=hold_seconds, wake=wake) as reader:
             heard(reader)
             time.sleep(0.15)  # the next request is held
             figures = report(memory=MemoryReport(2, 1), gpu=GpuReport("GB10", 600))
-            one.loop.call(partial(one.peer_api.publish, dump(figures).encode(), wake=False))
+            peer.loop.call(partial(peer.peer_api.publish, dump(figures).encode(), wake=False))
             assert until(lambda: heard(reader) == figures) > hold_seconds / 2
-            one.publish(report(message="news"))
+            peer.publish(report(message="news"))
             assert until(lambda: heard(reader).message == "news") < hold_seconds / 2
     assert len(rings) == 2
 
 
-def test_a_quiet_node_gets_one_request_in_the_time_that_it_may_hold_an_answer(one: Node) -> None:
+def test_a_quiet_node_gets_one_request_in_the_time_that_it_may_hold_an_answer(peer: Node) -> None:
     requests = []
 
     async def counting(request: Request) -> Response:
         requests.append(request)
-        return await one.peer_api.handle(request)
+        return await peer.peer_api.handle(request)
 
     with served("127.0.0.2", counting) as server, reading("127.0.0.2", server.port) as reader:
         heard(reader)
@@ -111,19 +111,19 @@ def test_a_quiet_node_gets_one_request_in_the_time_that_it_may_hold_an_answer(on
     assert len(requests) <= 1 + 1 / HOLD_SECONDS + 1
 
 
-@pytest.mark.parametrize("own", ["127.0.0.1", "127.0.0.7"])
-def test_a_node_requests_from_its_own_address(own: str) -> None:
+@pytest.mark.parametrize("own_address", ["127.0.0.1", "127.0.0.7"])
+def test_a_node_requests_from_its_own_address(own_address: str) -> None:
     sources = set()
 
     def admits(source: str) -> bool:
         sources.add(source)
         return True
 
-    with node("127.0.0.2", admits=admits) as one:
-        one.publish(report())
-        with reading("127.0.0.2", one.port, own_address=own) as reader:
+    with node("127.0.0.2", admits=admits) as peer:
+        peer.publish(report())
+        with reading("127.0.0.2", peer.port, own_address=own_address) as reader:
             heard(reader)
-    assert sources == {own}
+    assert sources == {own_address}
 
 
 @pytest.mark.parametrize(
@@ -137,19 +137,19 @@ def test_a_node_requests_from_its_own_address(own: str) -> None:
     ],
 )
 def test_while_keys_change_nodes_read_each_other(theirs: tuple[bytes, ...], ours: tuple[bytes, ...]) -> None:
-    with node("127.0.0.2", keys=theirs) as one:
-        one.publish(report())
-        with reading("127.0.0.2", one.port, keys=ours) as reader:
+    with node("127.0.0.2", keys=theirs) as peer:
+        peer.publish(report())
+        with reading("127.0.0.2", peer.port, keys=ours) as reader:
             heard(reader)
-            one.publish(report(message="news"))
+            peer.publish(report(message="news"))
             assert until(lambda: heard(reader).message == "news") < 0.5
 
 
 def test_keys_change_under_nodes_that_read_each_other_and_no_contact_is_lost() -> None:
     theirs, ours = [KEY], [KEY]
-    with node("127.0.0.2", keys=theirs) as one:
-        one.publish(report())
-        with reading("127.0.0.2", one.port, keys=ours, answer_seconds=10) as reader:
+    with node("127.0.0.2", keys=theirs) as peer:
+        peer.publish(report())
+        with reading("127.0.0.2", peer.port, keys=ours, answer_seconds=10) as reader:
             heard(reader)
             contacts = set()
 
@@ -168,77 +168,77 @@ def test_keys_change_under_nodes_that_read_each_other_and_no_contact_is_lost() -
             assert contacts == {Contact.ANSWERS}
 
 
-def test_a_node_that_is_gone_is_noticed_at_once(one: Node, reader: PeerReader) -> None:
+def test_a_node_that_is_gone_is_noticed_at_once(peer: Node, reader: PeerReader) -> None:
     heard_at, since = reader.heard_at, reader.status.since
-    one.loop.close()
+    peer.loop.close()
     assert until(lambda: reader.status.contact is Contact.REFUSED) < AT_ONCE_SECONDS
     assert (reader.heard_at, reader.status.report) == (heard_at, report())
     assert reader.status.since > since
     assert reader.status.living is None
 
 
-def test_a_node_that_came_back_is_another_incarnation(one: Node, reader: PeerReader) -> None:
-    one.loop.close()
-    with node("127.0.0.2", port=one.port) as again:
-        again.publish(report(incarnation="new", last_cause="boom (exit 13)"))
+def test_a_node_that_came_back_is_another_incarnation(peer: Node, reader: PeerReader) -> None:
+    peer.loop.close()
+    with node("127.0.0.2", port=peer.port) as successor:
+        successor.publish(report(incarnation="new", last_cause="boom (exit 13)"))
         assert until(lambda: heard(reader).incarnation == "new") < AT_ONCE_SECONDS
 
 
 NODE = """
 import sys, time
 from tests.unit.nodes import node, report
-with node("127.0.0.2") as one:
-    one.publish(report())
-    print(one.port, flush=True)
+with node("127.0.0.2") as peer:
+    peer.publish(report())
+    print(peer.port, flush=True)
     sys.stdin.read()
 """
 
 
 @contextmanager
-def process() -> Iterator[tuple[int, subprocess.Popen[str]]]:
+def node_process() -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """A node in a process of its own; its port."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", NODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as one:
+    ) as process:
         try:
-            assert one.stdout is not None
-            yield int(one.stdout.readline()), one
+            assert process.stdout is not None
+            yield int(process.stdout.readline()), process
         finally:
-            one.kill()
+            process.kill()
 
 
 def test_a_frozen_node_is_silent_keeps_its_last_report_and_is_heard_again_and_refused_when_killed() -> None:
-    with process() as (port, one), reading("127.0.0.2", port) as reader:
+    with node_process() as (port, process), reading("127.0.0.2", port) as reader:
         heard(reader)
         until(lambda: reader.heard_at is not None)
-        one.send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGSTOP)
         time.sleep(0.1)  # what was on its way has come
         heard_at = reader.heard_at
         assert until(lambda: reader.status.contact is Contact.SILENT) < PATIENCE_SECONDS + AT_ONCE_SECONDS
         assert reader.status.said == f"no answer within {PATIENCE_SECONDS:g} s"
         assert (reader.heard_at, reader.status.report) == (heard_at, report())
-        one.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGCONT)
         assert until(lambda: reader.status.contact is Contact.ANSWERS) < PATIENCE_SECONDS + AT_ONCE_SECONDS
-        one.kill()
+        process.kill()
         assert until(lambda: reader.status.contact is Contact.REFUSED) < AT_ONCE_SECONDS
 
 
-def test_one_lost_connection_is_no_silence(one: Node) -> None:
+def test_one_lost_connection_is_no_silence(peer: Node) -> None:
     lost = iter([False, False, True, False, True, False])  # the first one brings the challenge
 
     contacts: list[Contact] = []
     with (
-        relay("127.0.0.2", one.port) as pass_on,
+        relay("127.0.0.2", peer.port) as pass_on,
         answering("127.0.0.2", lambda request: () if next(lost, False) else (pass_on(request),)) as port,
-        reading("127.0.0.2", port, wake=lambda: contacts.append(source.status.contact)) as source,
+        reading("127.0.0.2", port, wake=lambda: contacts.append(relayed.status.contact)) as relayed,
     ):
         until(lambda: len(contacts) >= 3)
         assert set(contacts) == {Contact.ANSWERS}
 
 
 def test_an_own_address_that_is_not_there_is_silence_and_no_refusal() -> None:
-    with node("127.0.0.2") as one, reading("127.0.0.2", one.port, own_address="192.0.2.77") as reader:
+    with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port, own_address="192.0.2.77") as reader:
         assert contact_of(reader, Contact.SILENT) == "this node's own address 192.0.2.77 is gone"
         assert reader.status.own_address_gone
 
@@ -251,73 +251,75 @@ def test_an_address_that_nobody_routes_to_is_silence_and_no_refusal() -> None:
 def test_ipv6_is_read_too() -> None:
     if not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("this machine has no IPv6")
-    with node("::1") as one:
-        one.publish(report())
-        with reading("::1", one.port, own_address="::1") as reader:
+    with node("::1") as peer:
+        peer.publish(report())
+        with reading("::1", peer.port, own_address="::1") as reader:
             assert heard(reader) == report()
 
 
-def values(reader: PeerReader) -> bytes:
+def fetch_values(reader: PeerReader) -> bytes:
     return asyncio.run(reader.fetch("/plan"))
 
 
 def test_the_values_of_a_plan_are_verified_as_a_report_is(port: int) -> None:
-    with node("127.0.0.2") as one, reading("127.0.0.2", one.port) as reader:
+    with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port) as reader:
         with pytest.raises(HttpError, match="HTTP 404"):
-            values(reader)
-        one.peer_api.publish_document("/plan", b'{"a":"b"}')
-        assert values(reader) == b'{"a":"b"}'
-        one.publish(report())
-        assert values(reader) == b'{"a":"b"}'
+            fetch_values(reader)
+        peer.peer_api.publish_document("/plan", b'{"a":"b"}')
+        assert fetch_values(reader) == b'{"a":"b"}'
+        peer.publish(report())
+        assert fetch_values(reader) == b'{"a":"b"}'
     with (
         node("127.0.0.2", keys=[OTHER_KEY]) as other,
         reading("127.0.0.2", other.port) as reader,
         pytest.raises(UnsignedError),
     ):
-        values(reader)
+        fetch_values(reader)
     with reading("127.0.0.2", port) as reader, pytest.raises(HttpError):
-        values(reader)
+        fetch_values(reader)
 
 
 def test_all_nodes_are_read_by_one_thread_and_none_stays_behind() -> None:
     before = threading.active_count()
     with ExitStack() as stack:
         others = [stack.enter_context(node(f"127.0.0.{rank + 1}")) for rank in range(1, 64)]
-        for rank, one in enumerate(others, 1):
-            one.publish(report(rank))
-            one.peer_api.publish_document("/plan", str(rank).encode())
+        for rank, peer in enumerate(others, 1):
+            peer.publish(report(rank))
+            peer.peer_api.publish_document("/plan", str(rank).encode())
         readers = [
             PeerReader(
-                Source(rank, f"127.0.0.{rank + 1}", one.port, "127.0.0.1", HOLD_SECONDS, ANSWER_SECONDS),
+                Source(rank, f"127.0.0.{rank + 1}", peer.port, "127.0.0.1", HOLD_SECONDS, ANSWER_SECONDS),
                 lambda: (KEY,),
                 lambda: None,
             )
-            for rank, one in enumerate(others, 1)
+            for rank, peer in enumerate(others, 1)
         ]
-        assert [one.status.contact for one in readers] == [Contact.UNHEARD] * 63
+        assert [reader.status.contact for reader in readers] == [Contact.UNHEARD] * 63
         serving = threading.active_count()
         with network() as loop:
             for reader in readers:
                 loop.spawn(reader.run())
-            until(lambda: all(one.status.living for one in readers))
-            assert [one.status.report for one in readers] == [report(rank) for rank in range(1, 64)]
+            until(lambda: all(reader.status.living for reader in readers))
+            assert [reader.status.report for reader in readers] == [report(rank) for rank in range(1, 64)]
             assert loop.submit(readers[2].fetch("/plan")).result() == b"3"
             assert threading.active_count() == serving + 1
     assert threading.active_count() <= before
 
 
 def test_a_node_is_named_by_host_and_address() -> None:
-    with node("127.0.0.2") as one, reading("127.0.0.2", one.port) as reader:
+    with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port) as reader:
         assert reader.status.name == "127.0.0.2"
         sent: NodeReport = report(phase=Phase.SERVING)
-        one.publish(sent)
+        peer.publish(sent)
         heard(reader)
         assert reader.status.name == "spark2 (127.0.0.2)"
-        seen = reader.status
-        assert (seen.address, seen.rank, seen.contact, seen.report) == ("127.0.0.2", 1, Contact.ANSWERS, sent)
+        status = reader.status
+        assert (status.address, status.rank, status.contact, status.report) == ("127.0.0.2", 1, Contact.ANSWERS, sent)
 
 
-def test_a_large_report_is_read_beside_the_loop(one: Node, reader: PeerReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_report_is_read_beside_the_loop(
+    peer: Node, reader: PeerReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed_by: list[str] = []
 
     def parse(body: bytes, rank: int) -> NodeReport | None:
@@ -325,9 +327,9 @@ def test_a_large_report_is_read_beside_the_loop(one: Node, reader: PeerReader, m
         return parse_peer_report(body, rank)
 
     monkeypatch.setattr(peer_reader, "parse_peer_report", parse)
-    one.publish(report(message="small"))
+    peer.publish(report(message="small"))
     until(lambda: heard(reader).message == "small")
-    one.publish_bytes(dump(report(message="small")).replace("small", "x" * (100 << 10)).encode())
+    peer.publish_bytes(dump(report(message="small")).replace("small", "x" * (100 << 10)).encode())
     until(lambda: heard(reader).message.startswith("xxx"))
     assert parsed_by == ["event-loop", "report"]
 

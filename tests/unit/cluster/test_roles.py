@@ -19,13 +19,15 @@ T = TypeVar("T")
 
 
 def check_of(node: membership.NodeContext, kind: type[T]) -> T:
-    (found,) = (one for one in build_checks(membership.check_inputs(node)) if isinstance(one, kind))
-    return found
+    (check,) = (check for check in build_checks(membership.check_inputs(node)) if isinstance(check, kind))
+    return check
 
 
 def owning(tree: Tree, *addresses: str) -> Host:
     """A machine with these addresses on its fabric, and one elsewhere."""
-    leaves = "".join(f"     |-- {one}\n        /32 host LOCAL\n" for one in ("127.0.0.1", "192.168.1.7", *addresses))
+    leaves = "".join(
+        f"     |-- {address}\n        /32 host LOCAL\n" for address in ("127.0.0.1", "192.168.1.7", *addresses)
+    )
     tree.file("/proc/net/fib_trie", f"Local:\n{leaves}")
     head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
     tree.file("/proc/net/route", f"{head}bond0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n")
@@ -62,7 +64,7 @@ def test_an_address_that_is_still_being_probed_is_not_owned_yet(tree: Tree) -> N
         membership.find_place(settings("fd00::a", "fd00::b"), owning(tree))
 
 
-def test_fabric_settings_go_before_what_is_found(tree: Tree) -> None:
+def test_fabric_settings_go_before_what_the_machine_has(tree: Tree) -> None:
     fabric = Fabric(interface="eth9", hcas=("mlx5_9",))
     node = membership.find_place(settings(*THREE, fabric=fabric), owning(tree, "10.0.0.2"))
     assert (node.interface, node.hcas) == ("eth9", ("mlx5_9",))
@@ -117,7 +119,7 @@ def test_a_head_needs_the_engines_ports_too_and_a_worker_the_agents_alone(
     node = membership.resolve_context(settings(*THREE), role, owning(tree, own))
     assert (node.role, node.is_head) == (role, role == "head")
     check = check_of(node, Ports)
-    assert tuple(one.port for one in check.wanted) == ports
+    assert tuple(port.port for port in check.wanted) == ports
     assert dict(node.plan.env)["GLOO_SOCKET_IFNAME"] == "bond0"
     assert dict(node.plan.env)["VLLM_HOST_IP"] == own
 
@@ -128,9 +130,11 @@ def test_peers_are_the_other_nodes_in_rank_order(tree: Tree) -> None:
     alone = Settings(engine=Engine(recipe="tiny-cpu"))
     assert membership.resolve_context(alone, "head", Host(tree.root)).peers == ()
     check = check_of(membership.resolve_context(alone, "head", Host(tree.root)), Ports)
-    assert [one.port for one in check.wanted] == [8000, 29511]
+    assert [port.port for port in check.wanted] == [8000, 29511]
 
 
 def test_all_ranks_have_one_digest(tree: Tree) -> None:
-    digests = {membership.resolve_context(settings(*THREE), None, owning(tree, one)).plan.digest for one in THREE}
+    digests = {
+        membership.resolve_context(settings(*THREE), None, owning(tree, address)).plan.digest for address in THREE
+    }
     assert len(digests) == 1

@@ -1,3 +1,5 @@
+"""Signatures of requests and answers between nodes."""
+
 import hashlib
 import hmac
 
@@ -34,15 +36,15 @@ def test_no_byte_can_move_from_one_part_to_the_next() -> None:
     assert sign_answer(KEY, "n", "a", "/", 200, b"1") != sign_answer(KEY, "n", "a", "/", 2001, b"")
 
 
-def test_no_request_is_an_answer() -> None:
+def test_a_signature_of_a_request_is_none_of_an_answer() -> None:
     assert sign_answer(KEY, "n", "a", "/", 200, b"") != sign_request(KEY, "", "n", "a", "/")
 
 
 def test_only_the_exact_signature_matches() -> None:
     signature = sign_request(*REQUEST)
     assert signatures_match(signature, signature)
-    for found in ("", signature[:-1], signature.upper(), "é" * 64, "\udcff", "\0"):
-        assert not signatures_match(signature, found)
+    for wrong in ("", signature[:-1], signature.upper(), "é" * 64, "\udcff", "\0"):
+        assert not signatures_match(signature, wrong)
 
 
 def test_nonces_are_32_hex_digits_and_never_the_same() -> None:

@@ -1,4 +1,4 @@
-"""The HTTP of a test: for the node that signs with the key alone."""
+"""The HTTP of a traffic test: for the node that signs with the key alone."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ def measurer(port: int, *keys: bytes, to: str = THERE) -> Measurer:
     return Measurer(HERE, to, port, lambda: keys or (KEY,))
 
 
-def when_it_listens(port: int, path: str, body: bytes = b"") -> bytes:
+def request_when_it_listens(port: int, path: str, body: bytes = b"") -> bytes:
     deadline = time.monotonic() + 10
     while True:
         try:
@@ -38,18 +38,18 @@ def when_it_listens(port: int, path: str, body: bytes = b"") -> bytes:
 
 
 @contextmanager
-def other(port: int, addresses: Mapping[str, str] = {THERE: ""}) -> Iterator[list[str | None]]:
-    """The other node listens for the time of the block; what it gets in the end."""
-    got = list[str | None]()
+def listening_node(port: int, addresses: Mapping[str, str] = {THERE: ""}) -> Iterator[list[str | None]]:
+    """The other node listens for the time of the block; the results that it gets."""
+    results = list[str | None]()
 
     def run() -> None:
-        got.append(asyncio.run(receive_result(addresses, port, lambda: (KEY,), b"facts", 30)))
+        results.append(asyncio.run(receive_result(addresses, port, lambda: (KEY,), b"facts", 30)))
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        when_it_listens(port, PORTS)
-        yield got
+        request_when_it_listens(port, PORTS)
+        yield results
     finally:
         while thread.is_alive():  # by its own limit, 30 s
             with suppress(TrafficError):  # where the test has sent its result, this node may be about to end
@@ -58,7 +58,7 @@ def other(port: int, addresses: Mapping[str, str] = {THERE: ""}) -> Iterator[lis
 
 
 def test_both_directions_and_the_round_trips_are_measured(port: int, programs: Programs) -> None:
-    with other(port):
+    with listening_node(port):
         measured = measurer(port).measure()
     assert (round(measured.sent_gbps, 1), round(measured.received_gbps, 1)) == (19.3, 19.3)
     assert 1 < measured.round_trip_us <= measured.round_trip_99_us < 1e6
@@ -69,7 +69,7 @@ def test_each_address_listens_and_what_it_started_ends_with_the_next_run_and_at_
     port: int, programs: Programs
 ) -> None:
     second = "127.0.0.3"
-    with other(port, {THERE: "", second: HCA}):
+    with listening_node(port, {THERE: "", second: HCA}):
         measurer(port).request(TCP)
         first = programs.pid(IPERF3)
         measurer(port, to=second).request(RDMA)
@@ -82,27 +82,27 @@ def test_each_address_listens_and_what_it_started_ends_with_the_next_run_and_at_
 
 
 def test_without_a_device_there_rdma_is_not_measured(port: int, programs: Programs) -> None:
-    with other(port):
+    with listening_node(port):
         assert measurer(port).measure_rdma(HCA) is None
     assert not (programs.folder / f"{IB_WRITE_BW}.pid").exists()
 
 
 def test_facts_are_sent_and_a_large_result_is_taken(port: int) -> None:
-    with other(port) as got:
+    with listening_node(port) as results:
         assert measurer(port).request(PORTS) == b"facts"
         assert measurer(port).request("/report") == b"", "that is an agent's"
         measurer(port).request(RESULT, b"figures" * 4000)
-    assert [urlsafe_b64decode(one or "") for one in got] == [b"figures" * 4000]
+    assert [urlsafe_b64decode(result or "") for result in results] == [b"figures" * 4000]
 
 
 @pytest.mark.parametrize("keys", [(OTHER, KEY), (KEY, OTHER)])
 def test_any_key_of_the_file_is_good(port: int, keys: tuple[bytes, ...]) -> None:
-    with other(port):
+    with listening_node(port):
         assert measurer(port, *keys).request(PORTS) == b"facts"
 
 
 def test_another_key_is_refused(port: int) -> None:
-    with other(port), pytest.raises(UnsignedError, match="refuses this node"):
+    with listening_node(port), pytest.raises(UnsignedError, match="refuses this node"):
         measurer(port, OTHER).request(PORTS)
 
 
@@ -117,7 +117,7 @@ UNSIGNED = f"GET {TCP} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
 
 
 @pytest.mark.parametrize(
-    "made",
+    "make_request",
     [
         lambda _: UNSIGNED,
         lambda _: request(TCP, "0" * 32),  # of another connection
@@ -128,17 +128,17 @@ UNSIGNED = f"GET {TCP} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
     ],
 )
 def test_an_unsigned_request_gets_401_and_starts_nothing(
-    port: int, programs: Programs, made: Callable[[str], bytes]
+    port: int, programs: Programs, make_request: Callable[[str], bytes]
 ) -> None:
-    with other(port) as got:
+    with listening_node(port) as results:
         with relay(THERE, port) as pass_on:
-            found = re.search(rb"(?i)\r\nwww-authenticate: ([0-9a-f]{32})\r\n", pass_on(UNSIGNED))
-            assert found is not None
-            answer = pass_on(made(found[1].decode()))
+            challenge = re.search(rb"(?i)\r\nwww-authenticate: ([0-9a-f]{32})\r\n", pass_on(UNSIGNED))
+            assert challenge is not None
+            answer = pass_on(make_request(challenge[1].decode()))
         assert answer.startswith(b"HTTP/1.1 401 ")
         assert answer.endswith(b"\r\n\r\n")
         assert measurer(port).request(PORTS) == b"facts"
-        assert got == []
+        assert results == []
     assert not (programs.folder / f"{IPERF3}.pid").exists()
 
 
@@ -148,5 +148,5 @@ def test_nobody_there_is_an_error(port: int) -> None:
 
 
 def test_a_port_that_is_taken_is_an_error(port: int) -> None:
-    with other(port), pytest.raises(OSError, match="in use"):
+    with listening_node(port), pytest.raises(OSError, match="in use"):
         asyncio.run(receive_result({THERE: ""}, port, lambda: (KEY,), b"", 1))

@@ -1,7 +1,8 @@
-"""The programs of a test: what they print, and that they end."""
+"""The programs of a traffic test: what they print, and that they end."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -35,12 +36,12 @@ RDMA_PRINTED = b"""\
 HERE = "127.0.0.1"
 
 
-def test_what_arrived_is_read() -> None:
+def test_the_figure_of_iperf3_is_what_arrived() -> None:
     assert parse_tcp(IPERF3_PRINTED) == pytest.approx(19.301117596153656)
 
 
 @pytest.mark.parametrize("gbps", ["NaN", "Infinity", "-1", "1e30", '"1"', "null", "{}"])
-def test_another_value_is_no_figure(gbps: str) -> None:
+def test_a_value_of_iperf3_that_is_no_plausible_number_is_no_figure(gbps: str) -> None:
     with pytest.raises(TrafficError, match="no figure"):
         parse_tcp(b'{"end": {"sum_received": {"bits_per_second": %s}}}' % gbps.encode())
 
@@ -69,7 +70,7 @@ def test_the_average_of_rdma_is_read() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"97.28", RDMA_PRINTED * 2, RDMA_PRINTED.replace(b"97.28", b"nan"), b"1 " * 100_000]
 )
-def test_anything_else_is_no_figure_of_rdma(text: bytes) -> None:
+def test_other_text_of_ib_write_bw_is_no_figure(text: bytes) -> None:
     with pytest.raises(TrafficError, match="no figure"):
         parse_rdma(text)
 
@@ -82,9 +83,9 @@ def test_the_side_that_connects_names_the_other() -> None:
     assert "--one-off" not in there
 
 
-@pytest.mark.parametrize(("name", "words"), [(IPERF3, tcp_command(HERE)), (IB_WRITE_BW, rdma_command("rocep1s0f0"))])
-def test_what_listens_is_ended_with_its_guard(programs: Programs, name: str, words: list[str]) -> None:
-    process = listen(words)
+@pytest.mark.parametrize(("name", "command"), [(IPERF3, tcp_command(HERE)), (IB_WRITE_BW, rdma_command("rocep1s0f0"))])
+def test_a_listening_program_is_ended_with_its_guard(programs: Programs, name: str, command: list[str]) -> None:
+    process = listen(command)
     pid = programs.pid(name)
     assert pid != process.pid, "its guard, which ends it where this process can't"
     end(process)
@@ -92,7 +93,7 @@ def test_what_listens_is_ended_with_its_guard(programs: Programs, name: str, wor
     end(process)  # a second time ends nobody else
 
 
-def test_what_has_only_begun_is_ended_too(programs: Programs) -> None:
+def test_a_listening_program_that_has_only_begun_is_ended_too(programs: Programs) -> None:
     slow = f'echo $$ >>{programs.folder}/begun; sleep 0.3; exec /usr/bin/setpriv "$@"'
     programs.write("setpriv", slow)
     process = listen(tcp_command(HERE))
@@ -108,7 +109,7 @@ def test_iperf3_runs_as_nobody_and_knows_no_variable_of_this_process(programs: P
     process = listen(tcp_command(HERE))
     pid = programs.pid(IPERF3)
     status = Path(f"/proc/{pid}/status").read_text()
-    names = {one.partition(b"=")[0] for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if one}
+    names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if entry}
     end(process)
     assert names <= {b"PATH", b"PWD"}
     if os.geteuid() == 0:
@@ -118,14 +119,14 @@ def test_iperf3_runs_as_nobody_and_knows_no_variable_of_this_process(programs: P
         assert "NoNewPrivs:\t1" in status
 
 
-def test_it_ends_at_its_deadline_by_itself(programs: Programs) -> None:
+def test_a_listening_program_ends_at_its_deadline(programs: Programs) -> None:
     process = listen(tcp_command(HERE), 0.5)
     pid = programs.pid(IPERF3)
     process.wait(10)
     assert not programs.lives(pid)
 
 
-def test_it_ends_with_its_parent(programs: Programs) -> None:
+def test_a_listening_program_ends_with_its_parent(programs: Programs) -> None:
     code = """
 import os, signal, sys, time
 from sparkd.tools.measure.traffic_programs import listen, tcp_command
@@ -134,10 +135,10 @@ while not (os.path.exists(sys.argv[1]) and os.path.getsize(sys.argv[1])):
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    words = [sys.executable, "-c", code, str(programs.folder / f"{IPERF3}.pid")]
+    command = [sys.executable, "-c", code, str(programs.folder / f"{IPERF3}.pid")]
     source = Path(traffic_programs.__file__).parents[3]
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(source)}, timeout=60, check=False)
-    assert done.returncode == -9
+    parent = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(source)}, timeout=60, check=False)
+    assert parent.returncode == -signal.SIGKILL
     assert not programs.lives(programs.pid(IPERF3))
 
 

@@ -42,18 +42,18 @@ def test_the_time_to_first_token_is_that_of_the_last_minutes_requests() -> None:
         assert activity is not None
         times.append(activity.first_token_seconds)
     assert times == [None, 0.5, 0.5, 1.333, None]
-    wild = meter.advance(255, replace(IDLE, first_tokens=7, first_token_seconds=1e300))
-    assert wild is not None
-    assert bounded(wild) == wild
+    activity = meter.advance(255, replace(IDLE, first_tokens=7, first_token_seconds=1e300))
+    assert activity is not None
+    assert bounded(activity) == activity
 
 
 def test_a_probe_shortly_after_another_one_keeps_the_rates() -> None:
     meter = ActivityMeter()
     meter.advance(100, IDLE)
     meter.advance(105, LATER)
-    found = meter.advance(105.2, replace(LATER, generation_tokens=700))
-    assert found is not None
-    assert found.output_tokens_per_second == 20.0
+    activity = meter.advance(105.2, replace(LATER, generation_tokens=700))
+    assert activity is not None
+    assert activity.output_tokens_per_second == 20.0
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,11 @@ def test_an_engine_whose_counters_begin_again_is_another_one() -> None:
 def test_however_large_the_numbers_other_nodes_accept_the_report() -> None:
     meter = ActivityMeter()
     meter.advance(100, IDLE)
-    wild = meter.advance(105, replace(LATER, running=1e300, prompt_tokens=1e308, kv_usage=99, prefix_hits=1e300))
-    assert wild is not None
-    assert bounded(wild) == wild
-    assert (wild.input_tokens_per_second, wild.kv_cache_use, wild.prefix_hit_rate) == (MOST_TOKENS, 1.0, 1.0)
+    activity = meter.advance(105, replace(LATER, running=1e300, prompt_tokens=1e308, kv_usage=99, prefix_hits=1e300))
+    assert activity is not None
+    assert bounded(activity) == activity
+    assert (activity.input_tokens_per_second, activity.kv_cache_use, activity.prefix_hit_rate) == (
+        MOST_TOKENS,
+        1.0,
+        1.0,
+    )

@@ -30,7 +30,7 @@ WORKER_KILLED = (
     "(EngineCore pid=26869) ERROR 11-21 01:50:08 [multiproc_executor.py:315] "
     "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."
 )
-WORDS = (
+ENGINE_TEXTS = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB",
     "RuntimeError: NCCL error: unhandled system error",
     "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor.",
@@ -44,7 +44,7 @@ WORDS = (
 )
 FORGED = tuple(
     (stream, before + text)
-    for text in WORDS
+    for text in ENGINE_TEXTS
     for stream, before in (
         (2, ""),  # the text of an exception, in a traceback of the web server
         (2, "(EngineCore pid=26869) ERROR 11-21 01:50:08 [multiproc_executor.py:315] "),
@@ -59,7 +59,7 @@ FORGED = tuple(
 
 
 def serving(*lines: tuple[int, str]) -> LoadProgress:
-    """A second after each other, after the load."""
+    """The progress of an engine that has loaded, and then logged these lines."""
     loaded = LoadProgress()
     splitter = LineSplitter()
     for line in (*splitter.feed(LOADED), *splitter.flush()):
@@ -148,14 +148,14 @@ def follow(frames: list[tuple[int, bytes]], _since: str) -> Iterator[tuple[int, 
         yield 1, STAMP
 
 
-def read(
+def read_log(
     frames: list[tuple[int, bytes]],
     events: EventLog,
-    done: str,
+    last: str,
     forwarder: LogForwarder | None = None,
     sources: frozenset[str] | None = None,
 ) -> LogReader:
-    """A reader that has read `done`. `sources`: of an engine that another agent has seen load."""
+    """A reader that has read a line with `last`. `sources`: of an engine that another agent has seen load."""
     read_lines: list[str] = []
     reader = LogReader(
         partial(follow, frames),
@@ -168,7 +168,7 @@ def read(
         reader.resume(sources)
     reader.start()
     deadline = time.monotonic() + 10
-    while not any(done in one for one in read_lines):
+    while not any(last in line for line in read_lines):
         assert time.monotonic() < deadline, read_lines
         time.sleep(0.01)
     return reader
@@ -176,27 +176,28 @@ def read(
 
 def test_of_a_serving_engine_a_carriage_return_begins_no_line() -> None:
     text = b"INFO 11-21 01:48:55 [x.py:1] of a client\r" + WORKER_KILLED.encode() + b"\nend-of-log\n"
-    reader = read([(1, LOADED), (1, b"(APIServer pid=26170) " + text)], EventLog(), "end-of-log")
+    reader = read_log([(1, LOADED), (1, b"(APIServer pid=26170) " + text)], EventLog(), "end-of-log")
     assert (reader.progress.serving, reader.progress.worker_died) == (True, False)
 
 
-def test_what_may_be_a_clients_text_is_quoted_and_not_explained() -> None:
-    reader = read([(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")], EventLog(), "end-of-log")
-    found = find_cause(reader.progress, "0", MachineFacts(), time.monotonic(), ready=True)
-    assert found == ("engine-ended", "its log says last: RuntimeError: CUDA out of memory, NCCL")
+def test_a_line_that_may_be_a_clients_text_is_quoted_and_not_explained() -> None:
+    log = [(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")]
+    reader = read_log(log, EventLog(), "end-of-log")
+    cause = find_cause(reader.progress, "0", MachineFacts(), time.monotonic(), ready=True)
+    assert cause == ("engine-ended", "its log says last: RuntimeError: CUDA out of memory, NCCL")
 
 
 @pytest.mark.parametrize(("end", "code"), [("", "137"), (CORE_KILLED, "0"), (WORKER_KILLED, "0")])
 def test_the_cause_of_a_serving_rank_that_was_killed_is_the_kill(end: str, code: str) -> None:
-    forged = [(stream, f"{line}\n".encode()) for stream, line in FORGED]
-    reader = read([(1, LOADED), *forged, (1, f"{end}\nend-of-log\n".encode())], EventLog(), "end-of-log")
+    frames = [(stream, f"{line}\n".encode()) for stream, line in FORGED]
+    reader = read_log([(1, LOADED), *frames, (1, f"{end}\nend-of-log\n".encode())], EventLog(), "end-of-log")
     cause, text = find_cause(reader.progress, code, MachineFacts(), time.monotonic(), ready=True)
     assert cause == "killed-from-outside"
-    assert not any(words[:20] in text for words in WORDS if words not in end)
+    assert not any(forged[:20] in text for forged in ENGINE_TEXTS if forged not in end)
     assert explain(text) is None
 
 
-class Broken(LogForwarder):
+class FailingForwarder(LogForwarder):
     def forward(self, line: str, now: float) -> Iterator[tuple[int, str]]:
         if line.startswith("bad"):
             raise ValueError(f"no way to read {line}")
@@ -206,7 +207,7 @@ class Broken(LogForwarder):
 def test_a_line_that_can_not_be_parsed_is_an_event_and_the_next_ones_are_read() -> None:
     events = EventLog()
     frames = [(1, b"".join(b"bad %d\n" % number for number in range(100)) + b"bad 1\nend-of-log\n")]
-    read(frames, events, "end-of-log", Broken(Redactor(), "-"))
+    read_log(frames, events, "end-of-log", FailingForwarder(Redactor(), "-"))
     assert {event for event, _ in events.lines} == {"engine.log.failed"}
     assert len(events.lines) == 5
     assert events.lines[0][1]["reason"] == "ValueError: no way to read bad 0"
@@ -238,7 +239,7 @@ def test_a_cause_that_continues_for_ever_is_bounded() -> None:
 
 def test_the_end_of_an_engine_that_was_taken_over_is_proven_by_the_sources_that_its_load_had() -> None:
     end = [(1, WORKER_KILLED.encode() + b"\nend-of-log\n")]
-    loaded = read([(1, LOADED), (1, WORKER_KILLED.encode() + b"\nend-of-log\n")], EventLog(), "end-of-log")
+    loaded = read_log([(1, LOADED), *end], EventLog(), "end-of-log")
     assert loaded.progress.worker_died
-    assert read(end, EventLog(), "end-of-log", sources=loaded.progress.sources).progress.worker_died
-    assert not read(end, EventLog(), "end-of-log", sources=frozenset()).progress.worker_died
+    assert read_log(end, EventLog(), "end-of-log", sources=loaded.progress.sources).progress.worker_died
+    assert not read_log(end, EventLog(), "end-of-log", sources=frozenset()).progress.worker_died

@@ -89,7 +89,7 @@ class Compilers:
 
 
 @pytest.mark.parametrize(("failing", "stopped"), [(0, {B, C}), (3, {B}), (2, set())])
-def test_what_was_stopped_continues_at_the_end_also_after_errors(failing: int, stopped: set[Key]) -> None:
+def test_a_stopped_compiler_continues_once_the_watch_ends_also_after_errors(failing: int, stopped: set[Key]) -> None:
     compilers = Compilers(failing)
     watch = compilers.watch()
     thread = threading.Thread(target=watch.run)
@@ -102,7 +102,7 @@ def test_what_was_stopped_continues_at_the_end_also_after_errors(failing: int, s
     assert (compilers.stopped, watch.count) == (set(), 0)
 
 
-def test_what_an_earlier_agent_has_stopped_continues_where_memory_is_no_longer_watched() -> None:
+def test_a_compiler_that_an_earlier_agent_stopped_continues_where_memory_is_no_longer_watched() -> None:
     compilers = Compilers()
     compilers.stopped = {B, C}
     watch = compilers.watch(floor_bytes=0)
@@ -137,7 +137,7 @@ def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_n
     assert watch.pids == {7, 10}
 
 
-def test_an_error_is_said_once_and_the_watch_continues() -> None:
+def test_an_error_is_logged_once_and_the_watch_continues() -> None:
     compilers = Compilers()
     compilers.fails_to_list = True
     watch = compilers.watch()

@@ -29,13 +29,13 @@ def test_the_pause_grows_with_what_it_costs(gained_bytes: int, seconds: float, n
 
 
 def test_a_load_of_ten_minutes_where_nothing_is_gained_compacts_six_times() -> None:
-    pace, now, done = CompactionPace(), 0.0, []
+    pace, now, times = CompactionPace(), 0.0, []
     while now < 600:
         if now >= pace.due_at:
-            done.append(now)
+            times.append(now)
             pace = pace.after(0, now, now)
         now += 1
-    assert done == [0, 20, 60, 140, 300, 460]
+    assert times == [0, 20, 60, 140, 300, 460]
     assert pace.pause_seconds == LONGEST_PAUSE_SECONDS
     assert pace.after(WORTH_COMPACTING_BYTES, now, now).pause_seconds == CompactionPace().pause_seconds, (
         "a gain begins again"
@@ -91,7 +91,7 @@ def test_where_little_is_scattered_a_compaction_could_gain_nothing(tree: Tree) -
     assert Machine(tree, large_gib=2, small_gib=0.2).keep() == (1, 0)
 
 
-def test_what_it_gained_is_reported_and_the_next_waits(tree: Tree) -> None:
+def test_the_gain_of_a_compaction_is_reported_and_the_next_one_waits(tree: Tree) -> None:
     machine = Machine(tree, large_gib=1, small_gib=5, gains_gib=3)
     assert machine.keep() == (1, 1)
     assert machine.keep() == (1, 1)
@@ -125,7 +125,7 @@ def test_a_kernel_that_refuses_is_reported_once(tree: Tree) -> None:
     assert line.startswith(f"memory.compaction.failed reason={COMPACT}: Is a directory")
 
 
-def test_zero_turns_it_off(tree: Tree) -> None:
+def test_a_need_of_zero_turns_it_off(tree: Tree) -> None:
     machine = Machine(tree, large_gib=0, small_gib=5)
     machine.guard.wanted_bytes = 0
     assert machine.keep() == (0, 0)

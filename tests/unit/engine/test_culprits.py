@@ -42,7 +42,8 @@ def reader(*lines: str, anti_oom: tuple[str, ...] = ()) -> Reader:
     return read
 
 
-def found(tree: Tree, *lines: str) -> Culprit:
+def find(tree: Tree, *lines: str) -> Culprit:
+    """Who ended the rank, by these lines of the journal."""
     return find_culprit(Host(tree.root), (ID, NAME), PIDS, NOW, reader(*lines))
 
 
@@ -62,25 +63,25 @@ def found(tree: Tree, *lines: str) -> Culprit:
 )
 def test_a_killer_is_named_with_the_time(tree: Tree, line: str, text: str, name: str) -> None:
     hint = f"sudo systemctl disable --now {name}; the guard of sparkd watches memory too" if name else ""
-    assert found(tree, "low memory! at or below SIGTERM limits", line) == (text, hint, "killed-from-outside")
+    assert find(tree, "low memory! at or below SIGTERM limits", line) == (text, hint, "killed-from-outside")
 
 
 def test_the_audit_names_a_process_but_is_no_proof(tree: Tree) -> None:
     """Its number is of the caller's PID namespace, which a user may choose."""
     text = f"the kernel's audit has process 901 of login uid 1000, which sent a signal to a process 0x648d0 at {AT}"
-    assert found(tree, AUDIT) == (text, "", None)
+    assert find(tree, AUDIT) == (text, "", None)
 
 
 def test_of_sudo_only_what_it_logs_is_read(tree: Tree) -> None:
     """Any user has it print a line: systemd-cat sudo -S -p LINE true, and journald takes that for sudo's, as stdout."""
-    passed = []
+    queries = []
 
     def read(_query: Query, matches: tuple[str, ...], _seconds: float) -> Lines:
-        passed.append(matches)
+        queries.append(matches)
         return Lines(())
 
     find_culprit(Host(tree.root), (ID, NAME), PIDS, NOW, read)
-    assert passed == [
+    assert queries == [
         (
             *("_SYSTEMD_UNIT=systemd-oomd.service", "+"),
             *("_SYSTEMD_UNIT=earlyoom.service", "+"),
@@ -130,8 +131,8 @@ KILL_IN_FOLDER_NAME = (
         pytest.param((AUDIT.replace("syscall=129", "syscall=101"),), id="another system call"),
     ],
 )
-def test_what_proves_nothing_names_nobody(tree: Tree, lines: tuple[str, ...]) -> None:
-    culprit = found(tree, *lines)
+def test_a_line_that_proves_nothing_names_nobody(tree: Tree, lines: tuple[str, ...]) -> None:
+    culprit = find(tree, *lines)
     assert culprit.cause is None
     assert culprit.text == "neither the journal nor dockerd's events say who it was"
     assert culprit.hint.startswith("to have the next one named: sudo auditctl ")
@@ -216,4 +217,4 @@ def test_an_ending_by_dgx_anti_oom_is_named(tree: Tree, line: str, named: bool) 
 def test_a_dockerd_that_fails_is_named(tree: Tree) -> None:
     tree.dockerd()
     tree.docker("/events", {}, fails=True)
-    assert found(tree).text.startswith("neither the journal nor dockerd's events say who it was; GET /events: ")
+    assert find(tree).text.startswith("neither the journal nor dockerd's events say who it was; GET /events: ")

@@ -26,8 +26,8 @@ from sparkd.base.status.model import FindingReport, Phase
 
 @pytest.fixture
 def agent(tree: Tree) -> Iterator[Agent]:
-    with agent_under_test(tree, 0, alone()) as made:
-        yield made.agent
+    with agent_under_test(tree, 0, alone()) as node:
+        yield node.agent
 
 
 def gpu(mhz: int | None, watts: float | None, percent: int | None, name: str = "NVIDIA GB10", *held: str) -> Clocks:
@@ -74,8 +74,8 @@ WARNING = "the GPU is slow: 611 MHz and 22 W under load"
 )  # fmt: skip
 def test_a_gpu_is_slow_where_two_looks_under_load_find_it_so(looks: list[Clocks], warning: str) -> None:
     slow = ThrottleState()
-    for number, seen in enumerate(looks):
-        slow = decide_throttle(slow, seen, 1000 + 30 * number)
+    for number, clocks in enumerate(looks):
+        slow = decide_throttle(slow, clocks, 1000 + 30 * number)
     assert slow.warning == warning
 
 
@@ -148,7 +148,7 @@ def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phas
 
 
 @pytest.mark.parametrize(
-    ("seen", "expected"),
+    ("clocks", "expected"),
     [
         pytest.param(FAST, True, id="at work"),
         pytest.param(gpu(2411, 27, 96), False, id="it waits for another rank: as busy, at little power"),
@@ -158,8 +158,8 @@ def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phas
         pytest.param((), False, id="no answer"),
     ],
 )
-def test_a_gpu_computes_where_it_is_busy_and_draws_power(seen: Clocks, expected: bool) -> None:
-    assert computes(seen) is expected
+def test_a_gpu_computes_where_it_is_busy_and_draws_power(clocks: Clocks, expected: bool) -> None:
+    assert computes(clocks) is expected
 
 
 def test_a_gpu_in_question_is_read_often_and_an_old_reading_proves_nothing() -> None:

@@ -56,7 +56,7 @@ class Unit:
         return process
 
     def agent(self, rank: subprocess.Popen[bytes], floor_bytes: int = 1, *more: str) -> subprocess.Popen[str]:
-        """Returns once the rank is watched."""
+        """Start an agent that names this rank; returns once that is watched."""
         command = [sys.executable, "-c", AGENT, self.path, str(floor_bytes), str(rank.pid), *more]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._stack.enter_context(process)
@@ -92,7 +92,7 @@ def rank(stack: ExitStack) -> subprocess.Popen[bytes]:
 
 
 def end(process: subprocess.Popen[str]) -> float:
-    """By SIGKILL; when."""
+    """Kill it; when it has ended."""
     process.kill()
     process.wait()
     return time.monotonic()
@@ -102,9 +102,9 @@ def test_a_rank_whose_agent_does_not_come_back_is_killed_when_the_lease_ends(
     unit: Unit, rank: subprocess.Popen[bytes]
 ) -> None:
     process = unit.start()
-    left = end(unit.agent(rank))
+    left_at = end(unit.agent(rank))
     assert rank.wait(20) == -signal.SIGKILL
-    assert time.monotonic() - left >= LEASE_SECONDS - 0.1
+    assert time.monotonic() - left_at >= LEASE_SECONDS - 0.1
     assert process.wait(20) == 0, "it ends where nothing is left to watch"
     assert process.stderr is not None
     assert process.stderr.read() == "killed the rank was killed: its agent has been away for 2 s\n"
@@ -140,7 +140,7 @@ def test_a_floor_of_zero_watches_the_agent_alone(unit: Unit, rank: subprocess.Po
     assert rank.wait(20) == -signal.SIGKILL
 
 
-def guarded(
+def start_guard(
     rank: subprocess.Popen[bytes],
     unit: str,
     stack: ExitStack,
@@ -158,27 +158,27 @@ def guarded(
     return guard
 
 
-def watched(guard: MemoryGuard) -> bool:
+def is_watching(guard: MemoryGuard) -> bool:
     return guard.state in ("watching", "unlocked")
 
 
 def test_without_a_unit_a_floor_of_zero_starts_nothing(
     rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack
 ) -> None:
-    guard = guarded(rank, str(tmp_path / "none"), stack, 0)
+    guard = start_guard(rank, str(tmp_path / "none"), stack, 0)
     until(lambda: guard.over)
     assert (guard.state, rank.poll()) == ("off", None)
 
 
-@pytest.mark.parametrize("left_over", [False, True])
+@pytest.mark.parametrize("leaves_socket", [False, True])
 def test_a_unit_that_is_off_is_named_once_with_the_command(
-    rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack, left_over: bool
+    rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack, leaves_socket: bool
 ) -> None:
     path, events = str(tmp_path / "socket"), EventLines()
-    if left_over:  # of a systemd that was killed
+    if leaves_socket:  # as a systemd that was killed
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(path)
-    guard = guarded(rank, path, stack, events=events, answer_seconds=0.0)
+    guard = start_guard(rank, path, stack, events=events, answer_seconds=0.0)
     until(lambda: len(events.lines) > 1)
     assert not guard.over
     away = [line for line in events.lines if line.startswith("memory_guard.unit.away reason=sparkd-guard.socket takes")]
@@ -198,7 +198,7 @@ def test_a_killed_unit_is_followed_by_one_that_knows_the_rank_though_its_agent_i
     assert second.wait(20) == 0
 
 
-def test_one_that_is_started_again_leaves_the_rank_of_a_living_agent_alone(
+def test_a_unit_that_is_started_again_leaves_the_rank_of_a_living_agent_alone(
     unit: Unit, rank: subprocess.Popen[bytes]
 ) -> None:
     """As after `systemctl stop sparkd-guard.socket sparkd-guard`: the agent has a guard of its own since."""
@@ -212,12 +212,12 @@ def test_one_that_is_started_again_leaves_the_rank_of_a_living_agent_alone(
 
 def test_a_killed_unit_is_named_the_rank_again(unit: Unit, rank: subprocess.Popen[bytes], stack: ExitStack) -> None:
     first = unit.start()
-    guard = guarded(rank, unit.path, stack)
-    until(lambda: watched(guard))
+    guard = start_guard(rank, unit.path, stack)
+    until(lambda: is_watching(guard))
     end(first)
     until(lambda: guard.state == "failed")
     unit.start()
-    until(lambda: watched(guard))
+    until(lambda: is_watching(guard))
     time.sleep(LEASE_SECONDS + 1)
     assert rank.poll() is None
 
@@ -230,7 +230,9 @@ def test_a_kept_rank_whose_pid_is_anothers_now_is_not_touched(
     assert rank.poll() is None
 
 
-def test_who_says_anything_else_is_left_and_the_rank_stays_watched(unit: Unit, rank: subprocess.Popen[bytes]) -> None:
+def test_a_connection_that_names_no_rank_is_closed_and_the_rank_stays_watched(
+    unit: Unit, rank: subprocess.Popen[bytes]
+) -> None:
     process = unit.start()
     agent = unit.agent(rank)
     for request in (b"", b"-1", b"x" * 200, b"512"):
@@ -244,12 +246,12 @@ def test_who_says_anything_else_is_left_and_the_rank_stays_watched(unit: Unit, r
 
 
 def test_a_unit_that_answers_too_late_does_no_harm(unit: Unit, rank: subprocess.Popen[bytes], stack: ExitStack) -> None:
-    guard = guarded(rank, unit.path, stack, answer_seconds=0.3)
-    until(lambda: watched(guard))
-    late = unit.start()
+    guard = start_guard(rank, unit.path, stack, answer_seconds=0.3)
+    until(lambda: is_watching(guard))
+    late_unit = unit.start()
     time.sleep(LEASE_SECONDS + 1)
-    assert (rank.poll(), late.poll()) == (None, None)
-    assert watched(guard)
+    assert (rank.poll(), late_unit.poll()) == (None, None)
+    assert is_watching(guard)
 
 
 ENDED_RANK = """
@@ -263,8 +265,6 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
     print(connection.recv(4096).decode())
 """
 """An agent whose rank has ended by the time it is named; prints the guard's first words."""
-
-
 PLENTY, NOTHING = "MemAvailable: 1000000 kB\n", "MemAvailable:       0 kB\n"
 
 
@@ -282,8 +282,8 @@ def test_the_account_of_a_kill_is_for_the_next_program_of_the_same_agent_and_of_
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(PLENTY)
     process = unit.start(str(tmp_path))
-    before = guarded(rank, unit.path, stack)
-    until(lambda: watched(before))
+    before = start_guard(rank, unit.path, stack)
+    until(lambda: is_watching(before))
     if not sent:
         before.close()
     overwrite(meminfo, NOTHING)
@@ -292,13 +292,13 @@ def test_the_account_of_a_kill_is_for_the_next_program_of_the_same_agent_and_of_
         until(lambda: before.over)
         before.close()
     overwrite(meminfo, PLENTY)
-    after = guarded(rank, unit.path, stack)
+    after = start_guard(rank, unit.path, stack)
     until(lambda: after.over)
     assert "memory ran out" in str(after.killed)
     after.close()
     with subprocess.Popen(["sleep", "60"]) as another:
-        last = guarded(another, unit.path, stack)
-        until(lambda: watched(last))
+        last = start_guard(another, unit.path, stack)
+        until(lambda: is_watching(last))
         another.kill()
     until(lambda: last.over)
     assert last.killed is None
@@ -312,11 +312,11 @@ def test_another_agent_whose_rank_has_ended_gets_no_account(
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemAvailable: 0 kB\n")
     unit.start(str(tmp_path))
-    guard = guarded(rank, unit.path, stack)
+    guard = start_guard(rank, unit.path, stack)
     until(lambda: guard.over)
     assert guard.killed is not None
-    done = subprocess.run([sys.executable, "-c", ENDED_RANK, unit.path], capture_output=True, text=True, timeout=20)
-    assert done.stdout.startswith(("locked", "unlocked")), done
+    ended = subprocess.run([sys.executable, "-c", ENDED_RANK, unit.path], capture_output=True, text=True, timeout=20)
+    assert ended.stdout.startswith(("locked", "unlocked")), ended
 
 
 def test_a_guard_of_the_agents_own_keeps_no_file_and_its_next_one_kills_nothing(
@@ -324,16 +324,16 @@ def test_a_guard_of_the_agents_own_keeps_no_file_and_its_next_one_kills_nothing(
 ) -> None:
     """The agent's unit has a RUNTIME_DIRECTORY too."""
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
-    guard = guarded(rank, str(tmp_path / "none"), stack)
-    until(lambda: watched(guard))
-    (killer,) = (int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _is_killer(path))
+    guard = start_guard(rank, str(tmp_path / "none"), stack)
+    until(lambda: is_watching(guard))
+    (killer,) = (int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if is_killer(path))
     os.kill(killer, signal.SIGKILL)
     until(lambda: guard.state == "failed")
-    until(lambda: watched(guard))
+    until(lambda: is_watching(guard))
     assert (rank.poll(), list(tmp_path.iterdir())) == (None, [])
 
 
-def _is_killer(path: Path) -> bool:
+def is_killer(path: Path) -> bool:
     try:
         parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
         return parent == os.getpid() and b"memory_guard.killer" in path.read_bytes()

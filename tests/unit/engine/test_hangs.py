@@ -50,7 +50,7 @@ def canary_at_once(sent: float) -> float:
 
 @dataclass(frozen=True)
 class Situation:
-    """By monotonic second. `canary`: when one that is sent then is answered."""
+    """What an engine does at each monotonic second. `canary`: when one that is sent then is answered."""
 
     counters: Callable[[float], Counters | None] = idle
     unanswered: Callable[[float], tuple[PendingRequest, ...]] = no_connections
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, first: float = 0.0) -> Outcome:
-    """`first`: the moment of the first probe."""
+    """Probe an engine in this situation, for the first time at second `first`, until it is ended or for so long."""
     outcome, state, at = Outcome([], []), healthy(0.0), first
     sent: float | None = None
     while at < seconds and outcome.ended is None:
@@ -81,7 +81,7 @@ def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, firs
         if sent is not None and at >= min(answer_at, sent + CANARY_TIMEOUT_SECONDS):
             late = answer_at > sent + CANARY_TIMEOUT_SECONDS
             canary, sent = Completion(token=not late, error="no answer within 120 s" if late else ""), None
-        seen = Observation(
+        observation = Observation(
             at,
             health=200 if answers else None,
             counters=situation.counters(at) if is_read else None,
@@ -90,7 +90,7 @@ def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, firs
             computes=situation.computes(at),
             compiles=situation.compiles(at),
         )
-        decision = decide(state, seen, limits)
+        decision = decide(state, observation, limits)
         if not isinstance(decision, Continue):
             outcome.ended = at, decision.reason
             break
@@ -381,7 +381,7 @@ def slow_uploads(now: float) -> tuple[PendingRequest, ...]:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("first", [0.0, 1.3, 2.6, 4.9])
-def test_what_is_no_hang_raises_no_alarm(situation: Situation, canaries: int, first: float) -> None:
+def test_a_situation_that_is_no_hang_raises_no_alarm(situation: Situation, canaries: int, first: float) -> None:
     outcome = watch(situation, 800, first=first)
     assert (outcome.degraded, outcome.ended) == ([], None)
     assert len(outcome.canaries) <= canaries, "a canary costs the engine a step"

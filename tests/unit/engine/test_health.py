@@ -14,9 +14,9 @@ START = healthy(0)
 TOKEN, FAILED = Completion(token=True), Completion(token=False, error="HTTP 500")
 
 
-def look(*seen: Observation, limits: Supervise = LIMITS) -> Continue | Failure:
+def observe(*observations: Observation, limits: Supervise = LIMITS) -> Continue | Failure:
     decision: Continue | Failure = Continue(START)
-    for observation in seen:
+    for observation in observations:
         assert isinstance(decision, Continue), f"ended before {observation}"
         decision = decide(decision.state, observation, limits)
     return decision
@@ -48,24 +48,26 @@ def compiling(seconds: float) -> Observation:
 
 def test_a_request_that_waits_for_a_compiler_is_no_stall_for_half_an_hour() -> None:
     waits = [compiling(seconds) for seconds in range(10, 1800, 10)]
-    decision = look(at(1), *waits)
+    decision = observe(at(1), *waits)
     assert isinstance(decision, Continue)
     assert not decision.degraded
-    assert isinstance(look(at(1), *waits, *(compiling(seconds) for seconds in range(1800, 2160, 10))), Continue)
-    assert isinstance(look(at(1), *waits, *(compiling(seconds) for seconds in range(1800, 2180, 10))), StalledError)
+    assert isinstance(observe(at(1), *waits, *(compiling(seconds) for seconds in range(1800, 2160, 10))), Continue)
+    assert isinstance(observe(at(1), *waits, *(compiling(seconds) for seconds in range(1800, 2180, 10))), StalledError)
 
 
 def test_pauses_between_compilers_make_the_half_hour_no_longer() -> None:
-    seen = [
+    observations = [
         at(1),
         *(compiling(seconds) if seconds % 300 else at(seconds, running=1) for seconds in range(10, 2180, 10)),
     ]
-    assert isinstance(look(*seen[:-3]), Continue)
-    assert isinstance(look(*seen), StalledError)
+    assert isinstance(observe(*observations[:-3]), Continue)
+    assert isinstance(observe(*observations), StalledError)
 
 
 def test_after_the_compiler_a_hang_counts_from_its_end() -> None:
-    decision = look(at(1), compiling(10), compiling(400), *(at(seconds, running=1) for seconds in range(410, 760, 10)))
+    decision = observe(
+        at(1), compiling(10), compiling(400), *(at(seconds, running=1) for seconds in range(410, 760, 10))
+    )
     assert isinstance(decision, Continue)
     assert isinstance(decide(decision.state, at(760, running=1), LIMITS), StalledError)
 
@@ -74,7 +76,7 @@ PREFILL = Counters(1, 0, prompt_tokens=5, generation_tokens=5, iterations=6)
 
 
 @pytest.mark.parametrize(
-    ("seen", "kind"),
+    ("observations", "kind"),
     [
         pytest.param([at(1, health=503)], EngineDeadError, id="503 is death at once"),
         pytest.param([at(10, running=1), at(369, running=1)], Continue, id="requests without a token, in time"),
@@ -127,12 +129,14 @@ PREFILL = Counters(1, 0, prompt_tokens=5, generation_tokens=5, iterations=6)
         ),
     ],
 )
-def test_an_engine_continues_is_dead_or_stalled(seen: list[Observation], kind: type[Continue | Failure]) -> None:
-    assert isinstance(look(*seen), kind)
+def test_an_engine_continues_is_dead_or_stalled(
+    observations: list[Observation], kind: type[Continue | Failure]
+) -> None:
+    assert isinstance(observe(*observations), kind)
 
 
 @pytest.mark.parametrize(
-    ("seen", "degraded", "wants_canary"),
+    ("observations", "degraded", "wants_canary"),
     [
         pytest.param([at(seconds) for seconds in range(0, 305, 5)], "", True, id="idle"),
         pytest.param([at(seconds, None) for seconds in range(0, 305, 5)], "", True, id="no statistics"),
@@ -152,15 +156,15 @@ def test_an_engine_continues_is_dead_or_stalled(seen: list[Observation], kind: t
     ],
 )
 def test_problems_are_reported_and_a_canary_is_sent_where_nothing_else_proves_progress(
-    seen: list[Observation], degraded: str, wants_canary: bool
+    observations: list[Observation], degraded: str, wants_canary: bool
 ) -> None:
-    decision = look(*seen)
+    decision = observe(*observations)
     assert isinstance(decision, Continue)
     assert (decision.degraded, decision.wants_canary) == (degraded, wants_canary)
 
 
 def test_canaries_can_be_switched_off() -> None:
-    decision = look(at(5000), limits=Supervise(stall_seconds=360, canary_seconds=0))
+    decision = observe(at(5000), limits=Supervise(stall_seconds=360, canary_seconds=0))
     assert isinstance(decision, Continue)
     assert not decision.wants_canary
 
@@ -171,11 +175,11 @@ def test_rest_that_came_after_the_last_read_is_no_hang(health: int | None) -> No
     prefill = [replace(at(seconds, running=1), computes=True) for seconds in range(2, 42, 2)]
     rest = [unread(seconds, health) for seconds in range(42, 120, 2)]
     limits = Supervise(stall_seconds=360, canary_seconds=0)
-    assert isinstance(look(at(1), *prefill, *rest, limits=limits), Continue)
+    assert isinstance(observe(at(1), *prefill, *rest, limits=limits), Continue)
 
 
 def test_a_hang_is_still_found_by_the_probes_that_can_be_read() -> None:
-    seen = [at(1), *(at(s, running=1) if s % 60 else unread(s, 200) for s in range(10, 380, 10))]
+    observations = [at(1), *(at(s, running=1) if s % 60 else unread(s, 200) for s in range(10, 380, 10))]
     limits = Supervise(stall_seconds=360, canary_seconds=0)
-    assert isinstance(look(*seen[:-1], limits=limits), Continue)
-    assert isinstance(look(*seen, limits=limits), StalledError)
+    assert isinstance(observe(*observations[:-1], limits=limits), Continue)
+    assert isinstance(observe(*observations, limits=limits), StalledError)

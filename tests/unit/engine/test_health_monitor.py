@@ -2,9 +2,9 @@
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from tests.unit.engine.engine_pages import LOGS
 from tests.unit.engine_server import Reply, engine, token
 from tests.unit.nodes import until
 
@@ -19,8 +19,6 @@ from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.counters import Counters, parse_counters
-
-METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
 
 
 def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_that_fails() -> None:
@@ -57,7 +55,7 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
     requests: list[str] = []
     problems: list[str] = []
     read: list[Counters | None] = []
-    metrics = METRICS.read_bytes()
+    metrics = (LOGS / "metrics.txt").read_bytes()
 
     def on_check(check: Check) -> None:
         read.append(check.counters)

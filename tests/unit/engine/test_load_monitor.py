@@ -213,7 +213,8 @@ def watched(*command: str) -> Iterator[tuple[LoadMonitor, subprocess.Popen[bytes
             process.kill()
 
 
-def survives(monitor: LoadMonitor, seconds: float) -> None:
+def check_for(monitor: LoadMonitor, seconds: float) -> None:
+    """Raises where the load stands still."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         monitor.check("it", ("one step",), ())
@@ -234,15 +235,15 @@ def test_a_slow_download_to_a_disk_of_this_machine_is_not_ended() -> None:
         tempfile.NamedTemporaryFile(dir=Path(__file__).parent) as file,  # /tmp may be in memory
         watched(sys.executable, "-c", DOWNLOAD, file.name) as (monitor, _),
     ):
-        survives(monitor, 5)
+        check_for(monitor, 5)
 
 
 def test_a_process_of_this_machine_that_computes_in_one_step_is_not_ended_until_it_is_stopped() -> None:
     with watched(sys.executable, "-c", "while True: pass") as (monitor, process):
-        survives(monitor, 3)
+        check_for(monitor, 3)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # on a busy machine it has to get a turn first
         with pytest.raises(
             NotReadyError, match=r"it has stood still for 2 s; its threads: 1 of python\S* in do_signal"
         ):
-            survives(monitor, 5)
+            check_for(monitor, 5)

@@ -30,7 +30,7 @@ def progress_of(name: str) -> LoadProgress:
     return follow(lines_of(name))[-1]
 
 
-@pytest.mark.parametrize("log", sorted(one.stem for one in LOGS.glob("*.log")))
+@pytest.mark.parametrize("log", sorted(path.stem for path in LOGS.glob("*.log")))
 def test_the_paths_of_vllms_debug_level_change_nothing(log: str) -> None:
     lines = [re.sub(r"(?<= \[)(?=\w+\.py:\d)", "v1/.../executor/", line) for line in lines_of(log)]
     assert lines != lines_of(log) or log == "E7-badjson"
@@ -125,7 +125,7 @@ SHARD = "Loading safetensors checkpoint shards:  26% Completed | 12/46 [00:42<01
         ((0, f"{CORE}ValueError: boom"), *((BURST_SECONDS + 1, line) for line in WORKER_KILLED)),
     ],
 )
-def test_who_logged_an_error_during_the_load_is_not_gone_without_a_word(lines: tuple[tuple[float, str], ...]) -> None:
+def test_a_process_that_logged_an_error_during_the_load_was_not_killed(lines: tuple[tuple[float, str], ...]) -> None:
     progress = LoadProgress()
     for at, line in (*lines, (lines[-1][0] + 1, SHARD)):  # what it leaves behind loads on
         progress = advance_progress(progress, line, at)
@@ -148,10 +148,6 @@ def test_a_dead_core_is_the_cause_though_its_worker_loads_on_and_fails_later() -
 def test_a_kill_during_the_load_differs_from_docker_stop(log: str) -> None:
     progress, killed = progress_of(log), log == "worker-killed-in-load"
     assert (progress.killed(0.0), progress.stopped_by_signal(0.0)) == (killed, not killed)
-
-
-def causes(*lines: str) -> str:
-    return follow(list(lines))[-1].root_cause(now=0.0)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +204,9 @@ def causes(*lines: str) -> str:
     ],
 )
 def test_a_line_that_points_to_others_is_never_the_cause(lines: tuple[str, ...], cause: str) -> None:
-    assert causes(*lines).startswith(cause)
-    assert bool(causes(*lines)) is bool(cause)
+    root_cause = follow(list(lines))[-1].root_cause(now=0.0)
+    assert root_cause.startswith(cause)
+    assert bool(root_cause) is bool(cause)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +271,7 @@ RAY = "starting Ray, waiting for the engine, "
 )
 def test_a_start_passes_its_steps_in_order(log: str, steps: str, kv_cache_tokens: int | None) -> None:
     passed = follow(lines_of(log))
-    assert list(dict.fromkeys(one.step for one in passed if one.step != "starting")) == steps.split(", ")
+    assert list(dict.fromkeys(state.step for state in passed if state.step != "starting")) == steps.split(", ")
     assert kv_cache_tokens in (None, passed[-1].kv_cache_tokens)
 
 
@@ -374,6 +371,6 @@ def test_a_quoted_request_is_no_step() -> None:
 def test_an_image_without_ray_names_the_cause() -> None:
     node = Node(0, "127.0.0.1", "127.0.0.1", 1)
     text = script.render_script("t", script.ray_lines(node, 1, 29501, {}, []), [("PATH", "/nowhere")], [])
-    done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
-    cause = follow(done.stderr.splitlines())[-1].root_cause(now=0.0)
+    ended = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
+    cause = follow(ended.stderr.splitlines())[-1].root_cause(now=0.0)
     assert cause == "the image is not what the recipe needs: executor: ray, and it has no ray"

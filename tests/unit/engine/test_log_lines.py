@@ -79,7 +79,7 @@ def test_a_line_that_grows_in_print_is_cut_by_its_bytes_and_marked(log: bytes, c
 
 def forwarded(*lines: tuple[float, str]) -> list[tuple[int, str]]:
     forwarder = LogForwarder(Redactor(("s3cret-value",)), "127.0.0.1")
-    return [out for now, line in lines for out in forwarder.forward(line, now)] + list(forwarder.flush())
+    return [entry for now, line in lines for entry in forwarder.forward(line, now)] + list(forwarder.flush())
 
 
 def test_priority_follows_the_engines_level_and_cannot_be_forged() -> None:
@@ -101,13 +101,13 @@ def bar(percent: int) -> str:
 
 
 def test_a_progress_bar_is_folded_to_a_line_a_second_and_its_end_is_kept() -> None:
-    out = forwarded((0.0, bar(1)), (0.1, bar(2)), (0.9, bar(3)), (1.1, bar(4)), (1.2, bar(5)), (1.3, bar(100)))
-    assert [text for _, text in out] == [f"engine| {bar(p)}" for p in (1, 4, 100)]
+    entries = forwarded((0.0, bar(1)), (0.1, bar(2)), (0.9, bar(3)), (1.1, bar(4)), (1.2, bar(5)), (1.3, bar(100)))
+    assert [text for _, text in entries] == [f"engine| {bar(p)}" for p in (1, 4, 100)]
 
 
 def test_the_last_state_of_a_bar_comes_before_the_next_line() -> None:
-    out = forwarded((0.0, bar(1)), (0.1, bar(2)), (0.2, "ValueError: no"))
-    assert [text for _, text in out] == [f"engine| {bar(1)}", f"engine| {bar(2)}", "engine| ValueError: no"]
+    entries = forwarded((0.0, bar(1)), (0.1, bar(2)), (0.2, "ValueError: no"))
+    assert [text for _, text in entries] == [f"engine| {bar(1)}", f"engine| {bar(2)}", "engine| ValueError: no"]
 
 
 def test_secrets_never_pass() -> None:

@@ -47,7 +47,7 @@ def read_busy_log(file: BinaryIO, seconds: float) -> list[tuple[float, float]]:
     return kept
 
 
-def test_it_follows_an_engine_that_logs_without_a_pause_by_a_second_or_two(tmp_path: Path) -> None:
+def test_the_kept_position_follows_a_busy_log_by_a_second_or_two(tmp_path: Path) -> None:
     with (tmp_path / "journal").open("wb") as file:
         kept = read_busy_log(file, BUSY_SECONDS)
     assert len(kept) >= 2

@@ -84,7 +84,8 @@ def test_no_burst_takes_more_than_a_fifth_of_the_floor_between_two_reads(gib_per
     assert looks < 1000
 
 
-def meters(tree: Tree, kib: int, full: str = "") -> Meter:
+def write_memory(tree: Tree, kib: int, full: str = "") -> Meter:
+    """The meter of a machine with so much available, and with this `avg10` of full pressure."""
     tree.file("/proc/meminfo", f"MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   {kib} kB\nBuffers: 7 kB\n")
     if full:
         tree.file(
@@ -102,8 +103,8 @@ def test_the_meter_reads_what_the_kernel_writes() -> None:
     assert 0 <= meter.full_avg10() <= 100
 
 
-def test_the_meter_sees_what_has_changed_since_it_was_made(tree: Tree) -> None:
-    meter = meters(tree, 1234567)
+def test_the_meter_reads_what_has_changed_since_it_was_made(tree: Tree) -> None:
+    meter = write_memory(tree, 1234567)
     assert meter.available_bytes() == 1234567 * 1024
     tree.file("/proc/meminfo", "MemAvailable: 5 kB\n")
     assert meter.available_bytes() == 5 * 1024
@@ -111,7 +112,7 @@ def test_the_meter_sees_what_has_changed_since_it_was_made(tree: Tree) -> None:
 
 @pytest.mark.parametrize(("full", "percent"), [("", 0), ("0.00", 0), ("87.31", 87.31), ("nonsense", 0)])
 def test_pressure_may_be_absent(tree: Tree, full: str, percent: float) -> None:
-    assert meters(tree, 1, full).full_avg10() == percent
+    assert write_memory(tree, 1, full).full_avg10() == percent
 
 
 @pytest.mark.parametrize("text", ["", "MemFree: 1 kB\n", "MemAvailable: x kB\n", "MemAvailable:"])
@@ -121,7 +122,7 @@ def test_a_meminfo_without_the_figure_is_an_error(tree: Tree, text: str) -> None
         Meter(f"{tree.root}/proc").available_bytes()
 
 
-def test_the_last_six_seconds_are_kept_and_the_newest_sample_always() -> None:
+def test_the_samples_of_the_last_six_seconds_are_kept_and_the_newest_always() -> None:
     samples = Samples()
     for number in range(1000):
         samples.put(number / 50, number, 0)
@@ -212,7 +213,7 @@ def test_a_rank_is_killed_below_the_floor_and_the_line_has_the_numbers() -> None
 
 
 def test_a_rank_is_killed_when_memory_falls_below_the_floor(tree: Tree) -> None:
-    meters(tree, 600 << 10, "0.00")
+    write_memory(tree, 600 << 10, "0.00")
     with guarded(FLOOR, f"{tree.root}/proc") as rank:
         until(rank.watched)
         time.sleep(0.3)
@@ -227,7 +228,7 @@ def test_a_rank_is_killed_when_memory_falls_below_the_floor(tree: Tree) -> None:
 
 
 def test_a_rank_is_killed_above_the_floor_under_pressure(tree: Tree) -> None:
-    meters(tree, 600 << 10, "55.00")
+    write_memory(tree, 600 << 10, "55.00")
     with guarded(FLOOR, f"{tree.root}/proc") as rank:
         assert rank.process.wait(10) == -signal.SIGKILL
         error = rank.killed()
@@ -245,8 +246,8 @@ def test_a_rank_that_ends_by_itself_was_not_killed() -> None:
 
 def killers() -> set[int]:
     """Processes of guards that this process has started."""
-    found = psutil.Process().children()
-    return {one.pid for one in found if "memory_guard.killer" in command_line(one)}
+    children = psutil.Process().children()
+    return {child.pid for child in children if "memory_guard.killer" in command_line(child)}
 
 
 def command_line(process: psutil.Process) -> str:
@@ -289,7 +290,7 @@ def test_a_machine_whose_memory_cannot_be_read_is_logged_once_and_keeps_its_rank
         assert rank.process.poll() is None
         assert ["meminfo" in line for line in rank.events.lines] == [False, True], "behind the unit's absence"
         assert rank.guard.state == "failed"
-        meters(tree, 1)  # and is watched as soon as it can be
+        write_memory(tree, 1)  # and is watched as soon as it can be
         assert rank.process.wait(10) == -signal.SIGKILL
 
 
@@ -310,7 +311,7 @@ def test_a_guard_that_is_closed_while_its_process_starts_is_over(seconds: float)
     assert not killers()
 
 
-def test_its_process_ends_with_the_agent() -> None:
+def test_the_process_of_a_guard_ends_with_the_agent() -> None:
     code = (
         "import os\n"
         "from tests.unit.engine.test_memory_guard import guarded, killers, until\n"
@@ -320,15 +321,15 @@ def test_its_process_ends_with_the_agent() -> None:
         "    print(killer, rank.process.pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    killer, sleeper = (int(word) for word in done.stdout.split())
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    killer, sleeper = (int(word) for word in ended.stdout.split())
     try:
         until(lambda: not Path(f"/proc/{killer}/cmdline").exists() or not Path(f"/proc/{killer}/cmdline").read_text())
     finally:
         os.kill(sleeper, signal.SIGKILL)
 
 
-def test_its_process_is_small_and_locked() -> None:
+def test_the_process_of_a_guard_is_small_and_locked() -> None:
     with guarded(1) as rank:
         until(rank.watched)
         (pid,) = killers()

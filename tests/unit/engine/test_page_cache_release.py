@@ -49,11 +49,11 @@ SERVING = "INFO:     Application startup complete."
 def test_a_shard_is_finished_once_each_time_it_has_been_used(
     looks: list[set[int]], done: list[tuple[int, ...]]
 ) -> None:
-    use, found = ShardUse(), []
+    use, finished = ShardUse(), []
     for used in looks:
         use, finished_now = find_finished(use, frozenset(used))
-        found.append(finished_now)
-    assert found == done
+        finished.append(finished_now)
+    assert finished == done
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_shards_are_in_the_order_they_are_loaded_in_and_links_are_one_file(tree:
     tree.link("/models/m/again.safetensors", f"{tree.root}/models/m/m-9.safetensors")
     tree.link("/models/m/gone.safetensors", "missing")
     tree.folder("/models/m/folder.safetensors")
-    found = list_shards(Host().files, f"{tree.root}/models/m")
-    assert [one.name for one in found] == ["m-9.safetensors", "m-10.safetensors"]
-    assert {one.size_bytes for one in found} == {1 << 30}
+    shards = list_shards(Host().files, f"{tree.root}/models/m")
+    assert [shard.name for shard in shards] == ["m-9.safetensors", "m-10.safetensors"]
+    assert {shard.size_bytes for shard in shards} == {1 << 30}
 
 
 def mapped(shard: File) -> str:
@@ -101,9 +101,9 @@ PACE_SECONDS = 0.05
 
 
 class Load:
-    """A guard that runs, on a machine made of files: the container's first process is 100, its loader 101."""
+    """A load that is watched, on a machine made of files: the container's first process is 100, its loader 101."""
 
-    def __init__(self, tree: Tree, rank: Path) -> None:
+    def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.progress = LoadProgress(step="loading weights")
         self.ready = False
@@ -117,6 +117,7 @@ class Load:
         self.shards = list_shards(self.host.files, "/models/m")
 
     def maps(self, *numbers: int, pid: int = 101, parent: int = 100) -> None:
+        """Let a process have these shards mapped."""
         folder = self.tree.root / f"proc/{pid}"
         if folder.exists():
             (folder / "maps").write_text("".join(mapped(self.shards[number]) for number in numbers))
@@ -155,24 +156,24 @@ class Load:
 
 
 @pytest.fixture
-def load(tree: Tree, tmp_path: Path) -> Iterator[Load]:
+def load(tree: Tree) -> Iterator[Load]:
     model(tree, *(f"m-{number}.safetensors" for number in range(4)))
     tree.process(1, "init", parent=0)
     tree.process(100, "tini", parent=1)
-    made = Load(tree, tmp_path)
-    made.maps(0)
-    yield made
-    made.end_rank()
+    load = Load(tree)
+    load.maps(0)
+    yield load
+    load.end_rank()
 
 
-def passes() -> None:
+def wait_for_looks() -> None:
     """Time for some looks."""
     time.sleep(5 * PACE_SECONDS)
 
 
 def test_the_cache_of_finished_shards_is_dropped_and_logged_when_the_weights_are_loaded(load: Load) -> None:
     load.start()
-    passes()
+    wait_for_looks()
     assert load.dropped == []
     load.maps(2)
     until(lambda: load.dropped == ["m-0.safetensors", "m-1.safetensors"], 3)
@@ -182,14 +183,14 @@ def test_the_cache_of_finished_shards_is_dropped_and_logged_when_the_weights_are
     assert load.events.lines == ["page_cache.shards.dropped shards=2 of=4 bytes=10"]
     assert load.release.released_bytes == 10
     load.maps()
-    passes()
+    wait_for_looks()
     assert len(load.dropped) == 2, "free memory that grows while the engine profiles it ends the engine"
 
 
 def test_a_shard_that_another_program_has_mapped_is_left(load: Load) -> None:
     load.maps(0, pid=500, parent=1)
     load.start()
-    passes()
+    wait_for_looks()
     load.maps(2)
     until(lambda: bool(load.dropped), 3)
     assert load.dropped == ["m-1.safetensors"]
@@ -202,10 +203,10 @@ def test_where_large_blocks_are_short_what_was_kept_is_dropped_and_then_memory_i
     load.maps(0, pid=500, parent=1)
     load.start()
     load.maps(1)
-    passes()
+    wait_for_looks()
     assert load.dropped == [], "another program uses it"
     load.maps(pid=500)
-    passes()
+    wait_for_looks()
     assert (load.dropped, load.events.lines) == ([], []), "9 GiB are free in large blocks"
     load.tree.buddyinfo(large_gib=1, small_gib=3)
     until(lambda: len(load.events.lines) == 2, 3)
@@ -214,7 +215,7 @@ def test_where_large_blocks_are_short_what_was_kept_is_dropped_and_then_memory_i
         "page_cache.shards.dropped shards=1 of=4 bytes=5",
         "memory.compaction.finished free_bytes=4294967296 large_bytes=1073741824 gained_bytes=0 seconds=0.0",
     ]
-    passes()
+    wait_for_looks()
     assert len(load.events.lines) == 2, "the next is due in 20 s"
 
 
@@ -225,7 +226,7 @@ def test_memory_is_compacted_after_the_weights_too_and_nothing_is_dropped_then(l
     load.maps(0, pid=500, parent=1)
     load.start()
     load.maps(1)
-    passes()
+    wait_for_looks()
     load.progress = LoadProgress(step="profiling memory")
     until(load.ended.is_set, 3)
     load.maps(pid=500)
@@ -237,19 +238,19 @@ def test_memory_is_compacted_after_the_weights_too_and_nothing_is_dropped_then(l
 
 def test_nothing_is_dropped_where_a_process_of_the_rank_is_unreadable(load: Load) -> None:
     load.start()
-    passes()
+    wait_for_looks()
     load.tree.process(102, "VLLM::Worker", parent=100)
     (load.tree.root / "proc/102/maps").unlink()
     load.tree.folder("/proc/102/maps")  # refused to root too
     load.maps(2)
-    passes()
+    wait_for_looks()
     assert load.dropped == []
 
 
 def test_a_shard_without_cache_is_not_counted(load: Load) -> None:
     load.size_bytes = 0
     load.start()
-    passes()
+    wait_for_looks()
     load.maps(1)
     until(lambda: load.dropped == ["m-0.safetensors"], 3)
     load.progress = LoadProgress(step="profiling memory")
@@ -257,20 +258,22 @@ def test_a_shard_without_cache_is_not_counted(load: Load) -> None:
     assert load.events.lines == []
 
 
-@pytest.mark.parametrize("how", ["small", "off"])
-def test_a_small_model_and_a_setting_turn_it_off_and_the_end_of_the_load_is_still_noticed(load: Load, how: str) -> None:
-    if how == "small":
+@pytest.mark.parametrize(("is_small", "guarded"), [(True, True), (False, False)])
+def test_a_small_model_and_a_setting_turn_it_off_and_the_end_of_the_load_is_still_noticed(
+    load: Load, is_small: bool, guarded: bool
+) -> None:
+    if is_small:
         model(load.tree, *(f"m-{number}.safetensors" for number in range(4)), size_bytes=1 << 20)
-    load.start(guarded=how != "off")
-    passes()
+    load.start(guarded=guarded)
+    wait_for_looks()
     load.maps(2)
-    passes()
+    wait_for_looks()
     assert load.dropped == []
     load.progress = LoadProgress(step="profiling memory")
     until(load.ended.is_set, 3)
 
 
-def test_it_ends_when_the_engine_serves_whatever_its_log_said(load: Load) -> None:
+def test_the_release_ends_when_the_engine_serves_whatever_its_log_has(load: Load) -> None:
     load.progress = LoadProgress(step="starting")
     load.ready = True
     load.start()
@@ -293,23 +296,24 @@ def test_another_file_under_the_same_name_is_left(tmp_path: Path) -> None:
     assert page_cache.drop_file_cache(Host(), File(str(path), path.stat().st_dev, 1, 4096), lambda: True) == 0
 
 
-def settings(port: int, load_readahead_kib: int = 0) -> Settings:
-    base = cluster_settings(addresses(2), port)
-    return base.model_copy(update={"engine": Engine(recipe="tiny-cpu-pair", load_readahead_kib=load_readahead_kib)})
+def settings(port: int) -> Settings:
+    """Readahead stays as it is."""
+    engine = Engine(recipe="tiny-cpu-pair", load_readahead_kib=0)
+    return cluster_settings(addresses(2), port).model_copy(update={"engine": engine})
 
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_release_runs_where_the_setting_is_on(tree: Tree, port: int, guarded: bool) -> None:
     configured = settings(port).model_copy(update={"memory": Memory(load_guard=guarded)})
-    with agent_under_test(tree, 1, configured) as made, running(made.agent, LOADING) as (rank, _):
-        start_load_memory_thread(made.agent, rank)
+    with agent_under_test(tree, 1, configured) as node, running(node.agent, LOADING) as (rank, _):
+        start_load_memory_thread(node.agent, rank)
         if guarded:
             until(
-                lambda: any(line.startswith("page_cache.release.failed reason=[Errno 2]") for line in made.events.lines)
+                lambda: any(line.startswith("page_cache.release.failed reason=[Errno 2]") for line in node.events.lines)
             )
         else:
-            passes()
-            assert made.events.lines == []
+            wait_for_looks()
+            assert node.events.lines == []
 
 
 @pytest.mark.parametrize(("recipe", "compacts"), [("deepseek-v4-flash-balanced", True), ("tiny-cpu-pair", False)])
@@ -318,13 +322,13 @@ def test_memory_is_compacted_during_the_load_of_an_engine_that_uses_the_gpu(
 ) -> None:
     configured = cluster_settings(addresses(2), port, recipe=recipe)
     configured = configured.model_copy(update={"memory": Memory(load_guard=False), "fabric": Fabric(hcas=("mlx5_0",))})
-    with agent_under_test(tree, 1, configured) as made, running(made.agent, LOADING) as (rank, _):
-        below = Tree(Path(made.agent.host.files.root))
-        below.buddyinfo(large_gib=1, small_gib=50)
-        written = below.file("/proc/sys/vm/compact_memory")
-        start_load_memory_thread(made.agent, rank)
+    with agent_under_test(tree, 1, configured) as node, running(node.agent, LOADING) as (rank, _):
+        machine = Tree(Path(node.agent.host.files.root))
+        machine.buddyinfo(large_gib=1, small_gib=50)
+        written = machine.file("/proc/sys/vm/compact_memory")
+        start_load_memory_thread(node.agent, rank)
         if compacts:
-            until(lambda: any(line.startswith("memory.compaction.finished ") for line in made.events.lines), 5)
+            until(lambda: any(line.startswith("memory.compaction.finished ") for line in node.events.lines), 5)
         assert written.read_text() == ("1\n" if compacts else "")
 
 
@@ -333,11 +337,11 @@ def blocking_calls() -> int:
 
 
 def test_the_release_ends_when_the_log_breaks_off(tree: Tree, port: int) -> None:
-    with agent_under_test(tree, 1, settings(port)) as made, running(made.agent, LOADING, docker_goes=True) as (rank, _):
-        below = Tree(Path(made.agent.host.files.root))
-        below.sparse(f"{made.agent.plan.model_path}/m-0.safetensors", 1 << 30)
+    with agent_under_test(tree, 1, settings(port)) as node, running(node.agent, LOADING, docker_goes=True) as (rank, _):
+        machine = Tree(Path(node.agent.host.files.root))
+        machine.sparse(f"{node.agent.plan.model_path}/m-0.safetensors", 1 << 30)
         until(lambda: rank.log.broken_off_at is not None)
         before = blocking_calls()
-        start_load_memory_thread(made.agent, rank)
+        start_load_memory_thread(node.agent, rank)
         until(lambda: blocking_calls() == before, 3)
-        assert not any(line.startswith("page_cache.") for line in made.events.lines)
+        assert not any(line.startswith("page_cache.") for line in node.events.lines)

@@ -16,19 +16,24 @@ from sparkd.base.host.gpu import GpuFacts
 from sparkd.base.lib.text import GIB
 
 NODE = "node0"
-SHARED, OWN, AWAY = GpuFacts(("NVIDIA GB10",), None, ()), GpuFacts(("x",), 80 * GIB, ()), GpuFacts((), None, (), "gone")
+SHARED, OWN_MEMORY, UNREADABLE = (
+    GpuFacts(("NVIDIA GB10",), None, ()),
+    GpuFacts(("x",), 80 * GIB, ()),
+    GpuFacts((), None, (), "gone"),
+)
 
 
-def memory(tree: Tree, cached_gib: float) -> None:
+def write_memory(tree: Tree, cached_gib: float) -> None:
     Tree(tree.root / NODE).meminfo(MemTotal=120, MemFree=16 - cached_gib, MemAvailable=16, Cached=cached_gib)
 
 
 def on_a_gpu(*allowed: str) -> Settings:
-    found = settings((), 1, recipe="nemotron-3-super-nvfp4")
-    return found.model_copy(update={"preflight": found.preflight.model_copy(update={"allow_fixes": allowed})})
+    configured = settings((), 1, recipe="nemotron-3-super-nvfp4")
+    preflight = configured.preflight.model_copy(update={"allow_fixes": allowed})
+    return configured.model_copy(update={"preflight": preflight})
 
 
-class World:
+class ServingNode:
     """A serving agent, its watch, and how often the cache was dropped."""
 
     def __init__(self, agent: Agent, tree: Tree, gpu: GpuFacts) -> None:
@@ -40,7 +45,7 @@ class World:
 
     def _drop(self) -> Applied:
         self.dropped += 1
-        memory(self.tree, cached_gib=0.5)
+        write_memory(self.tree, cached_gib=0.5)
         if not self.readable_after_drop:
             self.make_unreadable()
         return Applied("applied", "15.0 GiB freed")
@@ -54,67 +59,71 @@ class World:
         before = self.agent.reporter.report
         self._watch.tick(idle)
         self.agent.loop.wait_until(lambda: self.agent.reporter.report is not before, 0.5)
-        return [one.id for one in self.agent.reporter.report.findings]
+        return [finding.id for finding in self.agent.reporter.report.findings]
 
 
 @pytest.fixture
-def world(tree: Tree) -> Iterator[Callable[..., World]]:
-    with agent_under_test(tree, 0, on_a_gpu("drop-page-cache")) as made:
-        yield lambda gpu=SHARED: World(made.agent, tree, gpu)
+def serving_node(tree: Tree) -> Iterator[Callable[..., ServingNode]]:
+    with agent_under_test(tree, 0, on_a_gpu("drop-page-cache")) as running:
+        yield lambda gpu=SHARED: ServingNode(running.agent, tree, gpu)
 
 
-def test_it_is_reported_while_requests_run_and_dropped_once_none_does(tree: Tree, world: Callable[..., World]) -> None:
-    one = world()
-    memory(tree, cached_gib=15)
-    assert one.look(idle=False) == ["page-cache"]
-    (found,) = one.agent.reporter.report.findings
-    assert found.level == "warn"
-    assert "could be dropped, 1.0 GiB free" in found.reason
-    assert "drop_caches" in found.hint
-    assert one.dropped == 0
-    assert one.look(idle=True) == []
-    assert one.dropped == 1
-    assert one.look(idle=True) == []
-    assert one.dropped == 1
+def test_page_cache_is_reported_while_requests_run_and_dropped_once_none_does(
+    tree: Tree, serving_node: Callable[..., ServingNode]
+) -> None:
+    node = serving_node()
+    write_memory(tree, cached_gib=15)
+    assert node.look(idle=False) == ["page-cache"]
+    (finding,) = node.agent.reporter.report.findings
+    assert finding.level == "warn"
+    assert "could be dropped, 1.0 GiB free" in finding.reason
+    assert "drop_caches" in finding.hint
+    assert node.dropped == 0
+    assert node.look(idle=True) == []
+    assert node.dropped == 1
+    assert node.look(idle=True) == []
+    assert node.dropped == 1
 
 
-def test_nothing_is_looked_at_within_ten_minutes(tree: Tree, world: Callable[..., World]) -> None:
-    one = world()
-    memory(tree, cached_gib=15)
-    one.now -= 1
-    assert one.look(idle=True) == []
-    assert one.dropped == 0
+def test_nothing_is_looked_at_within_ten_minutes(tree: Tree, serving_node: Callable[..., ServingNode]) -> None:
+    node = serving_node()
+    write_memory(tree, cached_gib=15)
+    node.now -= 1
+    assert node.look(idle=True) == []
+    assert node.dropped == 0
 
 
-@pytest.mark.parametrize("gpu", [OWN, AWAY])
-def test_a_gpu_with_memory_of_its_own_is_no_reason(tree: Tree, world: Callable[..., World], gpu: GpuFacts) -> None:
-    one = world(gpu)
-    memory(tree, cached_gib=15)
-    assert one.look(idle=True) == []
-    assert one.dropped == 0
+@pytest.mark.parametrize("gpu", [OWN_MEMORY, UNREADABLE])
+def test_a_gpu_with_memory_of_its_own_is_no_reason(
+    tree: Tree, serving_node: Callable[..., ServingNode], gpu: GpuFacts
+) -> None:
+    node = serving_node(gpu)
+    write_memory(tree, cached_gib=15)
+    assert node.look(idle=True) == []
+    assert node.dropped == 0
 
 
-def test_without_leave_it_is_only_reported(tree: Tree) -> None:
-    with agent_under_test(tree, 0, on_a_gpu()) as made:
-        one = World(made.agent, tree, SHARED)
-        memory(tree, cached_gib=15)
-        assert one.look(idle=True) == ["page-cache"]
-        assert one.dropped == 0
+def test_where_the_fix_is_not_allowed_page_cache_is_only_reported(tree: Tree) -> None:
+    with agent_under_test(tree, 0, on_a_gpu()) as running:
+        node = ServingNode(running.agent, tree, SHARED)
+        write_memory(tree, cached_gib=15)
+        assert node.look(idle=True) == ["page-cache"]
+        assert node.dropped == 0
 
 
-def test_what_can_not_be_read_leaves_the_finding(tree: Tree, world: Callable[..., World]) -> None:
-    one = world()
-    memory(tree, cached_gib=15)
-    assert one.look(idle=False) == ["page-cache"]
-    one.gpu = AWAY
-    assert one.look(idle=True) == ["page-cache"]
-    one.gpu = SHARED
-    one.make_unreadable()
-    assert one.look(idle=True) == ["page-cache"]
-    assert one.dropped == 0
-    memory(tree, cached_gib=15)
-    one.readable_after_drop = False
-    assert one.look(idle=True) == ["page-cache"]
-    assert one.dropped == 1
-    memory(tree, cached_gib=0.5)
-    assert one.look(idle=True) == []
+def test_what_can_not_be_read_leaves_the_finding(tree: Tree, serving_node: Callable[..., ServingNode]) -> None:
+    node = serving_node()
+    write_memory(tree, cached_gib=15)
+    assert node.look(idle=False) == ["page-cache"]
+    node.gpu = UNREADABLE
+    assert node.look(idle=True) == ["page-cache"]
+    node.gpu = SHARED
+    node.make_unreadable()
+    assert node.look(idle=True) == ["page-cache"]
+    assert node.dropped == 0
+    write_memory(tree, cached_gib=15)
+    node.readable_after_drop = False
+    assert node.look(idle=True) == ["page-cache"]
+    assert node.dropped == 1
+    write_memory(tree, cached_gib=0.5)
+    assert node.look(idle=True) == []

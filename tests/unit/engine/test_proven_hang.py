@@ -50,7 +50,7 @@ def after(*looks: Look) -> HangState:
         ([Look(at, (FROZEN,)) for at in (0, 10, 20, 30)], f"{FROZEN} for 30 s"),
     ],
 )
-def test_what_stays_stopped_for_twenty_seconds_hangs(looks: list[Look], halt: str) -> None:
+def test_a_rank_that_stays_stopped_for_twenty_seconds_hangs(looks: list[Look], halt: str) -> None:
     assert describe_halt(after(*looks)) == halt
 
 
@@ -73,31 +73,33 @@ def test_any_work_of_a_process_begins_the_time_again(changes: dict[str, object],
     assert (state.still_since == 0) is still
 
 
-def decided(*, idle: bool, seconds: int = 60, health: int | None = 200, compiles: bool = False) -> Continue | Failure:
+def decide_after(
+    *, idle: bool, seconds: int = 60, health: int | None = 200, compiles: bool = False
+) -> Continue | Failure:
     """Of an engine that gives no token from the first second on."""
     decision: Continue | Failure = Continue(healthy(0))
     for at in range(1, seconds + 1):
         if isinstance(decision, Continue):
             counters = None if health is None else Counters(1, 0, 5, 5, 5)
-            seen = Observation(at, health, counters, idle=idle, compiles=compiles)
-            decision = decide(decision.state, seen, Supervise())
+            observation = Observation(at, health, counters, idle=idle, compiles=compiles)
+            decision = decide(decision.state, observation, Supervise())
     return decision
 
 
 def test_an_engine_that_gives_no_token_while_no_rank_does_anything_is_ended_after_half_a_minute() -> None:
-    assert isinstance(decided(idle=True, seconds=30), Continue)
-    ended = decided(idle=True)
+    assert isinstance(decide_after(idle=True, seconds=30), Continue)
+    ended = decide_after(idle=True)
     assert isinstance(ended, StalledError)
     assert ended.reason == (
         "requests run and no token came for 30 s, and for 30 s no rank used a CPU or a GPU: it hangs"
     )
-    assert isinstance(decided(idle=True, health=None), Continue), "an engine without requests is idle, too"
-    assert isinstance(decided(idle=True, compiles=True), Continue), "compilers that are held use no CPU"
+    assert isinstance(decide_after(idle=True, health=None), Continue), "an engine without requests is idle, too"
+    assert isinstance(decide_after(idle=True, compiles=True), Continue), "compilers that are held use no CPU"
 
 
 def test_a_prefill_of_minutes_and_a_compiler_are_no_proof() -> None:
-    assert isinstance(decided(idle=False, seconds=300), Continue)
-    assert isinstance(decided(idle=True, seconds=300, compiles=True), Continue)
+    assert isinstance(decide_after(idle=False, seconds=300), Continue)
+    assert isinstance(decide_after(idle=True, seconds=300, compiles=True), Continue)
 
 
 @pytest.fixture
@@ -111,26 +113,26 @@ def rank(tree: Tree) -> Tree:
     return tree
 
 
-def seen(tree: Tree) -> Look:
+def look_into(tree: Tree) -> Look:
     host = Host(tree.root)
     return look_at_rank(host, scan_processes(host.files), 5, 1.0)
 
 
 def test_a_stopped_process_of_the_rank_is_seen_but_no_compiler_and_nobodys_program_beside_it(rank: Tree) -> None:
-    assert seen(rank).halted == ()
+    assert look_into(rank).halted == ()
     rank.process(10, "cicc", parent=8, state="T")
-    assert seen(rank).halted == ()
+    assert look_into(rank).halted == ()
     for state in "Tt":  # a person's, whose parent has ended
         rank.process(11, "vim", parent=5, state=state)
-        assert seen(rank).halted == ()
+        assert look_into(rank).halted == ()
     rank.process(6, "vllm", parent=5, state="T")
-    assert seen(rank).halted == ("its process 6 (vllm) is stopped (state T)",)
+    assert look_into(rank).halted == ("its process 6 (vllm) is stopped (state T)",)
     rank.process(6, "vllm", parent=5)
     rank.process(8, "VLLM::Worker_TP", parent=7, state="t")
     with pytest.raises(ValueError, match="a debugger holds one"):
-        seen(rank)
+        look_into(rank)
     rank.process(8, "VLLM::Worker_TP", parent=7, state="T")
-    assert seen(rank).halted == ("its process 8 (VLLM::Worker_TP) is stopped (state T)",)
+    assert look_into(rank).halted == ("its process 8 (VLLM::Worker_TP) is stopped (state T)",)
 
 
 @pytest.mark.parametrize(
@@ -144,18 +146,18 @@ def test_a_stopped_process_of_the_rank_is_seen_but_no_compiler_and_nobodys_progr
 def test_a_frozen_group_of_either_version_is_seen(rank: Tree, cgroup: str, file: str, frozen: str, thawed: str) -> None:
     rank.process(5, "docker-init", parent=2, cgroup=cgroup)
     rank.file(file, thawed)
-    assert seen(rank).halted == ()
+    assert look_into(rank).halted == ()
     rank.file(file, frozen)
-    assert seen(rank).halted == (FROZEN,)
+    assert look_into(rank).halted == (FROZEN,)
 
 
 def test_a_rank_without_processes_is_not_judged(tree: Tree) -> None:
     with pytest.raises(ValueError, match="no process"):
-        seen(tree)
+        look_into(tree)
 
 
 @dataclass
-class Watched:
+class WatchedRank:
     """A rank of the test, looked at once a second."""
 
     now: float = 0.0
@@ -193,7 +195,7 @@ def at_once(work: Callable[[], Look]) -> Future[Look]:
 
 
 def test_a_stopped_rank_is_given_up_with_its_process_and_without_a_task_for_anybody() -> None:
-    rank = Watched(look=replace(BEFORE, halted=(STOPPED,)))
+    rank = WatchedRank(look=replace(BEFORE, halted=(STOPPED,)))
     rank.after(19)
     with pytest.raises(StalledError) as given_up:
         rank.after(6)
@@ -202,15 +204,15 @@ def test_a_stopped_rank_is_given_up_with_its_process_and_without_a_task_for_anyb
 
 
 def test_a_stopped_rank_whose_compiler_runs_is_given_up_once_that_has_ended() -> None:
-    rank = Watched(look=replace(BEFORE, halted=(STOPPED,)), compiles=True)
+    rank = WatchedRank(look=replace(BEFORE, halted=(STOPPED,)), compiles=True)
     rank.after(100)
     rank.compiles = False
     with pytest.raises(StalledError):
         rank.after(3)
 
 
-def test_idle_are_sleeping_processes_beside_a_gpu_that_is_known_to_be_idle() -> None:
-    rank = Watched()
+def test_a_rank_is_idle_whose_processes_sleep_and_whose_gpu_is_known_to_be_idle() -> None:
+    rank = WatchedRank()
     assert not rank.after(30)
     assert rank.after(3)
     rank.gpu_idle = False
@@ -223,7 +225,7 @@ def test_idle_are_sleeping_processes_beside_a_gpu_that_is_known_to_be_idle() -> 
 
 
 def test_an_unreadable_rank_is_no_proof() -> None:
-    rank = Watched()
+    rank = WatchedRank()
     rank.after(40)
 
     def unreadable(_: float) -> Look:
@@ -245,14 +247,14 @@ def test_an_unreadable_rank_is_no_proof() -> None:
         (EngineDeadError("dead"), Phase.DEGRADED, False),
     ],
 )
-def test_whose_stacks_are_kept(error: SparkdError, failed_in: Phase, hangs: bool) -> None:
+def test_stacks_are_kept_of_a_rank_that_ends_by_a_hang(error: SparkdError, failed_in: Phase, hangs: bool) -> None:
     assert is_hang(error, failed_in) is hangs
 
 
 def look_at(pid: int, *, waits: bool = True) -> Look:
-    found = read_process(Host().files, pid)
-    assert found is not None
-    return look_at_rank(Host(), [found], pid, time.monotonic(), waits=waits)
+    process = read_process(Host().files, pid)
+    assert process is not None
+    return look_at_rank(Host(), [process], pid, time.monotonic(), waits=waits)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class SlowHost(Host):
         return super().segment_uses(among, wanted)
 
 
-def end() -> None:
+def end_run() -> None:
     raise LookupError("the run ends")
 
 
@@ -40,15 +40,15 @@ def mapped(machine: Tree, name: str, age_seconds: float = 5.0) -> str:
 
 @pytest.mark.parametrize("ends_during_a_look", [False, True])
 def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, ends_during_a_look: bool) -> None:
-    with agent_under_test(tree, 0, alone()) as made, running(made.agent) as (rank, process):
+    with agent_under_test(tree, 0, alone()) as node, running(node.agent) as (rank, process):
         machine = Tree(tree.root / "node0")
         maps = mapped(machine, "psm_0123abcd")
         machine.process(process.pid, "tini")
         machine.process(process.pid + 1, "VLLM::Worker", parent=process.pid, maps=maps, uid=os.getuid())
-        host, loop = SlowHost(machine.root), made.agent.loop
+        host, loop = SlowHost(machine.root), node.agent.loop
         slow = Running(rank.rank, rank.log, rank.record, repr, host, loop)
         if ends_during_a_look:
-            loop.endings.end_by(Ending(end))
+            loop.endings.end_by(Ending(end_run))
             loop.wake()
             with pytest.raises(LookupError):
                 slow.note_segments()
@@ -58,7 +58,7 @@ def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, 
             assert len(slow.segments) == 1
         loop.endings.enter(Stage.END)
         assert slow.kill(1.0)
-        assert [found.path for found in slow.segments] == ["/dev/shm/psm_0123abcd"]
+        assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_0123abcd"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, 
         pytest.param(11, True, -2.0, False, id="of whatever age: the clock was set back since"),
     ],
 )
-def test_a_rank_has_what_its_own_user_has_made_since_its_start(
+def test_a_segment_is_a_ranks_that_its_user_has_made_since_its_start(
     tree: Tree, holder: int, owner_is_holder: bool, age_seconds: float, own: bool
 ) -> None:
     """The rank is 51 s old, and nothing goes by who its user is."""
@@ -83,8 +83,8 @@ def test_a_rank_has_what_its_own_user_has_made_since_its_start(
 
 
 def test_a_rank_that_serves_is_looked_at_again_without_waiting_and_what_is_gone_is_forgotten(tree: Tree) -> None:
-    with agent_under_test(tree, 0, alone()) as made, running(made.agent) as (rank, process):
-        machine, loop = Tree(tree.root / "node0"), made.agent.loop
+    with agent_under_test(tree, 0, alone()) as node, running(node.agent) as (rank, process):
+        machine, loop = Tree(tree.root / "node0"), node.agent.loop
         record = replace(rank.record, segments={"/dev/shm/psm_89abcdef": (1, 1)})
         machine.process(process.pid, "tini", uid=os.getuid(), maps=mapped(machine, "psm_0123abcd"))
         slow = Running(rank.rank, rank.log, record, repr, SlowHost(machine.root), loop)

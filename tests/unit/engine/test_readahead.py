@@ -1,4 +1,4 @@
-"""The disk's readahead during a load."""
+"""The disk's readahead is lowered for a load and restored after it, also by the next agent."""
 
 import os
 from collections.abc import Iterator
@@ -103,21 +103,22 @@ def test_an_invalid_state_file_changes_nothing(disk: Tree, tmp_path: Path, text:
     assert read_ahead(disk) == "128"
 
 
-def settings(port: int, load_readahead_kib: int = 0) -> Settings:
-    base = cluster_settings(addresses(2), port)
-    return base.model_copy(update={"engine": Engine(recipe="tiny-cpu-pair", load_readahead_kib=load_readahead_kib)})
+def settings(port: int, load_readahead_kib: int) -> Settings:
+    engine = Engine(recipe="tiny-cpu-pair", load_readahead_kib=load_readahead_kib)
+    return cluster_settings(addresses(2), port).model_copy(update={"engine": engine})
 
 
 @pytest.fixture
 def lowering(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
-    with agent_under_test(tree, 1, settings(port, 8)) as made:
-        yield made
+    """An agent that lowers readahead for its load, of a model that is not there."""
+    with agent_under_test(tree, 1, settings(port, 8)) as node:
+        yield node
 
 
 @pytest.fixture
 def agent(tree: Tree, port: int) -> Iterator[Agent]:
-    with agent_under_test(tree, 1, settings(port)) as made:
-        yield made.agent
+    with agent_under_test(tree, 1, settings(port, 0)) as node:
+        yield node.agent
 
 
 def test_a_readahead_that_cannot_be_set_is_logged_and_ends_no_launch(lowering: AgentUnderTest) -> None:
@@ -126,12 +127,11 @@ def test_a_readahead_that_cannot_be_set_is_logged_and_ends_no_launch(lowering: A
     assert line.startswith("page_cache.readahead.failed reason=[Errno 2] No such file")
 
 
-def test_where_no_thread_can_restore_it_that_is_said(lowering: AgentUnderTest, no_thread: None) -> None:
+def test_where_no_thread_can_restore_readahead_that_is_logged(lowering: AgentUnderTest, no_thread: None) -> None:
     restore_readahead(lowering.agent)
     lowering.agent.loop.wait_until(never, 0.02, shielded=True)
-    failed = [line for line in lowering.events.lines if line.startswith("page_cache.restore.failed")]
-    assert len(failed) == 1
-    assert "can't start new thread" in failed[0]
+    (failure,) = [line for line in lowering.events.lines if line.startswith("page_cache.restore.failed")]
+    assert "can't start new thread" in failure
 
 
 def test_without_the_setting_readahead_is_not_read(agent: Agent) -> None:

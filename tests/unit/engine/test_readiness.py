@@ -1,7 +1,8 @@
+"""When an engine is ready: its three stages, and how long it is waited for."""
+
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tests.unit.clock import unstalled
@@ -15,32 +16,29 @@ from sparkd.base.lib.errors import NotReadyError, RankEndedError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.vllm.api import Endpoint
-from sparkd.base.vllm.counters import parse_counters
-
-METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
 
 
 def serving(request: str, _: str) -> Reply:
     return {"GET /v1/models": models("tiny"), "POST /v1/completions": token()}[request]
 
 
-def tried(port: int, completion_seconds: float, api_key: str | None = None) -> ProbeResult:
+def probe_port(port: int, completion_seconds: float, api_key: str | None = None) -> ProbeResult:
     return asyncio.run(probe(Endpoint("127.0.0.1", port, "tiny", api_key), completion_seconds))
 
 
 def test_a_refused_connection_fails_the_first_stage(port: int) -> None:
-    assert tried(port, 10).failed is ReadinessStage.HTTP
+    assert probe_port(port, 10).failed is ReadinessStage.HTTP
 
 
 def test_a_model_that_is_not_listed_fails_the_second_stage() -> None:
     with engine(lambda *_: models("other")) as port:
-        result = tried(port, 10)
+        result = probe_port(port, 10)
     assert (result.failed, result.answer) == (ReadinessStage.MODEL, "other")
 
 
 def test_brackets_without_end_list_no_model() -> None:
     with engine(lambda *_: (200, b"[" * 100_000)) as port:
-        assert tried(port, 10) == ProbeResult(ReadinessStage.MODEL)
+        assert probe_port(port, 10) == ProbeResult(ReadinessStage.MODEL)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +52,13 @@ def test_brackets_without_end_list_no_model() -> None:
 )
 def test_a_completion_without_a_token_fails_the_third_stage(answer: Reply, reason: str) -> None:
     with engine(lambda request, _: models("tiny") if request.startswith("GET") else answer) as port:
-        result = tried(port, 10)
+        result = probe_port(port, 10)
     assert (result.failed, result.answer) == (ReadinessStage.COMPLETION, reason)
 
 
 def test_a_completion_has_its_own_deadline() -> None:
     with engine(serving, slow_seconds=0.5) as port:
-        result = tried(port, 0.1)
+        result = probe_port(port, 0.1)
     assert (result.failed, result.answer) == (ReadinessStage.COMPLETION, "no answer within 0.1 s")
 
 
@@ -72,7 +70,7 @@ def test_a_token_passes_all_stages_and_only_the_engine_gets_the_key() -> None:
         return serving(request, key)
 
     with engine(reply) as port:
-        assert tried(port, 10, "s3cret").failed is None
+        assert probe_port(port, 10, "s3cret").failed is None
     assert keys == ["Bearer s3cret", "Bearer s3cret"]
 
 
@@ -135,41 +133,6 @@ def test_an_endpoint_that_answers_without_a_token_is_ended_by_the_time() -> None
 def test_an_endpoint_of_another_model_is_not_waited_for() -> None:
     with engine(lambda *_: models("other")) as port, pytest.raises(NotReadyError, match="serves other, not tiny"):
         wait_for(port, 30)
-
-
-def test_counters_are_read_off_a_real_page() -> None:
-    found = parse_counters(METRICS.read_bytes())
-    assert found is not None
-    assert found.work == (6.0, 32.0, 32.0, 0.0, 0.0, 0.0)
-    assert (found.prefix_queries, found.prefix_hits, found.drafted) == (6.0, 0.0, 0.0)
-    assert found.first_tokens == 2
-    assert 0 < found.first_token_seconds < 60
-    assert not found.busy
-
-
-def test_a_page_that_lacks_a_counter_has_none() -> None:
-    page = METRICS.read_bytes().replace(b"vllm:iteration_tokens_total_count", b"vllm:other")
-    assert parse_counters(page) is None
-
-
-@pytest.mark.parametrize("name", [b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"])
-@pytest.mark.parametrize("value", [0.25, 2.6e-05])
-def test_a_kv_cache_that_fills_is_progress_where_no_token_is_counted(name: bytes, value: float) -> None:
-    page = METRICS.read_bytes()
-    before = parse_counters(page)
-    usage = b'kv_cache_usage_perc{engine="0",model_name="tiny"} '
-    after = parse_counters(page.replace(b"vllm:" + usage + b"0.0", name + b'{engine="0"} %r' % value))
-    assert before is not None
-    assert after is not None
-    assert (after.kv_usage, after.work != before.work) == (value, True)
-
-
-def test_counters_of_several_engines_are_summed() -> None:
-    page = METRICS.read_bytes()
-    second = page.replace(b'engine="0"', b'engine="1"')
-    found = parse_counters(page + second)
-    assert found is not None
-    assert found.generation_tokens == 64.0
 
 
 @pytest.mark.parametrize("status", [401, 403])

@@ -148,5 +148,5 @@ def test_a_port_that_nccls_own_service_does_without_is_no_error() -> None:
     ],
     ids=["a socket's", "a mount of the recipe's"],
 )
-def test_what_only_looks_like_a_known_error_is_not_explained(line: str) -> None:
+def test_a_line_that_only_looks_like_a_known_error_is_not_explained(line: str) -> None:
     assert explain(line) is None

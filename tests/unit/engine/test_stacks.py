@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
@@ -17,8 +18,7 @@ from tests.unit.nodes import until
 
 from sparkd.agent.actions import Actions
 from sparkd.agent.actions.kept_folders import KEPT_STACKS
-from sparkd.agent.engine import stacks
-from sparkd.agent.engine.stacks import OUTPUT_BYTES, PYTHON_SECONDS, read_stacks
+from sparkd.agent.engine.stacks import OUTPUT_BYTES, PROGRAMS, PYTHON_SECONDS, read_stacks
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.processes import Process, read_process
@@ -35,7 +35,7 @@ def waits_for_ever():
     time.sleep(60)
 waits_for_ever()
 """
-PY_SPY = [one for one in stacks.PROGRAMS if os.access(one, os.X_OK)]
+HAS_PY_SPY = any(os.access(path, os.X_OK) for path in PROGRAMS)
 
 
 @pytest.fixture
@@ -50,16 +50,15 @@ def rank() -> Iterator[list[Process]]:
             stack.callback(process.kill)
             assert process.stdout is not None
             process.stdout.readline()
-            until(lambda of=process: sleeping(of.pid))  # type: ignore[misc]  # bound now
-            found = read_process(Host().files, process.pid)
-            assert found is not None
-            processes.append(found)
+            until(lambda of=process: read(of.pid).state == "S")  # type: ignore[misc]  # bound now
+            processes.append(read(process.pid))
         yield processes
 
 
-def sleeping(pid: int) -> bool:
-    found = read_process(Host().files, pid)
-    return found is not None and found.state == "S"
+def read(pid: int) -> Process:
+    process = read_process(Host().files, pid)
+    assert process is not None
+    return process
 
 
 def program(tmp_path: Path, text: str) -> tuple[str]:
@@ -70,31 +69,32 @@ def program(tmp_path: Path, text: str) -> tuple[str]:
 
 
 def test_the_kernels_stacks_are_there_without_py_spy(rank: list[Process]) -> None:
-    found = read_stacks(Host().files, rank, ())
-    assert (found.count, found.frame) == (2, "")
-    assert "no Python stacks: there is no /usr/lib/sparkd/vendor/bin/py-spy" in found.text
+    stacks = read_stacks(Host().files, rank, ())
+    assert (stacks.count, stacks.frame) == (2, "")
+    assert "no Python stacks: there is no /usr/lib/sparkd/vendor/bin/py-spy" in stacks.text
     for process in rank:
         line = f"== process {process.pid} ({process.comm}) in state S; its threads: 1 of {process.comm} in "
-        assert line in found.text
+        assert line in stacks.text
 
 
-@pytest.mark.skipif(not PY_SPY, reason="py-spy is not installed")
+@pytest.mark.skipif(not HAS_PY_SPY, reason="py-spy is not installed")
 def test_the_stack_of_python_names_the_workers_frame_and_no_command_line(rank: list[Process]) -> None:
-    found = read_stacks(Host().files, rank)
+    stacks = read_stacks(Host().files, rank)
     worker = rank[1]
-    assert found.frame == f"waits_for_ever (<string>:6) of process {worker.pid} (VLLM::Worker_TP)"
+    assert stacks.frame == f"waits_for_ever (<string>:6) of process {worker.pid} (VLLM::Worker_TP)"
     for process in rank:
-        assert f"Thread {process.pid} (idle)" in found.text
-    assert "secret" not in found.text
+        assert f"Thread {process.pid} (idle)" in stacks.text
+    assert "secret" not in stacks.text
 
 
-@pytest.mark.skipif(not PY_SPY, reason="py-spy is not installed")
+@pytest.mark.skipif(not HAS_PY_SPY, reason="py-spy is not installed")
 def test_a_stopped_process_is_the_one_that_hangs(rank: list[Process]) -> None:
     core = rank[0]
     os.kill(core.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, core.pid, os.WSTOPPED | os.WNOWAIT)
-    again = [found for one in rank if (found := read_process(Host().files, one.pid)) is not None]
-    assert read_stacks(Host().files, again).frame.endswith(f"of process {core.pid} (VLLM::EngineCor)")
+    assert read_stacks(Host().files, [read(process.pid) for process in rank]).frame.endswith(
+        f"of process {core.pid} (VLLM::EngineCor)"
+    )
 
 
 def test_a_program_that_hangs_or_writes_without_end_is_cut_off(rank: list[Process], tmp_path: Path) -> None:
@@ -108,34 +108,37 @@ def test_a_program_that_hangs_or_writes_without_end_is_cut_off(rank: list[Proces
 
 def test_no_more_than_eight_programs_run_at_once(rank: list[Process], tmp_path: Path) -> None:
     workers = [replace(rank[1], pid=pid) for pid in range(1, 10)]
-    found = read_stacks(Host().files, [*workers, *rank], program(tmp_path, "echo begun"))
-    assert (found.count, found.text.count("begun")) == (11, 8)
+    stacks = read_stacks(Host().files, [*workers, *rank], program(tmp_path, "echo begun"))
+    assert (stacks.count, stacks.text.count("begun")) == (11, 8)
 
 
-def test_where_one_cannot_be_started_the_others_are_ended(
-    rank: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    start = stacks._start_bounded
+def test_where_a_second_program_cannot_be_started_the_first_is_ended(rank: list[Process], tmp_path: Path) -> None:
+    commands = list[object]()
 
-    def once(command: list[str], output: int) -> subprocess.Popen[bytes]:
-        if started:
-            raise BlockingIOError("no more processes")
-        started.append(start(command, output))
-        return started[0]
+    def refuse_second(event: str, args: tuple[object, ...]) -> None:
+        if event == "subprocess.Popen" and args[0] == str(tmp_path / "program"):
+            commands.append(args[1])
+            if len(commands) == 2:
+                raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr(stacks, "_start_bounded", once)
+    sys.addaudithook(refuse_second)
     with pytest.raises(BlockingIOError):
         read_stacks(Host().files, rank, program(tmp_path, "exec sleep 60"))
-    assert started[0].wait(5) == -signal.SIGKILL
+    assert len(commands) == 2
+    until(
+        lambda: (
+            {child.pid for child in psutil.Process().children() if child.status() != "zombie"}
+            == {process.pid for process in rank}
+        )
+    )
 
 
-def test_what_a_program_writes_is_made_printable(rank: list[Process], tmp_path: Path) -> None:
-    found = read_stacks(
+def test_the_output_of_a_program_is_made_printable(rank: list[Process], tmp_path: Path) -> None:
+    stacks = read_stacks(
         Host().files, rank, program(tmp_path, r"printf 'Thread 1 (idle): \033[31m\001\n    at \007x\n'")
     )
-    assert found.text.replace("\n", "").isprintable()
-    assert found.frame.startswith(r"at \x07x of process")
+    assert stacks.text.replace("\n", "").isprintable()
+    assert stacks.frame.startswith(r"at \x07x of process")
 
 
 def test_the_last_ten_are_kept_for_root_and_without_secrets(tree: Tree) -> None:

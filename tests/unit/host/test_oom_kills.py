@@ -3,8 +3,11 @@
 from collections.abc import Iterable
 
 import pytest
+from tests.tree import Tree
 
+from sparkd.base.host import Host
 from sparkd.base.host.kernel import Record
+from sparkd.base.host.meminfo import read_oom_kill_count
 from sparkd.base.host.oom_kills import OomKill, find_oom_kills, names_container
 
 ID = "92dede9aa7833cc0db5d7f780a46f57f0b7d627a15d9d0dd6233cd03544542ec"
@@ -102,3 +105,16 @@ def test_a_container_has_its_group_and_those_below(group: str) -> None:
 )
 def test_a_name_is_never_taken_for_a_record(line: str) -> None:
     assert kills(line) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("a 1\noom_kill 7\nb 2\n", 7), ("oom_kills 7\n", None), ("oom_kill x\n", None), ("oom_kill\n", None), ("", None)],
+)
+def test_oom_kills_are_read_from_vmstat(tree: Tree, text: str, count: int | None) -> None:
+    tree.file("/proc/vmstat", text)
+    assert read_oom_kill_count(Host(tree.root).files) == count
+
+
+def test_a_kernel_that_does_not_count_is_no_error(tree: Tree) -> None:
+    assert read_oom_kill_count(Host(tree.root).files) is None

@@ -51,8 +51,7 @@ def test_a_page_has_the_levels_and_fixes_of_its_check_and_is_what_explain_prints
 
 @pytest.mark.parametrize("check_id", IDS)
 def test_a_page_fits_a_terminal_of_80_columns(check_id: str) -> None:
-    long = [line for line in explained(check_id, 80).splitlines() if len(line) > 80]
-    assert long == []
+    assert [line for line in explained(check_id, 80).splitlines() if len(line) > 80] == []
 
 
 def test_the_page_of_plan_lint_has_every_rule_with_its_severity() -> None:

@@ -46,13 +46,13 @@ def test_a_daemon_that_may_hold_memory_is_a_user(tree: Tree, size: int | None) -
     assert users(tree, GpuProcess(8, size)) == (GpuUser(8, DAEMON, size),)
 
 
-def test_one_that_ends_meanwhile_is_no_daemon(tree: Tree) -> None:
+def test_a_process_that_ends_during_the_look_is_no_daemon(tree: Tree) -> None:
     tree.process(8, DAEMON, opened=("/dev/nvidia0",), cgroup=f"0::/system.slice/{UNIT}")
     (tree.root / "proc/8/cgroup").unlink()
     assert users(tree) == (GpuUser(8, DAEMON, 0),)
 
 
-def test_who_is_listed_without_a_size_is_not_who_is_not_listed(tree: Tree) -> None:
+def test_a_process_that_is_listed_without_a_size_differs_from_one_that_is_not_listed(tree: Tree) -> None:
     tree.process(7, "python")
     tree.process(9, "dcgm-exporter", opened=("/dev/nvidia0",))
     assert users(tree, GpuProcess(7, None), GpuProcess(10, 1)) == (

@@ -28,12 +28,12 @@ def listed(tree: Tree) -> tuple[Hook, ...]:
     return list_hooks(Files(str(tree.root)), owner_uid=os.getuid())
 
 
-def hook(tree: Tree, name: str, *lines: str, mode: int = 0o755) -> Path:
+def write_hook(tree: Tree, name: str, *lines: str, mode: int = 0o755) -> Path:
     return tree.file(f"{FOLDER}/{name}", "\n".join(("#!/bin/sh", *lines)) + "\n", mode)
 
 
-def run(tree: Tree, *lines: str, deadline_seconds: float = 10.0) -> Finding:
-    path = hook(tree, "10-site", *lines)
+def run_hook(tree: Tree, *lines: str, deadline_seconds: float = 10.0) -> Finding:
+    path = write_hook(tree, "10-site", *lines)
     (finding,) = hooks.run_hooks(
         [Hook("10-site", str(path))], time.sleep, {"PATH": os.environ["PATH"]}, deadline_seconds
     )
@@ -46,45 +46,45 @@ def test_without_a_folder_there_are_no_hooks(tree: Tree) -> None:
 
 def test_hooks_are_listed_by_name_without_what_editors_and_dpkg_leave(tree: Tree) -> None:
     for name in ("20-b", "10-a", ".hidden", "10-a~", "10-a.dpkg-old", "10-a.bak", ".10-a.swp"):
-        hook(tree, name)
-    assert [(one.name, one.problem) for one in listed(tree)] == [("10-a", ""), ("20-b", "")]
+        write_hook(tree, name)
+    assert [(hook.name, hook.problem) for hook in listed(tree)] == [("10-a", ""), ("20-b", "")]
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_what_others_may_write_to_is_never_run(tree: Tree, mode: int) -> None:
-    hook(tree, "10-a", mode=mode)
-    (found,) = listed(tree)
-    assert "others than root may write" in found.problem
+def test_a_hook_that_others_may_write_to_is_never_run(tree: Tree, mode: int) -> None:
+    write_hook(tree, "10-a", mode=mode)
+    (unsafe,) = listed(tree)
+    assert "others than root may write" in unsafe.problem
 
 
-def test_what_another_user_owns_is_never_run(tree: Tree) -> None:
-    hook(tree, "10-a")
-    (found,) = list_hooks(Files(str(tree.root)), owner_uid=os.getuid() + 1)
-    assert "others than root may write" in found.problem
+def test_a_hook_that_another_user_owns_is_never_run(tree: Tree) -> None:
+    write_hook(tree, "10-a")
+    (unsafe,) = list_hooks(Files(str(tree.root)), owner_uid=os.getuid() + 1)
+    assert "others than root may write" in unsafe.problem
 
 
 @pytest.mark.parametrize("folder", ["/etc/sparkd/preflight.d", "/etc/sparkd", "/etc"])
-def test_a_folder_above_that_others_may_write_to_spoils_all(tree: Tree, folder: str) -> None:
-    hook(tree, "10-a")
+def test_no_hook_is_run_below_a_folder_that_others_may_write_to(tree: Tree, folder: str) -> None:
+    write_hook(tree, "10-a")
     (tree.root / folder.lstrip("/")).chmod(0o777)
-    assert [one.problem for one in listed(tree)] == [f"others than root may write to {folder}"]
+    assert [hook.problem for hook in listed(tree)] == [f"others than root may write to {folder}"]
 
 
 def test_a_program_in_a_users_folder_is_to_be_moved(tree: Tree) -> None:
     """Its own owner and mode are good already."""
     tree.file("/home/milo/plug", "#!/bin/sh\n", 0o755)
     (tree.root / "home/milo").chmod(0o775)
-    found = check_program(Files(str(tree.root)), "/home/milo/plug", owner_uid=os.getuid())
-    assert found.problem == "others than root may write to /home/milo"
-    assert found.hint == "move it to a folder that only root may write to, such as /etc/sparkd"
+    program = check_program(Files(str(tree.root)), "/home/milo/plug", owner_uid=os.getuid())
+    assert program.problem == "others than root may write to /home/milo"
+    assert program.hint == "move it to a folder that only root may write to, such as /etc/sparkd"
 
 
-def test_what_is_no_executable_file_is_not_passed_over_in_silence(tree: Tree) -> None:
-    hook(tree, "10-plain", mode=0o644)
+def test_a_file_among_the_hooks_that_can_not_be_executed_is_named(tree: Tree) -> None:
+    write_hook(tree, "10-plain", mode=0o644)
     tree.folder(f"{FOLDER}/20-folder")
-    hook(tree, "../real")
+    write_hook(tree, "../real")
     tree.link(f"{FOLDER}/30-link", "../real")
-    assert [one.problem.rpartition(" is ")[2] for one in listed(tree)] == [
+    assert [hook.problem.rpartition(" is ")[2] for hook in listed(tree)] == [
         "not executable",
         "a folder, not a file",
         "a symlink",
@@ -93,7 +93,7 @@ def test_what_is_no_executable_file_is_not_passed_over_in_silence(tree: Tree) ->
 
 def test_a_hook_with_a_problem_is_unknown_and_is_not_run(tree: Tree) -> None:
     proof = tree.root / "proof"
-    hook(tree, "10-a", f"touch {proof}", mode=0o777)
+    write_hook(tree, "10-a", f"touch {proof}", mode=0o777)
     (finding,) = hooks.run_hooks(listed(tree), time.sleep, {})
     assert (finding.id, finding.verdict.level) == ("hook:10-a", Level.UNKNOWN)
     assert not proof.exists()
@@ -117,39 +117,39 @@ def test_a_hook_with_a_problem_is_unknown_and_is_not_run(tree: Tree) -> None:
 def test_the_exit_code_is_the_verdict_and_the_first_line_the_reason(
     tree: Tree, lines: tuple[str, ...], level: Level, reason: str
 ) -> None:
-    verdict = run(tree, *lines).verdict
+    verdict = run_hook(tree, *lines).verdict
     assert (verdict.level, verdict.reason) == (level, reason)
 
 
 def test_a_hook_that_does_not_end_is_killed_with_all_that_it_started(tree: Tree) -> None:
     pids = tree.root / "pids"
     began = unstalled()
-    verdict = run(tree, f"sleep 60 & echo $! > {pids}; echo $$ >> {pids}; wait", deadline_seconds=0.5).verdict
+    verdict = run_hook(tree, f"sleep 60 & echo $! > {pids}; echo $$ >> {pids}; wait", deadline_seconds=0.5).verdict
     assert unstalled() - began < 5
     assert verdict.level is Level.UNKNOWN
     assert "did not end within 0.5 s" in verdict.reason
-    assert [gone(int(pid)) for pid in pids.read_text().split()] == [True, True]
+    assert [has_ended(int(pid)) for pid in pids.read_text().split()] == [True, True]
 
 
-def test_what_a_hook_leaves_running_is_killed_and_not_waited_for(tree: Tree) -> None:
+def test_a_process_that_a_hook_leaves_running_is_killed_and_not_waited_for(tree: Tree) -> None:
     pids = tree.root / "pids"
     began = unstalled()
-    verdict = run(tree, f"sleep 60 & echo $! > {pids}; echo fine").verdict
+    verdict = run_hook(tree, f"sleep 60 & echo $! > {pids}; echo fine").verdict
     assert unstalled() - began < 5
     assert verdict.reason == "fine"
-    assert gone(int(pids.read_text()))
+    assert has_ended(int(pids.read_text()))
 
 
 def test_a_request_to_stop_ends_the_hook_too(tree: Tree) -> None:
     pids = tree.root / "pids"
-    path = hook(tree, "10-site", f"echo $$ > {pids}; sleep 60")
+    path = write_hook(tree, "10-site", f"echo $$ > {pids}; sleep 60")
     with pytest.raises(Stopped):
         hooks.run_hooks([Hook("10-site", str(path))], stop, {"PATH": os.environ["PATH"]})
-    assert gone(int(pids.read_text()))
+    assert has_ended(int(pids.read_text()))
 
 
 def test_a_talkative_hook_neither_blocks_nor_fills_the_memory(tree: Tree) -> None:
-    finding = run(tree, "echo first; head -c 20000000 /dev/zero; exit 1")
+    finding = run_hook(tree, "echo first; head -c 20000000 /dev/zero; exit 1")
     assert finding.verdict.reason == "first (exit code 1)"
 
 
@@ -162,14 +162,14 @@ def test_a_hook_without_an_interpreter_is_unknown(tree: Tree) -> None:
 
 def test_a_hook_gets_its_node_and_none_of_our_environment(tree: Tree) -> None:
     proof = tree.root / "proof"
-    path = hook(tree, "10-site", f"/usr/bin/env > {proof}; pwd >> {proof}")
+    path = write_hook(tree, "10-site", f"/usr/bin/env > {proof}; pwd >> {proof}")
     hooks.run_hooks([Hook("10-site", str(path))], time.sleep, hooks.hook_environment("worker", 1))
     words = proof.read_text().split()
     assert {"NODE_ROLE=worker", "NODE_RANK=1", "LANG=C.UTF-8", "/"} < set(words)
     assert not any(word.startswith(("SPARKD_", "HOME=")) for word in words)
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Ended, or a zombie that nobody has reaped: a killed grandchild waits for init."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:

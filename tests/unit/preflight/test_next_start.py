@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.nodes import report
-from tests.unit.preflight.test_preflight_command import healthy
+from tests.unit.preflight.nodes import healthy
 from tests.unit.rank_records import rank_record
 
 from sparkd.base.host import Host
@@ -36,11 +36,11 @@ def container(full_id: str, pid: int, invocation: str, name: str = "sparkd-rank0
     }
 
 
-def containers(tree: Tree, *made: dict[str, object]) -> None:
-    listed = [{"Id": one["Id"], "Names": [one["Name"]]} for one in made]
-    tree.docker("/containers/json", listed)
-    for one in made:
-        tree.docker(f"/containers/{one['Id']}/json", one)
+def write_containers(tree: Tree, *descriptions: dict[str, object]) -> None:
+    """What docker answers about its containers."""
+    tree.docker("/containers/json", [{"Id": each["Id"], "Names": [each["Name"]]} for each in descriptions])
+    for each in descriptions:
+        tree.docker(f"/containers/{each['Id']}/json", each)
 
 
 def engine(tree: Tree, full_id: str, pid: int, opened: tuple[str, ...] = ()) -> None:
@@ -60,7 +60,7 @@ def serving(tree: Tree) -> Tree:
     tree.owner(50, "own")
     tree.segment("psm_0123abcd")
     engine(tree, ID, 60, opened=(f"socket:[{API}]", "/dev/shm/psm_0123abcd"))
-    containers(tree, container(ID, 60, "own"))
+    write_containers(tree, container(ID, 60, "own"))
     tree.listening((8000, API), (29511, AGENTS))
     tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, AnonPages=80)
     served = report(0, phase=Phase.SERVING, incarnation="own", since="2026-01-02T03:04:05.678+00:00")
@@ -80,8 +80,8 @@ def test_the_own_rank_its_memory_ports_and_segments_count_as_released(serving: T
 
 
 def test_the_json_names_the_owner(serving: Tree) -> None:
-    found = json.loads(sparkd("preflight", "--json", "--root", str(serving.root)).stdout)
-    assert found["owner"] == {
+    report = json.loads(sparkd("preflight", "--json", "--root", str(serving.root)).stdout)
+    assert report["owner"] == {
         "pid": 50,
         "command": "sparkd run --role head",
         "phase": "serving",
@@ -96,7 +96,7 @@ def test_a_node_that_nobody_owns_says_so(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "owner"),
+    ("description", "owner"),
     [
         pytest.param(container(ID, 60, "another"), "own", id="of another invocation"),
         pytest.param(container(ID, 60, "own", "sparkd-copy"), "own", id="not our name"),
@@ -105,8 +105,10 @@ def test_a_node_that_nobody_owns_says_so(tree: Tree) -> None:
         pytest.param(container(ID, 60, ""), "", id="the owner's invocation is unknown"),
     ],
 )
-def test_what_is_not_proven_to_be_the_own_rank_still_blocks(serving: Tree, made: dict[str, object], owner: str) -> None:
-    containers(serving, made)
+def test_what_is_not_proven_to_be_the_own_rank_still_blocks(
+    serving: Tree, description: dict[str, object], owner: str
+) -> None:
+    write_containers(serving, description)
     serving.owner(50, owner)
     assert NextStart(Host(serving.root)).ranks == ()
     done = sparkd("preflight", "--dry-run", "--root", str(serving.root))
@@ -114,16 +116,17 @@ def test_what_is_not_proven_to_be_the_own_rank_still_blocks(serving: Tree, made:
     assert "stray-workers" in done.stdout
 
 
-def record(serving: Tree, **changes: object) -> None:
+def write_record(serving: Tree, **changes: object) -> None:
     serving.file("/proc/sys/kernel/random/boot_id", "boot\n")
     started = rank_record(pid=60, start_time=100, container_id=ID)
     serving.file(FILE.path, FILE.encode(replace(started, **changes)))
 
 
-def labelled(serving: Tree, invocation: str) -> None:
-    made = container(ID, 60, invocation)
-    made["Config"] = {"Labels": {**made["Config"]["Labels"], "io.sparkd.rank-id": "rank"}}  # type: ignore[index]
-    containers(serving, made)
+def label_container(serving: Tree, invocation: str) -> None:
+    """The serving rank's container was made by this agent, and has the rank's id."""
+    description = container(ID, 60, invocation)
+    labels = {**description["Config"]["Labels"], "io.sparkd.rank-id": "rank"}  # type: ignore[index]
+    write_containers(serving, {**description, "Config": {"Labels": labels}})
 
 
 @pytest.mark.parametrize(
@@ -140,13 +143,13 @@ def labelled(serving: Tree, invocation: str) -> None:
 def test_the_own_rank_is_what_the_record_names(
     serving: Tree, made_by: str, changes: dict[str, object], released: bool
 ) -> None:
-    labelled(serving, made_by)
-    record(serving, **changes)
-    assert [one.id for one in NextStart(Host(serving.root)).ranks] == [ID] * released
+    label_container(serving, made_by)
+    write_record(serving, **changes)
+    assert [rank.id for rank in NextStart(Host(serving.root)).ranks] == [ID] * released
 
 
-def test_who_may_not_read_the_record_goes_by_the_labels(serving: Tree) -> None:
-    labelled(serving, "own")
+def test_a_user_who_may_not_read_the_record_goes_by_the_labels(serving: Tree) -> None:
+    label_container(serving, "own")
     serving.file(FILE.path, "")
     assert len(NextStart(Host(serving.root)).ranks) == 1
 
@@ -165,13 +168,13 @@ def test_an_engine_of_another_owner_beside_it_still_blocks(serving: Tree) -> Non
     assert "pid 61 (vllm)" not in done.stdout
 
 
-def test_what_the_gpu_holds_for_the_rank_comes_back_too(serving: Tree) -> None:
+def test_gpu_memory_of_the_rank_comes_back_too(serving: Tree) -> None:
     serving.file("/dev/nvidia0")
     rank, other = GpuProcess(62, 10 * GIB), GpuProcess(99, GIB)
     host = NextStart(Host(serving.root, gpu=lambda: GpuFacts(("NVIDIA GB10",), None, (rank, other))))
     assert host.gpu().processes == (other,)
-    seen = host.meminfo()
-    assert (seen.available_bytes, seen.free_bytes, seen.anonymous_bytes) == (110 * GIB, 110 * GIB, 0)
+    memory = host.meminfo()
+    assert (memory.available_bytes, memory.free_bytes, memory.anonymous_bytes) == (110 * GIB, 110 * GIB, 0)
     serving.buddyinfo(large_gib=1, small_gib=19)
     assert host.free_memory() == FreeMemory(110 * GIB, 11 * GIB), "the driver's comes back in large blocks"
     unknown = NextStart(Host(serving.root, gpu=lambda: replace(GpuFacts(("NVIDIA GB10",)), processes=None)))

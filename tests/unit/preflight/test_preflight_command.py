@@ -12,6 +12,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.audited import ACTING_MODULES
 from tests.unit.commands import sparkd
+from tests.unit.preflight.nodes import faulty, healthy
 
 from sparkd.agent.preflight.runner import IDS
 
@@ -19,14 +20,14 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
-class Run:
+class AuditedRun:
     code: int
     out: str
     err: str
     offences: tuple[str, ...]
 
 
-def audited(tmp_path: Path, *arguments: str, **env: str) -> Run:
+def run_audited(tmp_path: Path, *arguments: str, **env: str) -> AuditedRun:
     report = tmp_path / "offences"
     report.unlink(missing_ok=True)
     done = subprocess.run(
@@ -37,77 +38,43 @@ def audited(tmp_path: Path, *arguments: str, **env: str) -> Run:
         text=True,
         timeout=60,
     )
-    return Run(done.returncode, done.stdout, done.stderr, tuple(report.read_text().splitlines()))
-
-
-def healthy(tree: Tree) -> Tree:
-    """A node on which `tiny-cpu` may start."""
-    tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\nargs.host = "127.0.0.1"\n')
-    tree.file("/usr/lib/systemd/system/sparkd-head.service", "[Service]\nExecStart=/usr/bin/sparkd run --role head\n")
-    tree.file("/usr/bin/sparkd", "#!/usr/bin/python3\n", mode=0o755)
-    tree.file("/srv/models/tiny/config.json", "{}")
-    tree.file("/srv/models/tiny/tokenizer.json", "{}")
-    tree.safetensors("/srv/models/tiny/model.safetensors")
-    tree.file("/proc/sys/kernel/hostname", "spark1\n")
-    tree.file("/proc/sys/kernel/osrelease", "6.17.0-1032-nvidia\n")
-    tree.file("/proc/uptime", "10000.00 1.00\n")
-    tree.process(1, "systemd", parent=0)
-    tree.listening()
-    tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=110)
-    tree.dockerd()
-    tree.docker("/version", {"Version": "29.2.1", "Arch": "arm64"})
-    tree.docker("/info", {"Runtimes": {"runc": {}}})
-    tree.docker("/containers/json", [])
-    image = {"Id": f"sha256:{'1' * 64}", "Architecture": "arm64", "Os": "linux", "Config": {}, "RootFS": {"Layers": []}}
-    tree.docker("/images/sparkd-test/vllm-cpu:0.32.0/json", image)
-    return tree
-
-
-def faulty(tree: Tree) -> Tree:
-    """Orphans, what they left, page cache, and a hook."""
-    healthy(tree)
-    tree.process(10, "VLLM::Worker_TP", group=9, opened=("socket:[5]",))
-    tree.listening((8000, 5))
-    tree.segment("psm_0123abcd")
-    tree.meminfo(MemTotal=120, MemFree=2, MemAvailable=110, Cached=100)
-    tree.file("/etc/sparkd/preflight.d/10-site", "#!/bin/sh\ntouch /tmp/never\n", mode=0o755)
-    return tree
+    return AuditedRun(done.returncode, done.stdout, done.stderr, tuple(report.read_text().splitlines()))
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int, int, bytes]]:
-    found = {}
+    entries = {}
     for path in sorted(root.rglob("*")):
         facts = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        found[str(path)] = (facts.st_mode, facts.st_mtime_ns, facts.st_ctime_ns, content)
-    return found
+        entries[str(path)] = (facts.st_mode, facts.st_mtime_ns, facts.st_ctime_ns, content)
+    return entries
 
 
 def test_a_healthy_node_is_good(tree: Tree, tmp_path: Path) -> None:
     healthy(tree)
-    done = audited(tmp_path, "preflight", "--root", str(tree.root))
+    done = run_audited(tmp_path, "preflight", "--root", str(tree.root))
     assert (done.code, done.err) == (0, "")
     assert done.out.endswith("spark1 (head): ok (34 ok)\n")
 
 
-def test_a_dry_run_of_a_sick_node_says_what_would_be_done_and_changes_nothing(tree: Tree, tmp_path: Path) -> None:
+def test_a_dry_run_of_a_faulty_node_shows_what_would_be_done_and_changes_nothing(tree: Tree, tmp_path: Path) -> None:
     faulty(tree)
     before = snapshot(tree.root)
-    done = audited(tmp_path, "preflight", "--dry-run", "--json", "--root", str(tree.root))
+    done = run_audited(tmp_path, "preflight", "--dry-run", "--json", "--root", str(tree.root))
     assert snapshot(tree.root) == before
     assert done.offences == ()
     assert done.code == 10
-    found = json.loads(done.out)
-    assert (found["dry_run"], found["verdict"], found["node"]) == (True, "block", "spark1")
-    states = {fix["kind"]: fix["state"] for check in found["checks"] for fix in check["fixes"]}
+    report = json.loads(done.out)
+    assert (report["dry_run"], report["verdict"], report["node"]) == (True, "block", "spark1")
+    states = {fix["kind"]: fix["state"] for check in report["checks"] for fix in check["fixes"]}
     assert states["end-process"] == states["drop-page-cache"] == "would apply"
     if os.getuid() == 0:
         assert states["unlink-segment"] == "would apply"
-        assert found["hooks"] == ["/etc/sparkd/preflight.d/10-site"]
+        assert report["hooks"] == ["/etc/sparkd/preflight.d/10-site"]
 
 
 def test_the_audit_sees_what_changes_the_machine(tmp_path: Path) -> None:
-    done = audited(tmp_path, "write-a-file", str(tmp_path / "x"))
+    done = run_audited(tmp_path, "write-a-file", str(tmp_path / "x"))
     assert len(done.offences) == 1
     assert done.offences[0].startswith("open")
 
@@ -145,7 +112,7 @@ def test_settings_of_this_process_are_not_the_trees(tree: Tree) -> None:
         ('[engine]\nrecipe = "tiny-cpu"\n[preflight]\nskip = ["page-cash"]\n', "did you mean page-cache"),
     ],
 )
-def test_wrong_configuration_is_78(tree: Tree, toml: str, words: str) -> None:
+def test_wrong_configuration_ends_with_78(tree: Tree, toml: str, words: str) -> None:
     healthy(tree)
     tree.file("/etc/sparkd/sparkd.toml", toml)
     done = sparkd("preflight", "--root", str(tree.root))
@@ -153,7 +120,7 @@ def test_wrong_configuration_is_78(tree: Tree, toml: str, words: str) -> None:
     assert words in done.stdout
 
 
-def test_the_wrong_role_is_78(tree: Tree) -> None:
+def test_the_wrong_role_ends_with_78(tree: Tree) -> None:
     healthy(tree)
     assert sparkd("preflight", "--root", str(tree.root), "--role", "worker").returncode == 78
 
@@ -201,12 +168,12 @@ def test_a_dry_run_examines_the_node_whatever_the_configuration(tree: Tree, text
     tree.file("/etc/sparkd/sparkd.toml", text)
     as_json = sparkd("preflight", "--dry-run", "--json", "--root", str(tree.root))
     assert (as_json.returncode, as_json.stderr) == (78, "")
-    found = json.loads(as_json.stdout)
-    checks = {one["id"]: one for one in found["checks"]}
-    assert found["verdict"] == "block"
+    report = json.loads(as_json.stdout)
+    checks = {check["id"]: check for check in report["checks"]}
+    assert report["verdict"] == "block"
     assert set(checks) == {"configuration", *IDS}
     assert reason in checks["configuration"]["reason"]
-    assert {name for name, one in checks.items() if one["level"] != "skipped"} >= NEEDS_NO_PLAN
+    assert {name for name, check in checks.items() if check["level"] != "skipped"} >= NEEDS_NO_PLAN
     assert checks["weights"]["level"] == "skipped"
     assert checks["stray-workers"]["fixes"][0]["state"] == "held back"
     shown = sparkd("preflight", "--dry-run", "--root", str(tree.root)).stdout.splitlines()

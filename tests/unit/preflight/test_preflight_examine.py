@@ -11,11 +11,7 @@ from tests.unit.preflight.findings import ALL, CACHE, DROP, END, GHOST, GOOD, RE
 
 from sparkd.agent.preflight.check import Check, Finding, Level, Verdict
 from sparkd.agent.preflight.checks.kernel import Kernel
-from sparkd.agent.preflight.fixes import (
-    ORDER,
-    CompactMemory,
-    Fix,
-)
+from sparkd.agent.preflight.fixes import ORDER, CompactMemory, Fix
 from sparkd.agent.preflight.runner import (
     CHECKS,
     check_ids,
@@ -40,7 +36,7 @@ class Facts(Struct, frozen=True):
     path: tuple[str, ...] = ()
 
 
-class Sick(Check[Facts], frozen=True):
+class FailingCheck(Check[Facts], frozen=True):
     """Fails on request: in its probe, in its judge, or never."""
 
     at: str
@@ -58,11 +54,11 @@ class Sick(Check[Facts], frozen=True):
         return Verdict(Level.OK, "well")
 
 
-class Harmless(Sick, frozen=True):
+class WarningCheck(FailingCheck, frozen=True):
     levels = (Level.WARN,)
 
 
-class Overgrown(Check[Facts], frozen=True):
+class OvergrownCheck(Check[Facts], frozen=True):
     """Gives up on what this user has made too much of."""
 
     user: str
@@ -86,7 +82,7 @@ def short(shortage: int) -> Finding:
 
 @pytest.mark.parametrize("at", ["probe", "judge"])
 def test_a_check_that_fails_to_look_is_unknown_and_the_others_run_all_the_same(tree: Tree, at: str) -> None:
-    first, second, third = examine((Sick(at), Sick("never"), Harmless(at)), Host(tree.root))
+    first, second, third = examine((FailingCheck(at), FailingCheck("never"), WarningCheck(at)), Host(tree.root))
     assert third.verdict.level is Level.WARN, "a check that only warns does not block when it fails"
     assert first.verdict.level is Level.UNKNOWN
     assert "could not look: " in first.verdict.reason
@@ -95,9 +91,9 @@ def test_a_check_that_fails_to_look_is_unknown_and_the_others_run_all_the_same(t
 
 
 @pytest.mark.parametrize(("user", "shown"), [("milo", "milo"), ("uid 1000", "1000")])
-def test_who_has_made_too_much_is_named_as_ps_takes_it(tree: Tree, user: str, shown: str) -> None:
-    (found,) = examine((Overgrown(user),), Host(tree.root))
-    assert found.verdict.hint == f"end what makes them: ps -u {shown}"
+def test_a_user_who_has_made_too_much_is_named_as_ps_takes_it(tree: Tree, user: str, shown: str) -> None:
+    (finding_of_user,) = examine((OvergrownCheck(user),), Host(tree.root))
+    assert finding_of_user.verdict.hint == f"end what makes them: ps -u {shown}"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +139,7 @@ def test_fixes_are_applied_only_if_they_clear_all_that_blocks(
         (("end-process", "remove-container", "drop-page-cache"), (END, REMOVE, DROP)),
     ],
 )
-def test_what_is_not_allowed_clears_nothing(allowed: tuple[str, ...], fixes: tuple[Fix, ...]) -> None:
+def test_a_fix_that_is_not_allowed_clears_nothing(allowed: tuple[str, ...], fixes: tuple[Fix, ...]) -> None:
     assert fixes_to_apply((CACHE, SHM, STRAY), allowed) == fixes
     assert fixes_to_apply((STRAY, SHM, short(100)), allowed) == (), "nor frees anything"
 
@@ -154,7 +150,7 @@ def test_a_node_that_needs_a_person_is_not_changed() -> None:
 
 
 def test_a_check_can_be_left_out_by_its_id() -> None:
-    assert [check.id for check in without_skipped((Sick("never"),), ("page-cache",))] == ["sick"]
+    assert [check.id for check in without_skipped((FailingCheck("never"),), ("page-cache",))] == ["sick"]
     assert without_skipped((Kernel(),), ("kernel",)) == ()
 
 
@@ -166,8 +162,8 @@ def test_a_downgraded_check_warns_and_keeps_its_words_and_fixes() -> None:
 
 
 def test_a_downgraded_check_needs_no_person_and_no_wait() -> None:
-    found = Finding("gpu", Verdict(Level.UNKNOWN, "", needs_person=True, awaits="docker", shortage_bytes=5), {}, 0)
-    (changed,) = downgrade((found,), ("gpu",))
+    unknown = Finding("gpu", Verdict(Level.UNKNOWN, "", needs_person=True, awaits="docker", shortage_bytes=5), {}, 0)
+    (changed,) = downgrade((unknown,), ("gpu",))
     assert (changed.verdict.needs_person, changed.verdict.awaits, changed.verdict.shortage_bytes) == (False, "", 0)
 
 
@@ -192,8 +188,8 @@ class Deep(Struct, frozen=True):
 
 
 def test_evidence_is_json_whatever_the_facts_hold() -> None:
-    found = evidence(Deep(other=complex(1, 2)))
-    assert json.loads(json.dumps(found)) == {"kind": 1, "some": [1], "table": {"1": "a"}, "other": "(1+2j)"}
+    encoded = json.dumps(evidence(Deep(other=complex(1, 2))))
+    assert json.loads(encoded) == {"kind": 1, "some": [1], "table": {"1": "a"}, "other": "(1+2j)"}
     assert evidence(None) == {}
 
 

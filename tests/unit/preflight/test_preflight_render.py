@@ -36,9 +36,9 @@ def test_fixes_are_held_back_where_they_cannot_clear_everything() -> None:
 
 
 def test_an_applied_fix_shows_under_its_check() -> None:
-    done = FixState(END, "applied", "ended by SIGTERM")
+    applied = FixState(END, "applied", "ended by SIGTERM")
     after = finding("stray-workers", Level.OK)
-    rendered = json.loads(as_json(shown(after, fixes=(done,), before=(STRAY,))))
+    rendered = json.loads(as_json(shown(after, fixes=(applied,), before=(STRAY,))))
     assert rendered["checks"][0]["fixes"][0]["state"] == "applied"
     assert rendered["before"][0]["level"] == "block"
     assert rendered["dry_run"] is False

@@ -112,7 +112,7 @@ def test_a_bad_file_is_reported_before_the_first_request(tree: Tree, port: int) 
     assert lines[0].startswith("status.token.unusable ")
 
 
-def test_a_file_of_somebody_else_or_a_symlink_admits_nobody(tree: Tree) -> None:
+def test_a_file_of_another_user_or_a_symlink_admits_nobody(tree: Tree) -> None:
     write(tree, TOKEN)
     assert not asyncio.run(token_file(tree, OWNER + 1)[0].admits(f"Bearer {TOKEN}"))
     tree.link("/etc/sparkd/link", PATH)
@@ -120,7 +120,7 @@ def test_a_file_of_somebody_else_or_a_symlink_admits_nobody(tree: Tree) -> None:
     assert not asyncio.run(file.admits(f"Bearer {TOKEN}"))
 
 
-def test_the_file_is_followed(tree: Tree) -> None:
+def test_a_new_token_in_the_file_holds_from_the_next_request(tree: Tree) -> None:
     file, troubles = token_file(tree)
     assert not asyncio.run(file.admits(f"Bearer {TOKEN}"))
     path = write(tree, TOKEN)
@@ -137,7 +137,7 @@ async def has_token(authorization: str) -> bool:
     return authorization == f"Bearer {TOKEN}"
 
 
-def answered(
+def respond(
     path: str, authorization: str | None, host: str = "spark1.lan:29511", report: NodeReport = ALONE
 ) -> Response:
     headers = {"host": host} | ({} if authorization is None else {"authorization": authorization})
@@ -150,7 +150,7 @@ def answered(
 def test_without_the_token_nothing_is_known_from_any_address_not_even_what_exists(
     path: str, authorization: str | None
 ) -> None:
-    answer = answered(path, authorization)
+    answer = respond(path, authorization)
     assert answer.status == 401
     assert [value for name, value in answer.headers if name == "WWW-Authenticate"] == [
         'Basic realm="sparkd", charset="UTF-8"'
@@ -160,19 +160,19 @@ def test_without_the_token_nothing_is_known_from_any_address_not_even_what_exist
 
 @pytest.mark.parametrize("path", PROBES)
 def test_load_balancers_need_no_token_and_keep_no_connection(path: str) -> None:
-    stranger = answered(path, None)
+    stranger = respond(path, None)
     assert stranger.status == 200
     assert ("Connection", "close") in stranger.headers
     assert len(stranger.body) < 20
-    assert ("Connection", "close") not in answered(path, f"Bearer {TOKEN}").headers
+    assert ("Connection", "close") not in respond(path, f"Bearer {TOKEN}").headers
 
 
 def test_what_is_awaited_needs_the_token() -> None:
     blocked = replace(ALONE, phase=Phase.BLOCKED, message="what is awaited")
-    assert answered("/readyz", None, report=blocked).body == b"blocked\n"
-    assert answered("/readyz", f"Bearer {TOKEN}", report=blocked).body == b"blocked: what is awaited\n"
+    assert respond("/readyz", None, report=blocked).body == b"blocked\n"
+    assert respond("/readyz", f"Bearer {TOKEN}", report=blocked).body == b"blocked: what is awaited\n"
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_client_with_the_token_may_use_any_name_of_the_node(path: str) -> None:
-    assert answered(path, f"Bearer {TOKEN}").status == 200
+    assert respond(path, f"Bearer {TOKEN}").status == 200

@@ -1,31 +1,45 @@
-"""What the page for Prometheus has of reports of several conditions."""
+"""What the page for Prometheus has of a report, and how Prometheus reads it."""
 
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit import page_reports
+from tests.unit.node_reports import ALONE, HEAD_REPORT, NOW, PEER
 
-from sparkd.agent.status.metrics import METRICS, OTHER, render_metrics
+from sparkd.agent.status.metrics import LABEL_LIMIT, METRICS, OTHER, render_metrics
 from sparkd.base.lib.errors import Cause
 from sparkd.base.status.bounds import ITEMS_LIMIT
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
-from sparkd.base.status.model import GUARD_STATES, FindingReport, MemoryReport, NodeReport, Phase, RestartReport
+from sparkd.base.status.model import (
+    GUARD_STATES,
+    Contact,
+    FindingReport,
+    MemoryReport,
+    NodeReport,
+    Phase,
+    RestartReport,
+)
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
-def values(report: NodeReport) -> dict[Sample, float]:
-    page = render_metrics(report, datetime.now(UTC))[0]
-    samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
-    found = {(one.name, frozenset(one.labels.items())): one.value for one in samples}
-    assert len(found) == len(samples), "Prometheus refuses a page that has a series twice"
-    return found
+def samples(report: NodeReport, now: datetime | None = None) -> dict[Sample, float]:
+    """By name and labels, as Prometheus reads them."""
+    page = render_metrics(report, now or datetime.now(UTC))[0]
+    lines = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    values = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in lines}
+    assert len(values) == len(lines), "Prometheus refuses a page that has a series twice"
+    return values
 
 
-def test_what_a_serving_head_does() -> None:
-    found = values(page_reports.serving())
+def test_the_figures_of_a_serving_head() -> None:
+    figures = samples(page_reports.serving())
     peer = {"address": "10.0.0.2", "rank": "1"}
     for name, labels, value in (
         ("requests_running", {}, 6),
@@ -50,60 +64,68 @@ def test_what_a_serving_head_does() -> None:
         ("peer_contact", {**peer, "contact": "answers"}, 1),
         ("peer_contact", {**peer, "contact": "silent"}, 0),
     ):
-        assert found[f"sparkd_{name}", frozenset(labels.items())] == value
+        assert figures[f"sparkd_{name}", frozenset(labels.items())] == value
 
 
-@pytest.mark.parametrize("name", ["serving", "loading", "broken", "hostile"])
-def test_labels_of_closed_sets_take_no_value_from_outside(name: str) -> None:
-    report = getattr(page_reports, name)()
+@pytest.mark.parametrize(
+    "make", [page_reports.serving, page_reports.loading, page_reports.broken, page_reports.hostile]
+)
+def test_labels_of_closed_sets_take_no_value_from_outside(make: Callable[[], NodeReport]) -> None:
+    report = make()
     report = replace(report, restarts=(RestartReport("\n{} x", 3, page_reports.ago(5), ""), *report.restarts))
-    found = values(report)
-    labels = [dict(labels) for _, labels in found]
-    assert {one["cause"] for one in labels if "cause" in one} <= {*map(str, Cause), OTHER}
-    assert {one["phase"] for one in labels if "phase" in one} <= {one.value for one in Phase}
-    assert {one["state"] for one in labels if "state" in one} <= set(GUARD_STATES)
-    assert {one["level"] for one in labels if "level" in one} <= {"ok", "warn", "block", "unknown", "skipped", OTHER}
-    assert found["sparkd_restarts_last_day", frozenset({("cause", OTHER), ("action", "")})] == 3
+    figures = samples(report)
+    labels = {label for _, labels in figures for label in labels}
+    levels = {"ok", "warn", "block", "unknown", "skipped", OTHER}
+    for name, allowed in (
+        ("cause", {*map(str, Cause), OTHER}),
+        ("phase", {phase.value for phase in Phase}),
+        ("state", {*GUARD_STATES}),
+        ("level", levels),
+    ):
+        assert {value for label, value in labels if label == name} <= allowed
+    assert figures["sparkd_restarts_last_day", frozenset({("cause", OTHER), ("action", "")})] == 3
 
 
 def test_without_a_history_there_are_no_totals() -> None:
-    names = {name for name, _ in values(page_reports.loading())}
+    names = {name for name, _ in samples(page_reports.loading())}
     assert not names & {"sparkd_launches_total", "sparkd_ends_total"}
 
 
 def test_the_present_phase_counts_into_the_time_of_its_name() -> None:
     report = replace(page_reports.serving(), since=page_reports.ago(20), phase_seconds={"serving": 5.0})
-    found = values(report)["sparkd_phase_time_seconds_total", frozenset({("phase", "serving")})]
-    assert found == pytest.approx(25, abs=2)
+    seconds = samples(report)["sparkd_phase_time_seconds_total", frozenset({("phase", "serving")})]
+    assert seconds == pytest.approx(25, abs=2)
 
 
-def test_the_cause_of_an_end_is_there_on_the_node_and_on_the_others() -> None:
+def test_the_cause_of_an_end_is_on_the_page_of_the_node_and_of_the_others() -> None:
     report = replace(page_reports.serving(), phase=Phase.FAILED, cause="needs-person", action="reboot")
-    assert values(report)["sparkd_failed", frozenset({("cause", "needs-person"), ("action", "reboot")})] == 1
-    there = values(page_reports.pair(page_reports.serving(), replace(report, cause="from a later version", action="x")))
+    assert samples(report)["sparkd_failed", frozenset({("cause", "needs-person"), ("action", "reboot")})] == 1
+    beside = samples(
+        page_reports.pair(page_reports.serving(), replace(report, cause="from a later version", action="x"))
+    )
     labels = {("address", "10.0.0.2"), ("rank", "1"), ("cause", OTHER), ("action", OTHER)}
-    assert there["sparkd_peer_failed", frozenset(labels)] == 1
-    assert "sparkd_failed" not in {name for name, _ in there}
+    assert beside["sparkd_peer_failed", frozenset(labels)] == 1
+    assert "sparkd_failed" not in {name for name, _ in beside}
 
 
-def test_what_a_blocked_node_requires_is_there_for_it_and_for_each_finding() -> None:
+def test_the_action_that_a_blocked_node_requires_is_shown_for_it_and_for_each_finding() -> None:
     finding = FindingReport("gpu", "block", "", "", "reboot")
-    found = values(replace(page_reports.serving(), phase=Phase.BLOCKED, action="reboot", findings=(finding,)))
-    assert found["sparkd_blocked", frozenset({("action", "reboot")})] == 1
-    assert found["sparkd_findings", frozenset({("id", "gpu"), ("level", "block"), ("action", "reboot")})] == 1
-    assert "sparkd_blocked" not in {name for name, _ in values(page_reports.serving())}
+    figures = samples(replace(page_reports.serving(), phase=Phase.BLOCKED, action="reboot", findings=(finding,)))
+    assert figures["sparkd_blocked", frozenset({("action", "reboot")})] == 1
+    assert figures["sparkd_findings", frozenset({("id", "gpu"), ("level", "block"), ("action", "reboot")})] == 1
+    assert "sparkd_blocked" not in {name for name, _ in samples(page_reports.serving())}
 
 
 def test_there_are_no_more_findings_than_a_report_of_another_node_may_have() -> None:
     many = tuple(FindingReport(f"hook-{number}", "warn", "", "") for number in range(1000))
-    found = values(replace(page_reports.serving(), findings=many))
-    assert sum(name == "sparkd_findings" for name, _ in found) == ITEMS_LIMIT
+    figures = samples(replace(page_reports.serving(), findings=many))
+    assert sum(name == "sparkd_findings" for name, _ in figures) == ITEMS_LIMIT
 
 
 def test_an_end_is_forgotten_after_a_day() -> None:
     old = RestartReport("memory-guard", 2, page_reports.ago(25 * 3600), "")
     assert "sparkd_restarts_last_day" not in {
-        name for name, _ in values(replace(page_reports.serving(), restarts=(old,)))
+        name for name, _ in samples(replace(page_reports.serving(), restarts=(old,)))
     }
 
 
@@ -114,3 +136,65 @@ def test_the_table_names_fields_of_the_report_and_all_states_of_the_guard() -> N
     for part, report in parts.items():
         assert METRICS[part].keys() <= {*report.__struct_fields__}
     assert METRICS["memory"]["guard"].states == GUARD_STATES
+
+
+def test_metrics_say_when_the_agent_began() -> None:
+    ticks = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 10) * 100)
+    began = samples(replace(ALONE, start_time=ticks))["sparkd_start_time_seconds", frozenset()]
+    assert time.time() - began == pytest.approx(10, abs=2)
+
+
+def page(report: NodeReport) -> str:
+    return render_metrics(report, NOW)[0]
+
+
+def test_the_figures_of_phase_memory_and_load() -> None:
+    figures = samples(replace(ALONE, engine=EngineReport(progress=0.25, kv_cache_tokens=524288)), NOW)
+    for name, labels, value in (
+        ("sparkd_phase", {"phase": "serving"}, 1),
+        ("sparkd_phase", {"phase": "loading"}, 0),
+        ("sparkd_phase_seconds", {}, 200),
+        ("sparkd_memory_total_bytes", {}, 128849018880),
+        ("sparkd_engine_progress_ratio", {}, 0.25),
+        ("sparkd_kv_cache_tokens", {}, 524288),
+    ):
+        assert figures[name, frozenset(labels.items())] == value
+    (info,) = [dict(labels) for name, labels in figures if name == "sparkd_info"]
+    names = {"version": "0.1.0", "node": "spark1", "role": "head", "rank": "0"}
+    assert info == {**names, "address": ALONE.address, "plan_digest": ALONE.plan_digest}
+    assert sum(name == "sparkd_phase" for name, _ in figures) == len(Phase)
+
+
+def test_a_figure_that_is_not_known_is_left_out() -> None:
+    known = page(replace(HEAD_REPORT, engine=EngineReport(progress=0.25, kv_cache_tokens=1)))
+    unknown = page(replace(ALONE, memory=None, since="?"))
+    for name in ("memory", "engine_progress", "kv_cache", "phase_seconds", "peer"):
+        assert f"sparkd_{name}" in known
+        assert f"sparkd_{name}" not in unknown
+
+
+@pytest.mark.parametrize("contact", list(Contact))
+def test_a_peer_is_up_while_it_answers(contact: Contact) -> None:
+    figures = samples(replace(HEAD_REPORT, peers=(replace(PEER, contact=contact),)))
+    peer = {("address", "10.0.0.2"), ("rank", "1")}
+    assert figures["sparkd_peer_up", frozenset(peer)] == (contact is Contact.ANSWERS)
+    assert figures["sparkd_peer_phase", frozenset({*peer, ("phase", "loading")})] == 1
+    assert figures["sparkd_peer_phase", frozenset({*peer, ("phase", "serving")})] == 0
+
+
+def test_a_name_cannot_end_its_label() -> None:
+    lines = page(replace(ALONE, node='a"} 1\n\\')).splitlines()
+    (line,) = [line for line in lines if line.startswith("sparkd_info")]
+    assert 'node="a\\"} 1\\n\\\\"' in line
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=()), max_size=2 * LABEL_LIMIT))
+def test_every_name_is_read_back_whole_except_its_end_and_lone_surrogates(name: str) -> None:
+    (shown,) = [
+        dict(labels)["node"] for sample, labels in samples(replace(ALONE, node=name)) if sample == "sparkd_info"
+    ]
+    assert shown == name[:LABEL_LIMIT].encode("utf-8", "backslashreplace").decode()
+
+
+def test_the_page_has_no_metrics_of_the_process_or_of_the_library() -> None:
+    assert {name.partition("_")[0] for name, _ in samples(HEAD_REPORT)} == {"sparkd"}

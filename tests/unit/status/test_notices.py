@@ -50,18 +50,18 @@ HEAD_STATUS = PeerStatus("10.0.0.1", 0, Contact.ANSWERS, "", SERVING)
 ALONE = replace(HEAD_STATUS, contact=Contact.SILENT)
 
 
-def follow(*seen: tuple[float, NodeReport], state: NotifyState | None = None) -> tuple[NotifyState, list[Notice]]:
-    """At each minute, the report that was seen."""
+def follow(*reports: tuple[float, NodeReport], state: NotifyState | None = None) -> tuple[NotifyState, list[Notice]]:
+    """Each report at its minute."""
     state = state or NotifyState()
-    found: list[Notice] = []
-    for minute, report in seen:
+    messages: list[Notice] = []
+    for minute, report in reports:
         state, new = notices.observe(state, report, minute * MINUTE, DEGRADED_SECONDS)
-        found += new
-    return state, found
+        messages += new
+    return state, messages
 
 
-def events(seen: Iterable[tuple[float, NodeReport]]) -> list[str]:
-    return [one.event for one in follow(*seen)[1]]
+def events(reports: Iterable[tuple[float, NodeReport]]) -> list[str]:
+    return [notice.event for notice in follow(*reports)[1]]
 
 
 def worker(report: NodeReport, head: PeerStatus) -> NodeReport:
@@ -73,7 +73,7 @@ def beside(report: NodeReport, other: NodeReport | None, contact: Contact = Cont
 
 
 @pytest.mark.parametrize(
-    ("seen", "expected"),
+    ("reports", "expected"),
     [
         ([(0, LOADING), (9, SERVING), (10, SERVING)], ["serving"]),
         ([(0, SERVING), (1, STOPPING), (2, replace(SERVING, incarnation="next"))], ["serving", "serving"]),
@@ -122,12 +122,12 @@ def beside(report: NodeReport, other: NodeReport | None, contact: Contact = Cont
         ([(0, OUT_OF_MEMORY)], []),
     ],
 )  # fmt: skip
-def test_one_message_for_each_change(seen: list[tuple[float, NodeReport]], expected: list[str]) -> None:
-    assert events(seen) == expected
+def test_one_message_for_each_change(reports: list[tuple[float, NodeReport]], expected: list[str]) -> None:
+    assert events(reports) == expected
 
 
 @pytest.mark.parametrize(
-    ("seen", "expected"),
+    ("reports", "expected"),
     [
         ([(0, worker(SERVING, HEAD_STATUS)), (1, worker(FAILED, HEAD_STATUS))], []),
         ([(0, worker(BLOCKED, HEAD_STATUS)), (9, worker(BLOCKED, HEAD_STATUS))], []),
@@ -141,9 +141,9 @@ def test_one_message_for_each_change(seen: list[tuple[float, NodeReport]], expec
     ],
 )  # fmt: skip
 def test_a_worker_speaks_only_where_its_heads_machine_is_silent(
-    seen: list[tuple[float, NodeReport]], expected: list[str]
+    reports: list[tuple[float, NodeReport]], expected: list[str]
 ) -> None:
-    assert events(seen) == expected
+    assert events(reports) == expected
 
 
 def test_the_head_reports_a_workers_memory_guard_in_one_message() -> None:
@@ -152,23 +152,23 @@ def test_the_head_reports_a_workers_memory_guard_in_one_message() -> None:
     assert events([(0, beside(SERVING, WORKER)), (1, beside(lost, failed))]) == ["serving", "memory-guard"]
 
 
-def test_the_head_reports_a_blocked_worker_as_soon_as_of_itself() -> None:
+def test_the_head_reports_a_blocked_worker_as_soon_as_itself() -> None:
     waiting = beside(AWAITING, replace(WORKER, phase=Phase.BLOCKED))
     assert events([(0, waiting), (5, waiting)]) == ["needs-person"]
-    gone = beside(AWAITING, replace(WORKER, phase=Phase.BLOCKED), Contact.SILENT)
-    assert events([(0, gone), (5, gone)]) == []
+    silent = beside(AWAITING, replace(WORKER, phase=Phase.BLOCKED), Contact.SILENT)
+    assert events([(0, silent), (5, silent)]) == []
 
 
 def test_the_head_reports_a_worker_whose_starts_fail_with_the_cause_and_the_wait() -> None:
-    seen = [(n, beside(AWAITING, replace(cooling(name), node="spark2"))) for n, name in enumerate("abc")]
-    _, (found,) = follow(*seen)
-    assert (found.event, found.cause) == ("lost", "engine-ended")
-    assert found.text == (
+    starts = [(minute, beside(AWAITING, replace(cooling(name), node="spark2"))) for minute, name in enumerate("abc")]
+    _, (lost,) = follow(*starts)
+    assert (lost.event, lost.cause) == ("lost", "engine-ended")
+    assert lost.text == (
         "tiny fails to start on spark2: it broke (exit 13); 5 s before the next launch of a plan that failed"
     )
 
 
-def test_a_launch_that_fails_on_both_nodes_is_one_and_each_cause_is_reported_once() -> None:
+def test_a_launch_that_fails_on_both_nodes_counts_once_and_each_cause_is_reported_once() -> None:
     def cycle(minute: float, name: str) -> list[tuple[float, NodeReport]]:
         there = replace(cooling(f"{name}-there", "not-ready"), node="spark2", rank=1)
         here = replace(AWAITING, incarnation=name)
@@ -179,21 +179,23 @@ def test_a_launch_that_fails_on_both_nodes_is_one_and_each_cause_is_reported_onc
 
 
 def test_texts_say_what_was_lost_and_for_how_long() -> None:
-    _, (_, lost, again, switched) = follow((0, SERVING), (1, FAILED), (10, SERVING), (11, STOPPING), (12, OTHER))
+    _, (_, lost, back, switched) = follow((0, SERVING), (1, FAILED), (10, SERVING), (11, STOPPING), (12, OTHER))
     assert (lost.title, lost.text, lost.cause) == (
         "spark1: lost",
         "tiny no longer serves: the engine ended",
         "engine-ended",
     )
-    assert again.text == "tiny serves: tiny on port 8000; it was away for 9 min"
+    assert back.text == "tiny serves: tiny on port 8000; it was away for 9 min"
     assert switched.text == "tiny was replaced; large serves: tiny on port 8000"
 
 
 def test_a_service_after_a_failed_switch_says_what_failed() -> None:
-    back = replace(SERVING, incarnation="next", last_cause="back to tiny, large did not come up", last_cause_code="c")
-    _, (_, again) = follow((0, SERVING), (1, STOPPING), (2, FAILED), (9, back))
-    assert again.text == "tiny serves: tiny on port 8000; before: back to tiny, large did not come up"
-    assert again.cause == "c"
+    tiny_again = replace(
+        SERVING, incarnation="next", last_cause="back to tiny, large did not come up", last_cause_code="c"
+    )
+    _, (_, back) = follow((0, SERVING), (1, STOPPING), (2, FAILED), (9, tiny_again))
+    assert back.text == "tiny serves: tiny on port 8000; before: back to tiny, large did not come up"
+    assert back.cause == "c"
 
 
 def test_a_text_is_one_bounded_line_without_control_characters() -> None:
@@ -209,7 +211,9 @@ def test_a_clock_that_goes_back_makes_no_negative_time() -> None:
 
 def test_a_unit_that_stays_down_is_reported_once_until_the_node_has_come_further() -> None:
     state, first = notices.unit_down(NotifyState(), "spark1", "sparkd-head.service", "78", "no recipe x", 0)
-    assert [one.text for one in first] == ["sparkd-head.service ended with exit code 78 and stays down: no recipe x"]
+    assert [notice.text for notice in first] == [
+        "sparkd-head.service ended with exit code 78 and stays down: no recipe x"
+    ]
     assert notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1] == ()
     state, _ = follow((1, PREFLIGHT), state=state)
     assert notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1] == ()
@@ -220,12 +224,12 @@ def test_a_unit_that_stays_down_is_reported_once_until_the_node_has_come_further
 def test_after_a_unit_that_stayed_down_while_serving_the_next_service_says_how_long() -> None:
     state, _ = follow((0, SERVING))
     state, _ = notices.unit_down(state, "spark1", "sparkd-head.service", "17", "", 60)
-    _, (again,) = follow((9, replace(SERVING, incarnation="next")), state=state)
-    assert again.text.endswith("away for 8 min")
+    _, (back,) = follow((9, replace(SERVING, incarnation="next")), state=state)
+    assert back.text.endswith("away for 8 min")
 
 
 def queued(state: NotifyState) -> list[str]:
-    return [one.notice.event for one in state.queue]
+    return [message.notice.event for message in state.queue]
 
 
 def change(event: str, minute: float) -> Notice:
@@ -263,7 +267,7 @@ def test_so_many_changes_that_no_quarter_of_an_hour_holds_them_are_summed_up_ear
     assert queued(state) == ["lost", "serving", "lost", "summary"]
 
 
-def test_what_needs_a_person_is_never_held_back() -> None:
+def test_a_message_that_needs_a_person_is_never_held_back() -> None:
     state = notices.enqueue(flap(0, 1, 2, 3), (change("needs-person", 4),), WAYS, 4 * MINUTE)
     assert queued(state)[-1] == "needs-person"
 
@@ -288,6 +292,6 @@ def test_a_queue_is_bounded_in_number_and_age_and_what_is_dropped_is_counted() -
 def test_a_message_stays_until_it_has_gone_by_every_way() -> None:
     state = notices.enqueue(NotifyState(), (change("lost", 0),), ("command", "webhook_file"), 0)
     state = notices.sent(state, state.queue[0], "command")
-    assert [one.ways for one in state.queue] == [("webhook_file",)]
+    assert [message.ways for message in state.queue] == [("webhook_file",)]
     assert notices.sent(state, state.queue[0], "webhook_file").queue == ()
     assert notices.enqueue(state, (), ("command",), 0).queue == (), "a way that is configured no longer"

@@ -1,26 +1,21 @@
-"""The HTTP answers for monitors, over a real socket; and the page that Prometheus reads."""
+"""The HTTP answers for monitors."""
 
 import asyncio
 import http.client
 import json
-import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families
-from tests.unit.node_reports import ALONE, HEAD_REPORT, NOW, PEER
+from tests.unit.node_reports import ALONE
 from tests.unit.nodes import network
 
 from sparkd.agent.status.http_api import make_handler
-from sparkd.agent.status.metrics import LABEL_LIMIT, render_metrics
 from sparkd.base.lib.http_connection import Request
 from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.status.figures import EngineReport
-from sparkd.base.status.model import Contact, NodeReport, Phase, parse
+from sparkd.base.status.model import NodeReport, Phase, parse
 from sparkd.base.status.publisher import make_public
 
 
@@ -51,6 +46,12 @@ def test_monitors_are_answered_over_http() -> None:
         assert parse(body) == ALONE
         connection.request("POST", "/livez")
         assert connection.getresponse().status == 405
+
+
+def retry_after(report: NodeReport) -> str | None:
+    handle = make_handler(lambda: make_public(report), lambda: 0.0)
+    answer = asyncio.run(handle(Request("127.0.0.1", "/readyz", {"host": "127.0.0.1"})))
+    return dict(answer.headers).get("Retry-After")
 
 
 @pytest.mark.parametrize(("age", "status"), [(0.0, 200), (30.0, 200), (30.1, 503), (900.0, 503)])
@@ -91,12 +92,6 @@ def test_retry_after_is_of_the_whole_load_where_an_earlier_one_is_known(passed: 
     assert retry_after(replace(ALONE, phase=Phase.LOADING, engine=engine)) == seconds
 
 
-def retry_after(report: NodeReport) -> str | None:
-    handle = make_handler(lambda: make_public(report), lambda: 0.0)
-    answer = asyncio.run(handle(Request("127.0.0.1", "/readyz", {"host": "127.0.0.1"})))
-    return dict(answer.headers).get("Retry-After")
-
-
 OURS = "127.0.0.1 192.168.1.7:29511 [::1]:29511 [::1] localhost:29511 LOCALHOST spark1 Spark1:29511"
 FOREIGN = "evil.example evil.example:29511 spark1.evil.example 127.0.0.1.evil.example :29511 :"
 
@@ -122,74 +117,8 @@ def test_paths_are_few_and_named() -> None:
     assert request("/livez/")[0] == 404
 
 
-def test_metrics_say_when_the_agent_began() -> None:
-    ticks = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 10) * 100)
-    _, page = request("/metrics", report=replace(ALONE, start_time=ticks))
-    (line,) = [one for one in page.splitlines() if one.startswith("sparkd_start_time_seconds ")]
-    assert time.time() - float(line.split()[1]) == pytest.approx(10, abs=2)
-
-
 def test_a_report_is_json_whatever_a_name_holds() -> None:
     status, text = request("/report", report=replace(ALONE, node="a\ud800"))
     assert status == 200
     assert json.loads(text)["node"] == "a\\ud800"
     assert request("/metrics", report=replace(ALONE, node="a\ud800"))[0] == 200
-
-
-def page(report: NodeReport) -> str:
-    return render_metrics(report, NOW)[0]
-
-
-def values(report: NodeReport) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Every sample of the page by its name and labels, as another program reads it."""
-    families = text_string_to_metric_families(page(report))
-    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
-
-
-def test_the_figures_of_a_report() -> None:
-    found = values(replace(ALONE, engine=EngineReport(progress=0.25, kv_cache_tokens=524288)))
-    for name, labels, value in (
-        ("sparkd_phase", {"phase": "serving"}, 1),
-        ("sparkd_phase", {"phase": "loading"}, 0),
-        ("sparkd_phase_seconds", {}, 200),
-        ("sparkd_memory_total_bytes", {}, 128849018880),
-        ("sparkd_engine_progress_ratio", {}, 0.25),
-        ("sparkd_kv_cache_tokens", {}, 524288),
-    ):
-        assert found[name, frozenset(labels.items())] == value
-    (info,) = [dict(labels) for name, labels in found if name == "sparkd_info"]
-    names = {"version": "0.1.0", "node": "spark1", "role": "head", "rank": "0"}
-    assert info == {**names, "address": ALONE.address, "plan_digest": ALONE.plan_digest}
-    assert sum(name == "sparkd_phase" for name, _ in found) == len(Phase)
-
-
-def test_what_is_not_known_is_left_out() -> None:
-    known = page(replace(HEAD_REPORT, engine=EngineReport(progress=0.25, kv_cache_tokens=1)))
-    unknown = page(replace(ALONE, memory=None, since="?"))
-    for name in ("memory", "engine_progress", "kv_cache", "phase_seconds", "peer"):
-        assert f"sparkd_{name}" in known
-        assert f"sparkd_{name}" not in unknown
-
-
-@pytest.mark.parametrize("contact", list(Contact))
-def test_a_peer_is_up_while_it_answers(contact: Contact) -> None:
-    found = values(replace(HEAD_REPORT, peers=(replace(PEER, contact=contact),)))
-    peer = {("address", "10.0.0.2"), ("rank", "1")}
-    assert found["sparkd_peer_up", frozenset(peer)] == (contact is Contact.ANSWERS)
-    assert found["sparkd_peer_phase", frozenset({*peer, ("phase", "loading")})] == 1
-    assert found["sparkd_peer_phase", frozenset({*peer, ("phase", "serving")})] == 0
-
-
-def test_a_name_cannot_end_its_label() -> None:
-    (line,) = [one for one in page(replace(ALONE, node='a"} 1\n\\')).splitlines() if one.startswith("sparkd_info")]
-    assert 'node="a\\"} 1\\n\\\\"' in line
-
-
-@given(st.text(alphabet=st.characters(exclude_categories=()), max_size=2 * LABEL_LIMIT))
-def test_every_name_is_read_back_whole_except_its_end_and_lone_surrogates(name: str) -> None:
-    (shown,) = [dict(labels)["node"] for sample, labels in values(replace(ALONE, node=name)) if sample == "sparkd_info"]
-    assert shown == name[:LABEL_LIMIT].encode("utf-8", "backslashreplace").decode()
-
-
-def test_the_page_has_no_metrics_of_the_process_or_of_the_library() -> None:
-    assert {name.partition("_")[0] for name, _ in values(HEAD_REPORT)} == {"sparkd"}

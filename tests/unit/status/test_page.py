@@ -133,7 +133,7 @@ def test_the_policy_admits_the_one_script_and_the_one_style_of_the_page_and_noth
         (replace(page_reports.serving(), phase=Phase.COOLING, peers=()), "bad", "Not serving"),
     ],
 )
-def test_the_first_words_are_whether_it_serves(report: NodeReport, tone: str, headline: str) -> None:
+def test_the_first_words_of_the_page_are_whether_the_node_serves(report: NodeReport, tone: str, headline: str) -> None:
     main = parsed(report).main
     assert main is not None
     _, attributes, ((_, _, (heading,)), *_) = main[2][0]  # type: ignore[index]  # the first child
@@ -216,7 +216,7 @@ def test_a_node_that_does_not_serve_has_no_address_to_copy() -> None:
 
 
 @pytest.mark.parametrize("contact", [Contact.REFUSED, Contact.SILENT, Contact.UNSIGNED])
-def test_a_node_that_does_not_answer_is_a_trouble_with_an_advice(contact: Contact) -> None:
+def test_a_node_that_does_not_answer_is_shown_first_with_what_to_do(contact: Contact) -> None:
     peer = replace(page_reports.serving().peers[0], contact=contact)
     first = texts(replace(page_reports.serving(), phase=Phase.DEGRADED, peers=(peer,))).partition("Nodes\n")[0]
     assert "spark2 (10.0.0.2)" in first
@@ -315,17 +315,17 @@ def test_a_request_for_news_waits_for_a_change_until_its_hold_ends() -> None:
         same, waited = news(known)
         assert (same, waited >= page.HOLD_SECONDS) == (first, True)
         loop.call(lambda: current.__setitem__(0, replace(HEAD_REPORT, phase=Phase.FAILED)))
-        other, waited = news(known)
+        changed, waited = news(known)
         assert waited < page.HOLD_SECONDS / 2, "woken"
-        assert other != first
+        assert changed != first
 
 
-def test_however_many_read_it_the_page_is_made_once_a_second() -> None:
-    made = []
+def test_many_readers_share_a_page_that_is_made_once_a_second() -> None:
+    times = []
 
     def make() -> tuple[str, list[page.Element]]:
-        made.append(time.monotonic())
-        return "t", [page.element("p", "", str(len(made)))]
+        times.append(time.monotonic())
+        return "t", [page.element("p", "", str(len(times)))]
 
     shared = page.Page(make, PageHistory().refresh)
 
@@ -333,4 +333,4 @@ def test_however_many_read_it_the_page_is_made_once_a_second() -> None:
         await asyncio.gather(*(shared.answer(path, "") for path in ("/", "/page") * 100))
 
     asyncio.run(read())
-    assert len(made) == 1
+    assert len(times) == 1

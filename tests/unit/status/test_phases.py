@@ -48,10 +48,10 @@ def test_a_node_that_drains_serves_and_is_not_lost(phase: Phase) -> None:
 
 
 def test_an_agent_that_enters_an_unexpected_phase_reports_it_and_continues(tree: Tree) -> None:
-    with agent_under_test(tree, 0, alone()) as made:
-        made.agent.phase.enter(Phase.LAUNCHING)
-        made.agent.phase.enter(Phase.LOADING)
-        assert not any("unexpected" in line for line in made.events.lines)
-        made.agent.phase.enter(Phase.PREFLIGHT)
-        assert made.report.phase is Phase.PREFLIGHT
-    assert "agent.phase.unexpected before=loading phase=preflight" in made.events.lines[-2]
+    with agent_under_test(tree, 0, alone()) as node:
+        node.agent.phase.enter(Phase.LAUNCHING)
+        node.agent.phase.enter(Phase.LOADING)
+        assert not any("unexpected" in line for line in node.events.lines)
+        node.agent.phase.enter(Phase.PREFLIGHT)
+        assert node.report.phase is Phase.PREFLIGHT
+    assert "agent.phase.unexpected before=loading phase=preflight" in node.events.lines[-2]

@@ -70,8 +70,8 @@ def test_the_list_of_a_worker_begins_with_the_head() -> None:
     ],
 )
 def test_a_node_out_of_contact_shows_its_contact_and_its_last_known_phase(contact: Contact, text: str) -> None:
-    cause = replace(WORKER, last_cause="a shard is missing")
-    peer = rows(replace(HEAD_REPORT, peers=(replace(PEER, contact=contact, since=ago(12), report=cause),)))[2]
+    failed = replace(WORKER, last_cause="a shard is missing")
+    peer = rows(replace(HEAD_REPORT, peers=(replace(PEER, contact=contact, since=ago(12), report=failed),)))[2]
     assert text in peer
     assert "a shard is missing" in peer
     assert "GiB" not in peer and "%" not in peer
@@ -82,24 +82,24 @@ def test_a_node_never_heard_is_named_by_its_address() -> None:
     assert peer.split() == ["1", "10.0.0.2", "not", "heard", "yet", "for", "1", "min"]
 
 
-def test_news_of_an_agent_that_is_gone_are_no_news() -> None:
+def test_the_report_of_an_agent_that_is_gone_is_not_shown_as_current() -> None:
     own, peer = rows(HEAD_REPORT, replace(VIEW, alive=False))[:2]
     assert "serving (its agent is gone)" in own
     assert "not known (loading)" in peer
 
 
-def test_what_is_awaited_comes_before_what_ended_the_life_before() -> None:
+def test_what_is_awaited_comes_before_what_ended_the_last_run() -> None:
     waits = replace(HEAD_REPORT, phase=Phase.AWAITING_PEERS, message="waiting for rank 1", last_cause="rank 1 was lost")
     assert rows(waits)[0].endswith("waiting for rank 1; last: rank 1 was lost")
 
 
 def test_what_to_do_about_the_last_cause_is_shown_for_every_node() -> None:
-    seen = replace(PEER, report=replace(WORKER, last_hint="give it memlock -1"))
-    assert "hint        spark2: last cause: give it memlock -1" in rows(replace(HEAD_REPORT, peers=(seen,)))
+    hinted = replace(PEER, report=replace(WORKER, last_hint="give it memlock -1"))
+    assert "hint        spark2: last cause: give it memlock -1" in rows(replace(HEAD_REPORT, peers=(hinted,)))
     assert "hint        last cause: drink tea" in rows(replace(HEAD_REPORT, peers=(), last_hint="drink tea"))
 
 
-def test_the_action_that_is_required_is_shown_and_none_is_no_work() -> None:
+def test_a_required_action_is_shown_and_the_action_none_is_not() -> None:
     assert "down; action: inspect" in "\n".join(
         rows(replace(HEAD_REPORT, peers=(), phase=Phase.FAILED, message="down", action="inspect"))
     )

@@ -91,7 +91,7 @@ def test_a_bar_of_memory(total: int, available: int, filled: int) -> None:
         (replace(LOADING, expected_seconds=-1e300), ""),
     ],
 )
-def test_a_load_is_over_when_the_last_one_was(engine: EngineReport, left: str) -> None:
+def test_the_time_left_of_a_load_is_the_last_loads_less_what_passed(engine: EngineReport, left: str) -> None:
     assert overview(replace(WORKER, engine=engine), VIEW).nodes[0].left == left
 
 
@@ -103,8 +103,8 @@ def test_restarts_of_the_last_day_are_listed_with_their_node() -> None:
         RestartReport("", 1, "no time", "x"),
     )
     peer = replace(PEER, report=replace(WORKER, restarts=restarts[2:3]))
-    seen = overview(replace(HEAD_REPORT, restarts=restarts, peers=(peer,)), VIEW)
-    assert seen.restarts == (
+    screen = overview(replace(HEAD_REPORT, restarts=restarts, peers=(peer,)), VIEW)
+    assert screen.restarts == (
         "peer-silent 2 h 0 min ago: rank 1 was silent",
         "engine-ended 3 times, last 1 min ago: boom",
         "spark2: engine-ended 3 times, last 1 min ago: boom",
@@ -120,16 +120,16 @@ def test_many_causes_of_restarts_do_not_flood_the_screen() -> None:
 @pytest.mark.parametrize("contact", [contact for contact in Contact if contact is not Contact.ANSWERS])
 def test_figures_of_a_node_that_does_not_answer_are_not_shown(contact: Contact) -> None:
     peer = replace(PEER, contact=contact, report=BUSY_WORKER)
-    seen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(peer,)), VIEW)
-    assert (seen.nodes[1].living, seen.nodes[1].level) == (None, "unknown")
-    assert seen.activity == BUSY
+    screen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(peer,)), VIEW)
+    assert (screen.nodes[1].living, screen.nodes[1].level) == (None, "unknown")
+    assert screen.activity == BUSY
 
 
 def test_figures_of_an_agent_that_is_gone_are_not_shown() -> None:
     peer = replace(PEER, contact=Contact.ANSWERS, report=BUSY_WORKER)
-    seen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(peer,)), View(NOW, alive=False))
-    assert (seen.nodes[1].living, seen.nodes[1].level) == (None, "unknown")
-    assert seen.activity is None
+    screen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(peer,)), View(NOW, alive=False))
+    assert (screen.nodes[1].living, screen.nodes[1].level) == (None, "unknown")
+    assert screen.activity is None
 
 
 BLOCKED_WORKER = replace(WORKER, phase=Phase.BLOCKED)
@@ -137,8 +137,8 @@ SERVING_PAIR = replace(HEAD_REPORT, peers=(replace(PEER, report=replace(WORKER, 
 LOADING_PAIR = replace(SERVING_PAIR, phase=Phase.LOADING, engine=LOADING)
 
 
-def peered(of: NodeReport, **changes: object) -> NodeReport:
-    return replace(of, peers=(replace(PEER, **changes),))
+def with_peer(node: NodeReport, **changes: object) -> NodeReport:
+    return replace(node, peers=(replace(PEER, **changes),))
 
 
 @pytest.mark.parametrize(
@@ -160,18 +160,18 @@ def peered(of: NodeReport, **changes: object) -> NodeReport:
             "stop other work",
         ),
         (
-            peered(LOADING_PAIR, report=BLOCKED_WORKER),
+            with_peer(LOADING_PAIR, report=BLOCKED_WORKER),
             "block",
             "blocked: spark2 (10.0.0.2): memory: 9 GiB",
             "on spark2 (10.0.0.2): stop other work",
         ),
         (
-            peered(SERVING_PAIR, contact=Contact.REFUSED),
+            with_peer(SERVING_PAIR, contact=Contact.REFUSED),
             "warn",
             "degraded: spark2 (10.0.0.2): ",
             "on spark2 (10.0.0.2): systemctl status 'sparkd-*'",
         ),
-        (peered(SERVING_PAIR, contact=Contact.UNHEARD), "ok", "serving for", "nothing is to be done"),
+        (with_peer(SERVING_PAIR, contact=Contact.UNHEARD), "ok", "serving for", "nothing is to be done"),
         (
             replace(ALONE, phase=Phase.DEGRADED, message="rank 1 is silent"),
             "warn",
@@ -179,7 +179,7 @@ def peered(of: NodeReport, **changes: object) -> NodeReport:
             "sudo sparkd logs --level warning",
         ),
         (
-            peered(WORKER, address="10.0.0.1", rank=0, contact=Contact.SILENT, report=None),
+            with_peer(WORKER, address="10.0.0.1", rank=0, contact=Contact.SILENT, report=None),
             "unknown",
             "not known: 10.0.0.1: silent for 1 min",
             "on 10.0.0.1: look at the cable, the switch and firewalls",
@@ -191,7 +191,7 @@ def peered(of: NodeReport, **changes: object) -> NodeReport:
             "less context",
         ),
         (
-            peered(LOADING_PAIR, report=replace(WORKER, phase=Phase.FAILED, findings=(), last_hint="old")),
+            with_peer(LOADING_PAIR, report=replace(WORKER, phase=Phase.FAILED, findings=(), last_hint="old")),
             "block",
             "blocked: spark2 (10.0.0.2): load",
             "sudo sparkd logs --level warning",
@@ -205,10 +205,10 @@ def peered(of: NodeReport, **changes: object) -> NodeReport:
     ],
 )
 def test_the_headline_has_the_state_and_what_to_do(report: NodeReport, level: str, text: str, todo: str) -> None:
-    seen = headline(report, VIEW)
-    assert seen.level == level
-    assert seen.text.startswith(text)
-    assert seen.next == todo
+    line = headline(report, VIEW)
+    assert line.level == level
+    assert line.text.startswith(text)
+    assert line.next == todo
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,7 @@ def find_cause(
         return Cause.KERNEL_OOM, machine.oom_victim + quotation
     if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
         return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
-    # Code 137 proves a kill, unless a proven cause explains it. In service none does, since a client can forge the log.
-    # A warning of NCCL's, a mere symptom, is no cause.
-    is_explained = proven and not (ready or progress.serving)
-    is_killed = (code == KILLED_CODE and not is_explained) or progress.killed(now)
+    is_killed = _is_killed(progress, code, proven, now, ready=ready)
     if cause and not is_killed and (proven or not progress.serving):
         return Cause.ENGINE_ERROR, cause
     if machine.oom_killed:
@@ -60,6 +57,15 @@ def find_cause(
         manner = "killed" if proven == GONE else "killed by signal 9"
         return Cause.KILLED_FROM_OUTSIDE, f"{manner} from outside, not by sparkd{quotation}"
     return Cause.ENGINE_ENDED, cause
+
+
+def _is_killed(progress: LoadProgress, code: str, proven_cause: str, now: float, *, ready: bool) -> bool:
+    """By the log, or by exit code 137, which proves a kill unless a proven cause explains it.
+
+    In service none does, since a client can forge the log. A warning of NCCL's, a mere symptom, is no cause.
+    """
+    is_explained = proven_cause and not (ready or progress.serving)
+    return (code == KILLED_CODE and not is_explained) or progress.killed(now)
 
 
 def has_docker_ended(host: Host, dockerd_pid: str) -> bool:

@@ -70,7 +70,7 @@ def _check_settings(host: Host, loaded: LoadedSettings) -> Iterator[str]:
     is_set_up = bool(settings.engine.recipe or settings.cluster.follow_head)
     read_node = partial(membership.make_context if is_set_up else membership.find_place, settings, host)
     # The recipe is a step of its own: where the node's place is wrong, no plan would read it.
-    recipe_steps = [load_own_recipe] if is_set_up and not settings.cluster.follow_head else []
+    recipe_steps = [load_own_recipe] if settings.engine.recipe and not settings.cluster.follow_head else []
     private_steps = private_readers.values() if is_root else ()
     programs_step = partial(_check_programs, settings, host)
     _run_steps(partial(check_ids, settings.preflight), *recipe_steps, read_node, *private_steps, programs_step)
@@ -80,15 +80,23 @@ def _check_settings(host: Host, loaded: LoadedSettings) -> Iterator[str]:
     if node is None:
         yield f"{NOT_SET_UP}\nnext: {SET_UP_HINT}"
         return
-    origin = f"of the head {node.plan.node.head_address}" if node.followed else load_own_recipe().files[0]
-    yield f"recipe {node.recipe.name} is good ({origin})"
+    yield _describe_recipe(node, load_own_recipe)
     yield from warnings
+    yield from _warn_of_overridden(node, loaded)
+    private_files = (*private_readers, *(secret.file for secret in node.plan.secrets), node.plan.user_script)
+    names = "" if is_root else ", ".join(filter(None, private_files))
+    if names:
+        yield f"not looked at, since only root can read them: {names}\nnext: sudo sparkd config check"
+
+
+def _describe_recipe(node: NodeContext, load_own_recipe: Callable[[], LoadedRecipe]) -> str:
+    origin = f"of the head {node.plan.node.head_address}" if node.followed else load_own_recipe().files[0]
+    return f"recipe {node.recipe.name} is good ({origin})"
+
+
+def _warn_of_overridden(node: NodeContext, loaded: LoadedSettings) -> Iterator[str]:
     for name in overridden_keys(loaded.origins) if node.followed else ():
         yield f"{name} in {loaded.origins[name]} has no effect, the head decides it: take it out"
-    private_files = (*private_readers, *(secret.file for secret in node.plan.secrets), node.plan.user_script)
-    names = ", ".join(filter(None, private_files))
-    if names and not is_root:
-        yield f"not looked at, since only root can read them: {names}\nnext: sudo sparkd config check"
 
 
 def _check_plan(node: NodeContext, load_own_recipe: Callable[[], LoadedRecipe], host: Host) -> list[str]:

@@ -1,6 +1,7 @@
 """The compile caches of the plan's image, and those of others."""
 
 import os
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -66,7 +67,9 @@ def facts(*folders: Folder, user: str = "", used: tuple[str, ...] = ()) -> Cache
         (replace(facts(FULL), others=2, others_bytes=5 << 30), Level.OK, "2 other images have 5.0 GiB"),
     ],
 )
-def test_judge(cache_facts: CacheFacts, level: Level, text: str) -> None:
+def test_a_cache_that_is_gone_or_closed_warns_and_one_that_is_no_folder_blocks(
+    cache_facts: CacheFacts, level: Level, text: str
+) -> None:
     expect(CHECK.judge(cache_facts), level, text)
 
 
@@ -118,17 +121,21 @@ def test_custom_ops_are_compiled_only_where_the_memory_is_there(
 
 def test_the_hint_names_the_share_that_leaves_room_and_the_shortage_may_be_freed() -> None:
     cold_facts = cold(EMPTY, GONE, available=104 * GIB)
-    found = CUSTOM.judge(cold_facts)
-    assert "gpu-memory-utilization to 0.84 " in found.hint  # 101 of 120 GiB
-    assert found.shortage_bytes == GIB
+    verdict = CUSTOM.judge(cold_facts)
+    assert "gpu-memory-utilization to 0.84 " in verdict.hint  # 101 of 120 GiB
+    assert verdict.shortage_bytes == GIB
     in_the_way = CUSTOM.judge(replace(cold_facts, caches=(replace(EMPTY, kind="file"),)))
     assert (in_the_way.level, in_the_way.shortage_bytes) == (Level.BLOCK, 0)
 
 
+def compiling_check(**changes: Any) -> CompileCache:
+    """The check of a shipped plan that compiles custom ops, with these changes of its recipe."""
+    return CompileCache.from_inputs(CheckInputs(replace(plan(HEAD, **COMPILES, **changes), image=REF), Settings()))
+
+
 def test_a_shipped_plan_is_judged_by_what_is_in_its_folders(machine: Tree) -> None:
     machine.meminfo(MemTotal=121, MemFree=117, MemAvailable=117)
-    made = replace(plan(HEAD, **COMPILES), image=REF)
-    check = CompileCache.from_inputs(CheckInputs(made, Settings()))
+    check = compiling_check()
     machine.file(f"{caches.path(ID, 'vllm')}/x", "1")
     expect(check.run(Host(machine.root))[1], Level.WARN, "(tilelang empty)")
     machine.file(f"{caches.path(ID, 'tilelang')}/x", "1")
@@ -140,8 +147,7 @@ def test_a_shipped_plan_is_judged_by_what_is_in_its_folders(machine: Tree) -> No
         ({"caches": {"home": "/root"}}, f"{caches.path(ID, 'home')}/.tilelang"),
     ):
         machine.file(f"{caches.path(ID, 'home')}/.cache/vllm/x", "1")
-        made = replace(plan(HEAD, **COMPILES, **kept), image=REF)
-        own = CompileCache.from_inputs(CheckInputs(made, Settings()))
+        own = compiling_check(**kept)
         expect(own.run(Host(machine.root))[1], Level.WARN, "(tilelang empty)")
         machine.file(f"{path}/x", "1")
         assert "empty" not in own.run(Host(machine.root))[1].reason
@@ -159,10 +165,10 @@ def test_caches_of_a_heads_plan_are_known_by_where_they_are() -> None:
 
 
 def test_a_good_start_of_the_same_plan_shows_what_the_model_compiles(machine: Tree) -> None:
-    made = replace(plan(HEAD, **COMPILES), image=REF)
-    check = CompileCache.from_inputs(CheckInputs(made, Settings()))
+    launched = replace(plan(HEAD, **COMPILES), image=REF)
+    check = compiling_check()
     machine.meminfo(MemTotal=121, MemFree=117, MemAvailable=117)
-    values = {**dict(made.shared), "image.identity": identity(machine)}
+    values = {**dict(launched.shared), "image.identity": identity(machine)}
     older = {key: text for key, text in values.items() if not key.startswith("caches.") or key == "caches.vllm"}
     for of_fewer_caches, before in ((older, True), ({**older, "caches.vllm": "/elsewhere"}, False)):
         machine.file(FILE.path, FILE.encode(LaunchHistory(good=of_fewer_caches)))
@@ -186,7 +192,7 @@ def machine(tree: Tree) -> Tree:
     return tree
 
 
-def good(tree: Tree, identity: str) -> None:
+def record_good_start(tree: Tree, identity: str) -> None:
     values = {"image.identity": identity, "caches.vllm": "/root/.cache/vllm", "args.seed": "1"}
     tree.file(FILE.path, FILE.encode(LaunchHistory(good=values, good_caches=("vllm",))))
 
@@ -201,13 +207,13 @@ def test_probe_counts_this_images_caches_and_the_others(machine: Tree) -> None:
     machine.file(f"{caches.path(OTHER, 'vllm')}/x", "123")
     machine.file(f"{caches.ROOT}/notes.txt", "no image's")
     machine.link(f"{caches.path(ID, 'vllm')}/loop", "..")
-    good(machine, identity(machine))
-    found = CHECK.probe(Host(machine.root))
-    vllm, triton = found.caches
+    record_good_start(machine, identity(machine))
+    cache_facts = CHECK.probe(Host(machine.root))
+    vllm, triton = cache_facts.caches
     assert (vllm.kind, vllm.files, vllm.bytes) == ("folder", 3, 5 + 1 + 2)
     assert triton.kind == "missing"
-    assert (found.user, found.used_before) == ("1000", ("vllm",))
-    assert (found.others, found.others_bytes, found.others_whole) == (1, 3, True)
+    assert (cache_facts.user, cache_facts.used_before) == ("1000", ("vllm",))
+    assert (cache_facts.others, cache_facts.others_bytes, cache_facts.others_whole) == (1, 3, True)
 
 
 def test_caches_that_the_last_good_start_had_not_filled_are_not_lost(machine: Tree) -> None:
@@ -222,7 +228,7 @@ def test_caches_that_the_last_good_start_had_not_filled_are_not_lost(machine: Tr
 
 
 def test_another_image_s_good_start_used_no_cache_of_this_one(machine: Tree) -> None:
-    good(machine, "of another image")
+    record_good_start(machine, "of another image")
     assert CHECK.probe(Host(machine.root)).used_before == ()
 
 
@@ -238,10 +244,10 @@ def test_a_large_cache_is_counted_to_a_bound(machine: Tree) -> None:
         machine.file(f"{caches.path(ID, 'vllm')}/{number % 3}/{number}", "x")
     files = Host(machine.root).files
     assert caches.count_folder(files, caches.path(ID, "vllm"), most=100).whole
-    some = caches.count_folder(files, caches.path(ID, "vllm"), most=10)
-    assert not some.whole
-    assert some.files <= 10
-    assert not some.empty
+    part = caches.count_folder(files, caches.path(ID, "vllm"), most=10)
+    assert not part.whole
+    assert part.files <= 10
+    assert not part.empty
 
 
 def test_a_folder_that_can_not_be_looked_into_is_left_out(machine: Tree) -> None:
@@ -254,5 +260,5 @@ def test_a_folder_that_can_not_be_looked_into_is_left_out(machine: Tree) -> None
         os.close(at)
         at = below
     os.close(at)
-    found = caches.count_folder(Host(machine.root).files, caches.path(ID, "vllm"))
-    assert (found.files, found.bytes, found.whole) == (1, 1, False)
+    folder = caches.count_folder(Host(machine.root).files, caches.path(ID, "vllm"))
+    assert (folder.files, folder.bytes, folder.whole) == (1, 1, False)

@@ -47,7 +47,9 @@ def judged(*places: tuple[Place, Room]) -> Verdict:
         (LOGS, SPARSE, Level.WARN, "df -i /"),
     ],
 )
-def test_judge(place: Place, room: Room, level: Level, words: str) -> None:
+def test_a_disk_that_is_full_or_read_only_blocks_where_a_launch_must_write_and_else_warns(
+    place: Place, room: Room, level: Level, words: str
+) -> None:
     expect(judged((place, room)), level, text=words)
 
 
@@ -65,7 +67,7 @@ def test_each_disk_is_named() -> None:
     assert "free on /var/lib/docker," in verdict.reason
 
 
-def record(tree: Tree, **rooms: object) -> None:
+def record_disks(tree: Tree, **rooms: object) -> None:
     tree.file("/.sparkd/disks.json", json.dumps(rooms))
 
 
@@ -73,27 +75,27 @@ COUNTS = {"total_bytes": 10, "free_bytes": 5, "free_inodes": None}
 
 
 def places(tree: Tree, *, caches: bool = True) -> dict[str, Room]:
-    return {one.place.path: one.room for one in DiskRoom(caches).probe(Host(tree.root)).places}
+    return {facts.place.path: facts.room for facts in DiskRoom(caches).probe(Host(tree.root)).places}
 
 
 def test_a_folder_is_on_the_nearest_disk_above_it(tree: Tree) -> None:
-    record(tree, **{"/": COUNTS, "/var/lib": {**COUNTS, "free_bytes": 7}})
+    record_disks(tree, **{"/": COUNTS, "/var/lib": {**COUNTS, "free_bytes": 7}})
     tree.folder("/var/log")
     tree.file("/proc/1/mounts", "a / ext4 rw 0 0\nb /var/lib ext4 rw 0 0\nc /var/lib ext4 rw,ro 0 0\n")
-    found = places(tree)
-    assert (found["/var/lib/sparkd"].free_bytes, found["/var/lib/sparkd"].mount) == (7, "/var/lib")
-    assert found["/var/lib/sparkd/cache"].read_only, "the last mount on a point counts"
-    assert (found["/var/log"].free_bytes, found["/var/log"].mount, found["/var/log"].read_only) == (5, "/", False)
-    assert "/var/lib/docker" not in found, "no docker here"
+    rooms = places(tree)
+    assert (rooms["/var/lib/sparkd"].free_bytes, rooms["/var/lib/sparkd"].mount) == (7, "/var/lib")
+    assert rooms["/var/lib/sparkd/cache"].read_only, "the last mount on a point counts"
+    assert (rooms["/var/log"].free_bytes, rooms["/var/log"].mount, rooms["/var/log"].read_only) == (5, "/", False)
+    assert "/var/lib/docker" not in rooms, "no docker here"
 
 
 def test_a_plan_without_caches_needs_no_room_for_them(tree: Tree) -> None:
-    record(tree, **{"/": COUNTS})
+    record_disks(tree, **{"/": COUNTS})
     assert set(places(tree, caches=False)) == {"/var/lib/sparkd"}
 
 
-def test_links_and_blanks_in_names_of_mounts(tree: Tree) -> None:
-    record(tree, **{"/": COUNTS})
+def test_links_are_followed_and_blanks_in_names_of_mounts_decoded(tree: Tree) -> None:
+    record_disks(tree, **{"/": COUNTS})
     tree.folder("/mnt/big disk/sparkd")
     tree.link("/var/lib/sparkd", "/mnt/big disk/sparkd")
     tree.file("/proc/1/mounts", "a / ext4 rw 0 0\nb /mnt/big\\040disk ext4 ro 0 0\n")
@@ -102,8 +104,8 @@ def test_links_and_blanks_in_names_of_mounts(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("options", ["ro,relatime", "rw,errors=remount-ro,emergency_ro", "rw,relatime,shutdown"])
-def test_what_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tree, options: str) -> None:
-    record(tree, **{"/": COUNTS})
+def test_a_disk_that_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tree, options: str) -> None:
+    record_disks(tree, **{"/": COUNTS})
     tree.file("/proc/1/mounts", f"a / ext4 {options} 0 0\n")
     assert places(tree)["/var/lib/sparkd"].read_only
     tree.file("/proc/1/mounts", "a / ext4 rw,errors=remount-ro 0 0\n")
@@ -123,7 +125,7 @@ def test_what_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tr
 def test_docker_keeps_its_images_where_its_configuration_says(tree: Tree, text: str, root: str) -> None:
     tree.file("/etc/docker/daemon.json", text)
     tree.folder(root)
-    record(tree, **{"/": COUNTS})
+    record_disks(tree, **{"/": COUNTS})
     assert root in places(tree)
 
 
@@ -137,7 +139,7 @@ def test_docker_keeps_its_images_where_its_arguments_say(tree: Tree, arguments: 
     tree.file("/etc/d.json", '{"data-root": "/data/docker"}')
     tree.folder("/data/docker")
     tree.folder(docker_config.DATA_ROOT)
-    record(tree, **{"/": COUNTS})
+    record_disks(tree, **{"/": COUNTS})
     assert "/data/docker" in places(tree)
     assert docker_config.DATA_ROOT not in places(tree)
 
@@ -155,15 +157,15 @@ def test_a_malformed_record_raises(tree: Tree, text: str) -> None:
 
 
 def test_this_machine_has_room_on_a_disk_that_is_mounted() -> None:
-    found = disks.read_rooms(Host(), ("/var/lib/sparkd/no/such/folder", "/proc"))
-    assert [one.path for one in found] == ["/var/lib/sparkd/no/such/folder", "/proc"]
-    assert found[0].total_bytes >= found[0].free_bytes > 0
-    assert found[1].mount == "/proc"
+    folder, proc = disks.read_rooms(Host(), ("/var/lib/sparkd/no/such/folder", "/proc"))
+    assert (folder.path, proc.path) == ("/var/lib/sparkd/no/such/folder", "/proc")
+    assert folder.total_bytes >= folder.free_bytes > 0
+    assert proc.mount == "/proc"
 
 
 def test_the_sandbox_of_sparkds_unit_is_not_the_machine(tree: Tree) -> None:
     """ProtectSystem= makes all of it read-only, for sparkd alone."""
-    record(tree, **{"/": COUNTS})
+    record_disks(tree, **{"/": COUNTS})
     tree.file("/proc/self/mounts", "a / ext4 ro 0 0\na /var/lib/sparkd ext4 rw 0 0\n")
     tree.file("/proc/1/mounts", "a / ext4 rw 0 0\n")
     assert not any(room.read_only for room in places(tree).values())

@@ -9,10 +9,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.docker import (
-    Docker,
-    DockerEngineFacts,
-)
+from sparkd.agent.preflight.checks.docker import Docker, DockerEngineFacts
 from sparkd.base.host import Host, docker, docker_config, gpu_access
 from sparkd.base.lib.dockerd.reader import DockerError
 
@@ -33,7 +30,9 @@ GOOD = DockerEngineFacts(True, True, "", "29.2.1", ("runc",), (HOOK,))
         (DockerEngineFacts(True, True, "no answer in 10 s"), False, Level.UNKNOWN, "no answer in 10 s"),
     ],
 )
-def test_docker(facts: DockerEngineFacts, uses_gpu: bool, level: Level, says: str) -> None:
+def test_docker_must_answer_and_have_a_way_to_the_gpu_for_a_plan_that_uses_it(
+    facts: DockerEngineFacts, uses_gpu: bool, level: Level, says: str
+) -> None:
     verdict = Docker(uses_gpu).judge(facts)
     assert verdict.level is level
     assert says in verdict.reason
@@ -157,15 +156,15 @@ def test_the_command_that_turns_live_restore_on_keeps_what_else_the_file_has(
         file.write_text(before)
     assert turn_on(file).returncode == 0
     assert json.loads(file.read_text()) == after
-    assert [one.name for one in file.parent.iterdir()] == ["daemon.json"]
+    assert [path.name for path in file.parent.iterdir()] == ["daemon.json"]
 
 
 @pytest.mark.parametrize("text", ["", '{"runtimes": ', "[]"])
 def test_the_command_leaves_a_file_that_is_not_valid_as_it_is_and_docker_too(tmp_path: Path, text: str) -> None:
     file = tmp_path / "daemon.json"
     file.write_text(text)
-    done = turn_on(file)
-    assert done.returncode != 0 and "reloaded" not in done.stdout
+    completed = turn_on(file)
+    assert completed.returncode != 0 and "reloaded" not in completed.stdout
     assert file.read_text() == text
 
 
@@ -176,7 +175,7 @@ def turn_on(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, check=False)
 
 
-def ways(tree: Tree) -> tuple[str, ...]:
+def gpu_ways(tree: Tree) -> tuple[str, ...]:
     return Docker(uses_gpu=True).probe(Host(tree.root)).gpu_ways
 
 
@@ -186,7 +185,7 @@ def test_a_hook_that_is_set_to_refuse_is_no_way(tree: Tree, mode: str) -> None:
     tree.docker_engine(Runtimes={"nvidia": {}})
     tree.file(HOOK, mode=0o755)
     tree.file(gpu_access.TOOLKIT, f'#mode = "auto"\n[nvidia-container-runtime]\nmode = "{mode}"\n')
-    assert ways(tree) == ("the runtime nvidia",)
+    assert gpu_ways(tree) == ("the runtime nvidia",)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +202,7 @@ def test_a_hook_counts_where_nothing_says_that_it_refuses(tree: Tree, text: str)
     tree.docker_engine()
     tree.file(HOOK, mode=0o755)
     tree.file(gpu_access.TOOLKIT, text)
-    assert ways(tree) == (HOOK,)
+    assert gpu_ways(tree) == (HOOK,)
 
 
 @pytest.mark.parametrize(
@@ -247,15 +246,15 @@ def test_each_launch_reads_dockers_ways_again(tree: Tree) -> None:
 def test_a_specification_counts_if_its_kind_is_the_gpu(tree: Tree, text: str, counts: bool) -> None:
     tree.docker_engine(CDISpecDirs=["/etc/cdi", "/var/run/cdi"])
     tree.file("/var/run/cdi/nvidia.yaml", text)
-    assert ways(tree) == (("/var/run/cdi/nvidia.yaml",) if counts else ())
+    assert gpu_ways(tree) == (("/var/run/cdi/nvidia.yaml",) if counts else ())
 
 
 def test_a_specification_that_docker_does_not_read_is_no_way(tree: Tree) -> None:
     tree.file("/etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n")
     tree.docker_engine()
-    assert ways(tree) == (), "a docker before 25 knows no CDI"
+    assert gpu_ways(tree) == (), "a docker before 25 knows no CDI"
     tree.docker("/info", {"Runtimes": {}, "CDISpecDirs": []})
-    assert ways(tree) == ()
+    assert gpu_ways(tree) == ()
 
 
 def test_an_unreadable_specification_hides_no_other_way_to_the_gpu(tree: Tree) -> None:
@@ -264,13 +263,13 @@ def test_an_unreadable_specification_hides_no_other_way_to_the_gpu(tree: Tree) -
     tree.link("/etc/cdi/a.yaml", "/missing")
     tree.file("/etc/cdi/b.json/x")
     tree.file("/var/run/cdi")
-    assert ways(tree) == ("the runtime nvidia",)
+    assert gpu_ways(tree) == ("the runtime nvidia",)
     tree.file("/etc/cdi/c.yaml", "kind: nvidia.com/gpu\n")
-    assert ways(tree) == ("the runtime nvidia", "/etc/cdi/c.yaml")
+    assert gpu_ways(tree) == ("the runtime nvidia", "/etc/cdi/c.yaml")
 
 
 @pytest.mark.parametrize("answer", [None, [], "busy", {"Runtimes": []}, {}])
-def test_what_is_not_dockers_api_is_unknown(tree: Tree, answer: object) -> None:
+def test_an_answer_that_is_not_dockers_is_unknown(tree: Tree, answer: object) -> None:
     tree.docker_engine()
     tree.docker("/info", answer)
     facts = Docker(uses_gpu=True).probe(Host(tree.root))

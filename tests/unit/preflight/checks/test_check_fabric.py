@@ -20,8 +20,6 @@ ON_UP = FabricAddressFacts(True, ("enp1s0f0np0",), UP, (), ())
 ADDRESS = FabricAddress("10.0.0.1", 2)
 LINK = FabricLink("enp1s0f0np0", ("10.0.0.2", "10.0.0.3"), 29510, 9000)
 ARRIVES = (PathMtu("10.0.0.2", True), PathMtu("10.0.0.3", True))
-
-
 NO_CARRIER = replace(ON_UP, carriers=(), link=None)
 
 
@@ -84,10 +82,9 @@ def test_the_command_of_the_hint_sends_a_datagram_of_the_whole_mtu() -> None:
 
 
 def test_a_node_alone_has_no_fabric(tree: Tree) -> None:
-    address, link = FabricAddress("127.0.0.1", 1), FabricLink("", (), 29510, 9000)
     host = Host(tree.root)
-    assert [check.judge(check.probe(host)).reason for check in (address,)] == ["one node"]
-    assert [check.judge(check.probe(host)).reason for check in (link,)] == ["one node"]
+    assert FabricAddress("127.0.0.1", 1).run(host)[1].reason == "one node"
+    assert FabricLink("", (), 29510, 9000).run(host)[1].reason == "one node"
 
 
 def test_without_a_plan_what_has_a_cable_is_judged(tree: Tree) -> None:
@@ -166,5 +163,5 @@ def test_a_record_of_paths_that_is_none_is_an_error_of_reading(tree: Tree, text:
 def test_a_tree_returns_recorded_paths(tree: Tree) -> None:
     machine.path_mtu(tree, {"10.0.0.2": False, "10.0.0.3": None})
     wanted = ("10.0.0.2", "10.0.0.3", "10.0.0.4")
-    found = datagrams.probe_paths(Host(tree.root), wanted, 29510, 9000)
-    assert [path.fits for path in found] == [False, None, None]
+    paths = datagrams.probe_paths(Host(tree.root), wanted, 29510, 9000)
+    assert [path.fits for path in paths] == [False, None, None]

@@ -14,17 +14,17 @@ WANTS = "/etc/systemd/system/multi-user.target.wants"
 IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
-def enabled(tree: Tree, text: str, name: str = "own.service") -> None:
+def enable(tree: Tree, text: str, name: str = "own.service") -> None:
     tree.file(f"/etc/systemd/system/{name}", f"[Service]\n{text}\n")
     tree.link(f"{WANTS}/{name}", f"/etc/systemd/system/{name}")
 
 
-def looked(tree: Tree, docker: DockerFacts = AWAY) -> tuple[ForeignFacts, Verdict]:
+def run_check(tree: Tree, docker: DockerFacts = AWAY) -> tuple[ForeignFacts, Verdict]:
     return ForeignUnits().run(Host(tree.root, docker=lambda: docker))
 
 
 @pytest.mark.parametrize(
-    ("exec_start", "found"),
+    ("exec_start", "starts_vllm"),
     [
         ("/usr/local/bin/vllm serve /models/x", True),
         ("/opt/venv/bin/python3 -m vllm.entrypoints.openai.api_server --model x", True),
@@ -47,16 +47,16 @@ def looked(tree: Tree, docker: DockerFacts = AWAY) -> tuple[ForeignFacts, Verdic
         ("", False),
     ],
 )
-def test_a_command_that_starts_vllm(tree: Tree, exec_start: str, found: bool) -> None:
-    enabled(tree, f"ExecStart={exec_start}")
-    facts, verdict = looked(tree)
-    assert bool(facts.units) is found
-    assert verdict.level is (Level.WARN if found else Level.OK)
+def test_a_unit_whose_command_starts_vllm_is_warned_of(tree: Tree, exec_start: str, starts_vllm: bool) -> None:
+    enable(tree, f"ExecStart={exec_start}")
+    facts, verdict = run_check(tree)
+    assert bool(facts.units) is starts_vllm
+    assert verdict.level is (Level.WARN if starts_vllm else Level.OK)
 
 
-def test_it_is_named_with_who_wants_it_and_how_to_disable_it(tree: Tree) -> None:
-    enabled(tree, "ExecStartPre=/usr/bin/docker start vllm_ds4\nExecStart=/bin/sleep infinity", "ds4.service")
-    _, verdict = looked(tree)
+def test_a_unit_is_named_with_who_wants_it_and_how_to_disable_it(tree: Tree) -> None:
+    enable(tree, "ExecStartPre=/usr/bin/docker start vllm_ds4\nExecStart=/bin/sleep infinity", "ds4.service")
+    _, verdict = run_check(tree)
     assert verdict.reason == (
         "ds4.service starts vLLM too, wanted by multi-user.target (ExecStartPre in /etc/systemd/system/ds4.service)"
     )
@@ -70,30 +70,30 @@ def test_a_link_that_a_package_ships_is_masked_as_disable_leaves_it(tree: Tree, 
     tree.link("/usr/lib/systemd/system/multi-user.target.wants/ds4.service", "../ds4.service")
     if also_in_etc:
         tree.link(f"{WANTS}/ds4.service", "/usr/lib/systemd/system/ds4.service")
-    assert looked(tree)[1].hint == "if sparkd is to serve: sudo systemctl mask ds4.service"
+    assert run_check(tree)[1].hint == "if sparkd is to serve: sudo systemctl mask ds4.service"
 
 
 def test_a_unit_that_nobody_wants_or_that_is_masked_or_sparkds_own_does_not_count(tree: Tree) -> None:
     tree.file("/etc/systemd/system/unwanted.service", "[Service]\nExecStart=/usr/bin/vllm serve x\n")
-    enabled(tree, "ExecStart=/usr/bin/vllm serve x", "sparkd-head.service")
+    enable(tree, "ExecStart=/usr/bin/vllm serve x", "sparkd-head.service")
     tree.link(f"{WANTS}/masked.service", "/etc/systemd/system/masked.service")
     tree.link("/etc/systemd/system/masked.service", "/dev/null")
     tree.file("/usr/lib/systemd/system/masked.service", "[Service]\nExecStart=/usr/bin/vllm serve x\n")
     tree.link(f"{WANTS}/gone.service", "/usr/lib/systemd/system/gone.service")
-    facts, verdict = looked(tree)
+    facts, verdict = run_check(tree)
     assert (facts.units, facts.unread, verdict.level) == ((), (), Level.OK)
 
 
 def test_drop_ins_count_and_an_instance_has_the_text_of_its_template(tree: Tree) -> None:
-    enabled(tree, "ExecStart=/usr/bin/vllm serve x")
+    enable(tree, "ExecStart=/usr/bin/vllm serve x")
     tree.file("/etc/systemd/system/own.service.d/10.conf", "[Service]\nExecStart=\nExecStart=/bin/true\n")
     tree.file("/etc/systemd/system/vllm@.service", "[Service]\nExecStart=/usr/bin/vllm serve %i\n")
     tree.link(f"{WANTS}/vllm@qwen.service", "/etc/systemd/system/vllm@.service")
-    assert [one.name for one in looked(tree)[0].units] == ["vllm@qwen.service"]
+    assert [unit.name for unit in run_check(tree)[0].units] == ["vllm@qwen.service"]
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "found"),
+    ("path", "text", "starts_vllm"),
     [
         ("/home/milo/start.sh", "#!/bin/bash\nexport A=1\nvllm serve \\\n  /models/x\n", True),
         ("/home/milo/start.sh", "#!/bin/bash\ndocker run \\\n --gpus all \\\n  vllm/vllm-openai\n", True),
@@ -104,24 +104,24 @@ def test_drop_ins_count_and_an_instance_has_the_text_of_its_template(tree: Tree)
         ("/srv/ai/blob.sh", "\x00\x01 vllm", False),
     ],
 )
-def test_a_script_that_the_command_names_is_looked_into(tree: Tree, path: str, text: str, found: bool) -> None:
+def test_a_script_that_the_command_names_is_looked_into(tree: Tree, path: str, text: str, starts_vllm: bool) -> None:
     tree.file(path, text)
-    enabled(tree, f"ExecStart=/usr/bin/docker compose -f {path} up" if path.endswith("yaml") else f"ExecStart={path}")
-    assert bool(looked(tree)[0].units) is found
+    enable(tree, f"ExecStart=/usr/bin/docker compose -f {path} up" if path.endswith("yaml") else f"ExecStart={path}")
+    assert bool(run_check(tree)[0].units) is starts_vllm
 
 
 @pytest.mark.parametrize("word", ["docker ", "python -x "])
 def test_one_endless_line_takes_no_endless_time(tree: Tree, word: str) -> None:
     tree.file("/home/milo/start.sh", word * 9000)
-    enabled(tree, "ExecStart=/home/milo/start.sh")
+    enable(tree, "ExecStart=/home/milo/start.sh")
     began = time.process_time()
-    assert not looked(tree)[0].units
+    assert not run_check(tree)[0].units
     assert time.process_time() - began < 1.0, "seconds, where the patterns see all of it"
 
 
 def test_a_unit_that_cannot_be_read_is_named(tree: Tree) -> None:
-    enabled(tree, "ExecStart=/bin/sh -c 'left open")
-    _, verdict = looked(tree)
+    enable(tree, "ExecStart=/bin/sh -c 'left open")
+    _, verdict = run_check(tree)
     assert (verdict.level, verdict.hint) == (Level.WARN, "systemctl cat own.service")
 
 
@@ -143,14 +143,14 @@ def container(policy: str, image: str, *command: str, ours: bool = False) -> Doc
         (AWAY, Level.OK),
     ],
 )
-def test_a_container_of_vllm_that_docker_restarts(tree: Tree, docker: DockerFacts, level: Level) -> None:
-    _, verdict = looked(tree, docker)
+def test_a_container_of_vllm_that_docker_restarts_is_warned_of(tree: Tree, docker: DockerFacts, level: Level) -> None:
+    _, verdict = run_check(tree, docker)
     assert verdict.level is level
     assert ("sudo docker update --restart=no theirs" in verdict.hint) is (level is Level.WARN)
 
 
-def test_a_machine_without_systemd_has_none(tree: Tree) -> None:
-    facts, verdict = looked(tree)
+def test_a_machine_without_systemd_has_no_units(tree: Tree) -> None:
+    facts, verdict = run_check(tree)
     assert (facts.looked_at, verdict.level) == (0, Level.OK)
     assert verdict.reason.endswith("docker's containers were not checked")
 
@@ -186,7 +186,7 @@ def test_an_earlyoom_that_runs_is_a_second_killer(tree: Tree, argv: tuple[str, .
     tree.process(50, "earlyoom", argv=argv, cgroup=in_unit("earlyoom.service"))
     # A user's own program may have the name, and ends nobody.
     tree.process(51, "earlyoom", argv=argv, cgroup="0::/user.slice/user-1000.slice/session-3.scope", uid=1000)
-    facts, verdict = looked(tree)
+    facts, verdict = run_check(tree)
     assert facts.killers == (("earlyoom.service", whom),)
     assert verdict.level is Level.WARN
     assert verdict.reason == f"earlyoom.service ends {whom} for want of memory, beside sparkd's guard"
@@ -210,20 +210,20 @@ SWAP, PRESSURE = "[Slice]\nManagedOOMSwap=kill\n", "[Slice]\nManagedOOMMemoryPre
         ({"/etc/systemd/system/user.slice.d/a.conf": PRESSURE}, False),
     ],
 )  # fmt: skip
-def test_a_systemd_oomd_that_manages_the_slice_of_dockers_containers(
+def test_a_systemd_oomd_that_manages_the_slice_of_dockers_containers_is_a_second_killer(
     tree: Tree, files: dict[str, str], manages: bool
 ) -> None:
     for path, text in files.items():
         tree.file(path, text)
-    assert looked(tree)[0].killers == (), "it does not run"
+    assert run_check(tree)[0].killers == (), "it does not run"
     tree.process(50, "systemd-oomd", cgroup=in_unit("systemd-oomd.service"))
-    facts, verdict = looked(tree)
+    facts, verdict = run_check(tree)
     assert bool(facts.killers) is manages
     assert ("ends containers (ManagedOOM of the slice that has docker's)" in verdict.reason) is manages
 
 
 def test_a_killer_of_containers_by_name_is_a_second_one(tree: Tree) -> None:
-    enabled(tree, "ExecStart=/usr/local/bin/dgx-anti-oom", "dgx-anti-oom.service")
-    facts, verdict = looked(tree)
+    enable(tree, "ExecStart=/usr/local/bin/dgx-anti-oom", "dgx-anti-oom.service")
+    facts, verdict = run_check(tree)
     assert facts.killers == (("dgx-anti-oom.service", "containers by their name"),)
     assert verdict.level is Level.WARN

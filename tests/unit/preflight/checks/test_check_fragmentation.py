@@ -66,10 +66,10 @@ SMALL = (1 + 100 + 2 * 50 + 8) * 4 * KIB + 3 * MIB
 def test_every_zone_of_every_node_counts_and_what_a_driver_cannot_have_is_not_large(tree: Tree) -> None:
     tree.file("/proc/buddyinfo", TWO_NODES)
     tree.file("/proc/meminfo", "MemFree: 1 kB\nCmaTotal:        65536 kB\nCmaFree:         10240 kB\n")
-    found = read_free_memory(Host(tree.root).files, page_bytes=4 * KIB)
-    assert found == FreeMemory(SMALL + LARGE + 256 * MIB, LARGE - 10 * MIB)
+    free = read_free_memory(Host(tree.root).files, page_bytes=4 * KIB)
+    assert free == FreeMemory(SMALL + LARGE + 256 * MIB, LARGE - 10 * MIB)
     tree.file("/proc/meminfo", "MemFree: 2097152 kB\nCmaFree: 9000000 kB\n")
-    assert read_free_memory(Host(tree.root).files, page_bytes=4 * KIB).unlisted_bytes == 2 * GIB - found.bytes
+    assert read_free_memory(Host(tree.root).files, page_bytes=4 * KIB).unlisted_bytes == 2 * GIB - free.bytes
     assert read_free_memory(Host(tree.root).files, page_bytes=4 * KIB).large_bytes == 0
 
 
@@ -85,8 +85,8 @@ def test_a_large_block_has_2_mib_whatever_the_size_of_a_page(
     tree.file("/proc/buddyinfo", f"Node 0, zone   Normal {' '.join(f'{count:6}' for count in counts)} \n")
     tree.file("/proc/meminfo", "MemFree: 1 kB\n")
     total = 3 * (page_kib * KIB << order)
-    found = read_free_memory(Host(tree.root).files, page_bytes=page_kib * KIB)
-    assert found == FreeMemory(total, total if large else 0)
+    free = read_free_memory(Host(tree.root).files, page_bytes=page_kib * KIB)
+    assert free == FreeMemory(total, total if large else 0)
 
 
 @pytest.mark.parametrize("text", ["Node 0, zone   Normal\n", "Node 0, zone   Normal  -1 2\n", "free: 1 kB\n", ""])

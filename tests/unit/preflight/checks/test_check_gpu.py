@@ -1,3 +1,5 @@
+"""A plan's GPUs: whether their driver answers, and what ails one that does not."""
+
 import json
 
 import pytest
@@ -60,8 +62,8 @@ def test_preflight_waits_for_a_driver_that_does_not_answer(tree: Tree) -> None:
     tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
     tree.file("/proc/uptime", "1000.00 2000.00\n")
     checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), settle_seconds=60))
-    found = examine(checks, Host(tree.root, gpu=lambda: HUNG))
-    assert {one.verdict.awaits for one in found} == {AWAITED}, "one that awaits nothing makes waiting vain"
+    findings = examine(checks, Host(tree.root, gpu=lambda: HUNG))
+    assert {finding.verdict.awaits for finding in findings} == {AWAITED}, "one that awaits nothing makes waiting vain"
 
 
 def recorded(tree: Tree, answer: object, module: str = OPEN) -> Host:
@@ -112,7 +114,7 @@ def test_each_examination_queries_the_driver_once(tree: Tree) -> None:
     host = Host(tree.root, gpu=query)
     checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), settle_seconds=60))
     for looks in (1, 2):
-        assert [one.verdict.level for one in examine(checks, host)] == [Level.OK, Level.OK]
+        assert [finding.verdict.level for finding in examine(checks, host)] == [Level.OK, Level.OK]
         assert len(queries) == looks
 
 
@@ -132,6 +134,6 @@ def test_a_module_that_names_no_version_is_no_reason_against_a_gpu_that_answers(
 
 
 def test_every_known_bad_version_says_what_to_do_and_who_says_so() -> None:
-    for one in (*known_bad.KERNELS, *known_bad.DRIVERS):
-        assert all((one.version, one.trouble, one.remedy, one.source))
-        assert known_bad.find_known_bad(one.version, (one,)) is one
+    for known in (*known_bad.KERNELS, *known_bad.DRIVERS):
+        assert all((known.version, known.trouble, known.remedy, known.source))
+        assert known_bad.find_known_bad(known.version, (known,)) is known

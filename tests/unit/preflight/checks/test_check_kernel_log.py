@@ -1,3 +1,5 @@
+"""Messages in the kernel's log that a launch would fail on, or that a person should know."""
+
 import os
 
 import pytest
@@ -38,7 +40,7 @@ def xid(code: int, rest: str = "pid=4848, name=VLLM::Worker_TP") -> str:
 
 
 def judged(*messages: tuple[float, str], uses_gpu: bool = True) -> Verdict:
-    """What is thought of messages, each so many seconds ago."""
+    """The verdict on messages, each so many seconds old."""
     records = [Record(number, UPTIME - ago, text) for number, (ago, text) in enumerate(messages)]
     return KernelLog(uses_gpu).judge(KernelLogFacts(UPTIME, 0.0, find_events(records)))
 
@@ -95,7 +97,7 @@ def test_a_message_is_judged_by_what_it_means_for_an_engine(text: str, level: Le
         pytest.param([(RECENT_SECONDS + 1, f"Out of memory: {KILLED}")], Level.OK, id="killed long ago"),
     ],
 )
-def test_what_is_over_holds_nothing_up(messages: list[tuple[float, str]], level: Level) -> None:
+def test_an_event_that_is_over_holds_nothing_up(messages: list[tuple[float, str]], level: Level) -> None:
     assert judged(*messages).level is level
 
 
@@ -121,7 +123,7 @@ def test_a_log_that_lost_its_beginning_says_how_far_it_goes_back() -> None:
     assert verdict == Verdict(Level.OK, "nothing bad in the kernel's log, which goes back 2 h 0 min of 1 d 3 h")
 
 
-def test_a_log_that_may_not_be_read_warns_and_none_at_all_is_calm() -> None:
+def test_a_log_that_may_not_be_read_warns_and_none_at_all_is_good() -> None:
     forbidden = KernelLog().judge(KernelLogFacts(UPTIME, 0.0, (), error="Operation not permitted"))
     assert (forbidden.level, "Operation not permitted" in forbidden.reason) == (Level.WARN, True)
     assert KernelLog().judge(KernelLogFacts(UPTIME, 0.0, (), absent=True)).level is Level.OK
@@ -149,7 +151,7 @@ def test_probe_reads_a_recorded_log(tree: Tree) -> None:
     )
 
 
-def test_what_others_write_into_the_log_is_not_the_kernels_word() -> None:
+def test_a_message_that_others_write_into_the_log_is_not_the_kernels_word() -> None:
     assert kernel.parse_record(f"12,513,8000000,-;{xid(79)}".encode()) is None
     assert kernel.parse_record(f"4,513,8000000,-;{xid(79)}".encode()) == Record(513, 8.0, xid(79))
 
@@ -164,7 +166,7 @@ def test_nonsense_is_no_record(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("log", [None, "", "\n\n", "nonsense\n", "4,0,0,-;Linux version"])
-def test_a_machine_with_no_log_or_an_odd_one_is_calm(tree: Tree, log: str | None) -> None:
+def test_a_machine_with_no_log_or_an_odd_one_is_good(tree: Tree, log: str | None) -> None:
     assert KernelLog().run(machine(tree, log))[1].level is Level.OK
 
 
@@ -172,9 +174,10 @@ def test_a_log_in_which_everything_is_different_is_bounded(tree: Tree) -> None:
     lines = [
         f"4,{n},{n},-;Out of memory: Killed process {n} (\u202e{n}\x1b[2J{'x' * 900}) total-vm\n" for n in range(500)
     ]
-    found = KernelLog().probe(machine(tree, "".join(lines))).events
-    assert len(found) == MOST_OF_A_KIND
-    assert all(len(one.text) <= 200 and one.text.isprintable() and one.device.isprintable() for one in found)
+    events = KernelLog().probe(machine(tree, "".join(lines))).events
+    assert len(events) == MOST_OF_A_KIND
+    assert all(len(event.text) <= 200 for event in events)
+    assert all(event.text.isprintable() and event.device.isprintable() for event in events)
 
 
 def test_a_flood_hides_no_lost_gpu_and_of_it_the_latest_are_kept(tree: Tree) -> None:
@@ -183,7 +186,7 @@ def test_a_flood_hides_no_lost_gpu_and_of_it_the_latest_are_kept(tree: Tree) -> 
     for lines in ([*killed, lost], [lost, *killed]):
         facts, verdict = KernelLog().run(machine(tree, "".join(lines)))
         expect(verdict, Level.BLOCK, "Xid 79")
-        assert "p499" in {one.device for one in facts.events}
+        assert "p499" in {event.device for event in facts.events}
 
 
 def test_a_console_in_place_of_the_log_is_none(tree: Tree) -> None:

@@ -49,7 +49,7 @@ def wanted(*settings: Setting) -> SettingsFacts:
         ),
     ],
 )
-def test_what_differs_or_harms_is_warned_of(facts: SettingsFacts, level: Level, words: str) -> None:
+def test_a_setting_that_differs_or_harms_is_warned_of(facts: SettingsFacts, level: Level, words: str) -> None:
     verdict = CHECK.judge(facts)
     assert verdict.level is level
     assert words in f"{verdict.reason} {verdict.hint}"
@@ -72,7 +72,7 @@ def test_probe_reads_what_the_recipe_names_and_what_may_harm(tree: Tree) -> None
     )
 
 
-def test_what_can_only_be_written_is_no_setting() -> None:
+def test_a_file_that_can_only_be_written_is_no_setting() -> None:
     """Of the real kernel: not even root may read it."""
     name = "vm.compact_memory"
     assert os.stat(kernel.sysctl_path(name)).st_mode & 0o777 == 0o200

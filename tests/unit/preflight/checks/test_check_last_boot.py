@@ -14,14 +14,14 @@ PLAN, OTHER = "d1", "d2"
 CUT, STOPPED, KILLED = "cut", "stopped", "killed"
 """How a launch ends: with its machine; in order; its agent alone, which the next one of this boot finds."""
 DONE = End("done", 0)
-Life = tuple[str, str, str]
+Launch = tuple[str, str, str]
 """Plan, phase, end."""
 
 
-def lived(*lives: Life, known: LaunchHistory | None = None) -> LaunchHistory:
+def history_of(*launches: Launch, known: LaunchHistory | None = None) -> LaunchHistory:
     """The history after one launch in each boot, written as the agent does."""
     known = known or LaunchHistory()
-    for number, (plan, phase, end) in enumerate(lives):
+    for number, (plan, phase, end) in enumerate(launches):
         boot_id = f"boot{number}"
         known = known.recover(boot_id, "").record_launch(plan, boot_id, {"kernel": "6.17"})
         if phase == SERVING:
@@ -43,7 +43,7 @@ SERVICE_CUT = (PLAN, SERVING, CUT)
 
 
 @pytest.mark.parametrize(
-    ("lives", "level"),
+    ("launches", "level"),
     [
         pytest.param([], Level.OK, id="never launched"),
         pytest.param([(PLAN, SERVING, STOPPED)], Level.OK, id="shut down"),
@@ -66,27 +66,27 @@ SERVICE_CUT = (PLAN, SERVING, CUT)
     ],
 )
 def test_only_three_loads_of_one_plan_in_a_row_that_end_with_their_machine_block(
-    tree: Tree, lives: Sequence[Life], level: Level
+    tree: Tree, launches: Sequence[Launch], level: Level
 ) -> None:
-    verdict = judged(tree, lived(*lives))
+    verdict = judged(tree, history_of(*launches))
     assert (verdict.level, verdict.needs_person) == (level, level is Level.BLOCK)
 
 
 def test_this_boots_own_launch_is_not_judged(tree: Tree) -> None:
-    assert judged(tree, lived(*[LOAD_CUT] * 3), boot_id="boot2").level is Level.WARN
-    assert judged(tree, lived(LOAD_CUT), boot_id="boot0").level is Level.OK
+    assert judged(tree, history_of(*[LOAD_CUT] * 3), boot_id="boot2").level is Level.WARN
+    assert judged(tree, history_of(LOAD_CUT), boot_id="boot0").level is Level.OK
 
 
 def test_a_good_start_ends_the_warning(tree: Tree) -> None:
-    known = lived(LOAD_CUT, LOAD_CUT).record_launch(PLAN, "now", {})
+    known = history_of(LOAD_CUT, LOAD_CUT).record_launch(PLAN, "now", {})
     assert judged(tree, known).level is Level.WARN
     assert judged(tree, known.record_serving("now")).level is Level.OK
 
 
 def test_a_launch_after_a_person_was_called_begins_at_zero(tree: Tree) -> None:
-    handed_over = lived(*[LOAD_CUT] * 3).record_end("now", End("a person is needed", 17))
+    handed_over = history_of(*[LOAD_CUT] * 3).record_end("now", End("a person is needed", 17))
     assert judged(tree, handed_over).level is Level.OK
-    assert judged(tree, lived(LOAD_CUT, LOAD_CUT, known=handed_over)).level is Level.WARN
+    assert judged(tree, history_of(LOAD_CUT, LOAD_CUT, known=handed_over)).level is Level.WARN
 
 
 def test_a_relaunch_that_takes_the_machine_down_counts_though_others_of_its_boot_ended_in_order(tree: Tree) -> None:
@@ -96,7 +96,7 @@ def test_a_relaunch_that_takes_the_machine_down_counts_though_others_of_its_boot
     assert judged(tree, known).level is Level.BLOCK
 
 
-def test_what_has_changed_since_the_last_good_start_is_said(tree: Tree) -> None:
+def test_what_has_changed_since_the_last_good_start_is_named(tree: Tree) -> None:
     good = {"kernel": "6.17", "args.x": "1", "args.y": "1", "env.z": "1", "image": "same"}
     known = LaunchHistory().record_launch(PLAN, "a", good).record_serving("a").record_end("a", DONE)
     tried = {"kernel": "7.0", "args.x": "2", "args.y": "1", "env.z": "2", "env.new": "3", "image": "same"}
@@ -107,9 +107,9 @@ def test_what_has_changed_since_the_last_good_start_is_said(tree: Tree) -> None:
         "since the last good start changed: args.x 1 -> 2, env.new not set -> 3, env.z 1 -> 2, and 1 more"
     )
     assert verdict.hint.endswith("sudo systemctl start sparkd-head")
-    assert "no good start is on record" in judged(tree, lived(*[LOAD_CUT] * 3)).reason
-    same = lived((PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3)
-    assert "since the last good start nothing that sparkd knows of has changed" in judged(tree, same).reason
+    assert "no good start is on record" in judged(tree, history_of(*[LOAD_CUT] * 3)).reason
+    unchanged = history_of((PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3)
+    assert "since the last good start nothing that sparkd knows of has changed" in judged(tree, unchanged).reason
 
 
 def test_a_machine_without_the_file_is_ok(tree: Tree) -> None:
@@ -128,12 +128,12 @@ def test_a_file_that_is_wrong_counts_as_empty_and_one_that_can_not_be_read_is_no
 
 
 def test_a_phase_that_somebody_has_written_moves_no_cursor(tree: Tree) -> None:
-    tree.file(FILE.path, FILE.encode(lived((PLAN, "\x1b[2J", CUT))).replace(LOADING, "\\u001b[2J"))
+    tree.file(FILE.path, FILE.encode(history_of((PLAN, "\x1b[2J", CUT))).replace(LOADING, "\\u001b[2J"))
     tree.file("/proc/sys/kernel/random/boot_id", "now\n")
-    assert [one.phase for one in LastBoot(PLAN).probe(Host(tree.root)).before] == ["\\x1b[2J"]
+    assert [launch.phase for launch in LastBoot(PLAN).probe(Host(tree.root)).before] == ["\\x1b[2J"]
 
 
 def test_the_reason_has_how_the_machine_ended_if_that_is_of_this_boot(tree: Tree) -> None:
-    known = lived(SERVICE_CUT).record_machine_end(MachineEnd("now", "watchdog", "the hardware watchdog", ""), "")
+    known = history_of(SERVICE_CUT).record_machine_end(MachineEnd("now", "watchdog", "the hardware watchdog", ""), "")
     assert judged(tree, known).reason.endswith("serving, by what is left of it watchdog: the hardware watchdog")
     assert judged(tree, known, "later").reason.endswith("serving")

@@ -57,7 +57,7 @@ def test_a_gpus_own_memory_that_others_hold_is_named() -> None:
         verdict, Level.WARN, text="40.0 GiB of the GPU's 140.0 GiB are free, and 70.0 GiB needed; it is used by pid 7"
     )
     enough = (replace(own, gpu_held_bytes=60 * GIB), replace(own, gpus=("A", "B")), replace(own, gpu_users=()))
-    assert [UnifiedMemory(need, 60).judge(one).level for one in enough] == [Level.OK] * 3
+    assert [UnifiedMemory(need, 60).judge(facts).level for facts in enough] == [Level.OK] * 3
 
 
 def test_a_script_that_starts_an_engine_of_its_own_counts_with_its_share() -> None:
@@ -87,7 +87,7 @@ def test_memory_that_may_come_back_is_awaited(baseline: MemorySample | None, fac
     expect(check(baseline).judge(facts), Level.BLOCK, needs_person=False, awaits="memory")
 
 
-def test_who_reads_it_in_the_table_of_a_command_knows_what_to_do_next() -> None:
+def test_a_verdict_in_the_table_of_a_command_has_what_to_do_next() -> None:
     """`sparkd preflight` waits for nothing."""
     after = "it may still come back; if it has not in 60 s"
     expect(check().judge(STUCK), Level.BLOCK, hint=f"{after}, reboot this node: sudo systemctl reboot")

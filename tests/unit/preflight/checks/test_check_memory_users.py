@@ -53,9 +53,10 @@ def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
 
 
 def read(tree: Tree, gpu_bytes: dict[int, int] | None = None) -> list[tuple[str, str, int, int]]:
+    """Kind, name, number of processes and MiB of each consumer."""
     host = Host(tree.root)
-    found = read_consumers(host.files, host.processes(), gpu_bytes or {})
-    return [(one.kind, one.name, one.processes, one.bytes >> 20) for one in found]
+    consumers = read_consumers(host.files, host.processes(), gpu_bytes or {})
+    return [(consumer.kind, consumer.name, consumer.processes, consumer.bytes >> 20) for consumer in consumers]
 
 
 def test_processes_are_taken_together_by_what_they_belong_to(tree: Tree) -> None:
@@ -91,23 +92,23 @@ def test_shared_memory_counts_once_and_the_gpus_counts_too(tree: Tree) -> None:
     assert read(tree, {11: GIB}) == [("unit", "db.service", 3, 3 * 32 + 8192 + 1024)]
 
 
-def test_the_small_ones_of_a_user_count_together(tree: Tree) -> None:
+def test_small_processes_of_a_user_count_together(tree: Tree) -> None:
     for pid in range(10, 110):
         tree.process(pid, "small", private_kib=15 * MIB_IN_KIB, uid=1000)
     tree.process(110, "small", private_kib=MIB_IN_KIB)
     assert read(tree) == [("small", "small processes", 100, 1500), ("small", "small processes", 1, 1)]
     tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=60)
     facts = OtherTenants(NEED).probe(Host(tree.root, docker=lambda: AWAY))
-    assert [(one.name, one.stop) for one in facts.held] == [("100 small processes of uid 1000", "ps -u 1000")]
+    assert [(held.name, held.stop) for held in facts.held] == [("100 small processes of uid 1000", "ps -u 1000")]
 
 
-def test_the_dead_and_the_kernels_own_are_passed_over(tree: Tree) -> None:
+def test_dead_processes_and_the_kernels_own_are_passed_over(tree: Tree) -> None:
     tree.process(11, "dead", state="Z", private_kib=GIB_IN_KIB)
     tree.process(12, "kworker", kernel=True, private_kib=GIB_IN_KIB)
     assert read(tree) == []
 
 
-def test_who_ends_meanwhile_is_passed_over(tree: Tree) -> None:
+def test_a_process_that_ends_during_the_look_is_passed_over(tree: Tree) -> None:
     tree.process(10, "gone", private_kib=GIB_IN_KIB)
     (tree.root / "proc/10/cgroup").unlink()
     tree.process(11, "odd", private_kib=GIB_IN_KIB)
@@ -145,7 +146,7 @@ def test_probe_names_the_largest_five_and_how_to_stop_them(tree: Tree) -> None:
         ),
     )
     facts = OtherTenants(NEED).probe(host)
-    assert [(one.name, one.stop, one.bytes // GIB) for one in facts.held] == [
+    assert [(held.name, held.stop, held.bytes // GIB) for held in facts.held] == [
         ("ollama.service", "sudo systemctl stop ollama.service", 20),
         ("pid 14 (x) of uid 0", "sudo kill 14", 7),
         ("session-3.scope of spark", "sudo systemctl stop session-3.scope", 6),
@@ -203,13 +204,13 @@ IDLE = GpuUser(8, "dcgm-exporter", 0)
         pytest.param(HeldFacts(False, gpu_error="no answer"), Level.SKIPPED, "no answer", id="unified-memory says it"),
     ],
 )
-def test_what_no_process_has_is_warned_of(facts: HeldFacts, level: Level, words: str) -> None:
+def test_memory_that_no_process_has_is_warned_of(facts: HeldFacts, level: Level, words: str) -> None:
     verdict = UnaccountedMemory().judge(facts)
     expect(verdict, level, words)
     assert ("reboot" in verdict.hint) == (level is Level.WARN and facts.holders is not None)
 
 
-def test_who_has_the_devices_open_is_to_end_before_a_reboot_and_has_no_part_in_the_sum() -> None:
+def test_a_process_that_has_the_devices_open_is_to_end_before_a_reboot_and_has_no_part_in_the_sum() -> None:
     verdict = UnaccountedMemory().judge(replace(STUCK, holders=(PYTHON, IDLE)))
     assert verdict.reason.endswith("belongs to no process, but pid 7 (python) with 10.0 GiB")
     who = "pid 7 (python), pid 8 (dcgm-exporter)"
@@ -230,7 +231,7 @@ def machine(tree: Tree, **gib: float) -> None:
         pytest.param({"Percpu": 50, "VmallocUsed": 50}, id="the kernel's own"),
     ],
 )
-def test_what_a_counter_explains_is_nobodys_secret(tree: Tree, elsewhere: dict[str, float]) -> None:
+def test_memory_that_a_counter_explains_is_not_called_unexplained(tree: Tree, elsewhere: dict[str, float]) -> None:
     machine(tree, **elsewhere)
     assert UnaccountedMemory().probe(Host(tree.root, gpu=lambda: GB10)) == HeldFacts(True, 120 * GIB, 0, ())
 

@@ -31,7 +31,7 @@ def test_page_cache_is_dropped_where_that_gains_something(
     assert not any(fix.frees_bytes for fix in verdict.fixes), "it makes nothing available"
 
 
-def test_what_is_shared_mapped_or_dirty_is_not_to_be_dropped(tree: Tree) -> None:
+def test_pages_that_are_shared_mapped_or_dirty_are_not_to_be_dropped(tree: Tree) -> None:
     tree.meminfo(
         MemTotal=120, MemFree=10, MemAvailable=90, Cached=90, Buffers=1, SReclaimable=2, Shmem=3, Mapped=4, Dirty=5,
         Writeback=1,

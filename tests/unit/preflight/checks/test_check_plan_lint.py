@@ -1,12 +1,10 @@
-"""The check that holds a node's plan against the rules, and `sparkd recipe check`, which uses the same."""
+"""The check that holds a node's plan against the rules, with the model and the script that it names."""
 
 import json
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.commands import sparkd
 from tests.unit.lint_launches import BY_ROLE, GOOD
 from tests.unit.plans import shipped
 
@@ -127,49 +125,3 @@ def test_evidence_holds_no_word_of_the_script(tree: Tree) -> None:
     (finding,) = examine([PlanLint(OWN)], Host(tree.root))
     assert finding.facts["own_command"] is True
     assert "do-not-print" not in json.dumps(finding.facts) + finding.verdict.reason
-
-
-RECIPE = """schema: 1
-name: x
-model: {path: m}
-image: {ref: i}
-args:
-  gpu-memory-utilization: SHARE
-  tensor-parallel-size: "{cluster.size}"
-  kv-transfer-config: "{\\"rank\\": {node.rank}}"
-env: {VLLM_WORKER_MULTIPROC_METHOD: HOW}
-"""
-
-
-@pytest.mark.parametrize(
-    ("share", "method", "code", "out", "err"),
-    [
-        ("0.9", "spawn", 0, "x is good (", ""),
-        ("0.93", "spawn", 0, "x is good, with 1 warning (", ""),
-        (
-            "0.9\n  max-num-seqs: 0",
-            "fork",
-            78,
-            "x.yaml: line 10: VLLM_WORKER_MULTIPROC",
-            "x.yaml: line 7: --max-num-seqs 0",
-        ),
-    ],
-)
-def test_recipe_check_prints_warnings_and_fails_on_errors(
-    tmp_path: Path, share: str, method: str, code: int, out: str, err: str
-) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(RECIPE.replace("SHARE", share).replace("HOW", method))
-    done = sparkd("recipe", "check", str(path))
-    assert done.returncode == code, done.stderr
-    assert out in done.stdout
-    assert err in done.stderr
-    assert ("is good" in done.stdout) == (code == 0)
-
-
-def test_the_pools_size_is_a_number_of_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(RECIPE.replace("SHARE", "0.9").replace("HOW", "spawn") + "expect: {kv_cache_tokens: many}\n")
-    done = sparkd("recipe", "check", str(path))
-    assert done.returncode == 78
-    assert 'line 10: expect.kv_cache_tokens = "many": must be a whole number of tokens' in done.stderr

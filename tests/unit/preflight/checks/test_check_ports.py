@@ -14,10 +14,10 @@ from sparkd.base.host.docker import ContainerFacts, DockerFacts
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"
 API = WantedPort(8000, "", "the API", "args.port")
-MEET = WantedPort(29501, "", "the rendezvous", "cluster.master_port")
+RENDEZVOUS = WantedPort(29501, "", "the rendezvous", "cluster.master_port")
 REPORT = WantedPort(29510, "10.0.0.1", "the node's report", "cluster.report_port", is_agent_port=True)
 OBSERVE = WantedPort(29511, "127.0.0.1", "the observers", "observe.listen", is_agent_port=True, vital=False)
-CHECK = Ports((API, MEET, REPORT, OBSERVE))
+CHECK = Ports((API, RENDEZVOUS, REPORT, OBSERVE))
 AGENT = 40
 
 
@@ -31,7 +31,7 @@ def held(wanted: WantedPort, pid: int | None = 50, *, strays: bool = False) -> P
     [
         (PortsFacts((), None), Level.OK, "8000, 29501, 29510, 29511 free"),
         (held(API), Level.BLOCK, "port 8000 of the API is held on 0.0.0.0 by pid 50 (nginx) of root"),
-        (held(MEET, None), Level.BLOCK, "port 29501 of the rendezvous is held on 0.0.0.0 by an unknown process"),
+        (held(RENDEZVOUS, None), Level.BLOCK, "port 29501 of the rendezvous is held on 0.0.0.0 by an unknown process"),
         (held(REPORT), Level.BLOCK, "port 29510"),
         (held(REPORT, AGENT), Level.OK, "the agent's own, pid 40"),
         (held(OBSERVE), Level.WARN, "port 29511"),
@@ -39,7 +39,7 @@ def held(wanted: WantedPort, pid: int | None = 50, *, strays: bool = False) -> P
         (held(OBSERVE, None), Level.OK, "the agent's own, pid 40"),
         (replace(held(REPORT, None), owner_pid=None), Level.BLOCK, "an unknown process"),
         (held(API, AGENT), Level.BLOCK, "pid 40"),
-        (held(MEET, strays=True), Level.OK, "port 29501: an engine's, see stray-workers"),
+        (held(RENDEZVOUS, strays=True), Level.OK, "port 29501: an engine's, see stray-workers"),
     ],
 )
 def test_a_port_that_is_needed_and_held_blocks(facts: PortsFacts, level: Level, says: str) -> None:
@@ -56,11 +56,11 @@ def test_nobody_is_ended_for_a_port() -> None:
 def judged(tree: Tree, docker: DockerFacts | None = None) -> Verdict:
     if not (tree.root / "proc/1").exists():
         tree.process(1, "systemd", parent=0)
-    found = docker or DockerFacts(True, ())
-    return CHECK.run(Host(tree.root, docker=lambda: found))[1]
+    facts = docker or DockerFacts(True, ())
+    return CHECK.run(Host(tree.root, docker=lambda: facts))[1]
 
 
-def on(tree: Tree, address: str, port: int, inode: int) -> None:
+def listen_on(tree: Tree, address: str, port: int, inode: int) -> None:
     """Somebody listens on one IPv4 address."""
     words = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
     rest = f"00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1 0"
@@ -92,7 +92,7 @@ def test_a_container_of_others_than_docker_is_ended_by_its_process(tree: Tree) -
         (1, "systemd", "/init.scope", "systemctl list-sockets"),
     ],
 )
-def test_who_holds_a_port_for_somebody_else_is_not_to_be_killed(
+def test_a_process_that_holds_a_port_for_another_one_is_not_to_be_killed(
     tree: Tree, pid: int, comm: str, cgroup: str, words: str
 ) -> None:
     """docker's proxy of a published port is in docker's own cgroup; a socket unit's port is open in systemd itself."""
@@ -171,9 +171,11 @@ def test_the_agents_own_ports_are_no_trouble_of_its_own(tree: Tree) -> None:
         ("127.0.0.1", 22, Level.OK),
     ],
 )
-def test_what_listens_on_another_address_is_not_in_the_way(tree: Tree, address: str, port: int, level: Level) -> None:
+def test_a_program_that_listens_on_another_address_is_not_in_the_way(
+    tree: Tree, address: str, port: int, level: Level
+) -> None:
     tree.process(50, "other", opened=("socket:[5]",))
-    on(tree, address, port, 5)
+    listen_on(tree, address, port, 5)
     assert judged(tree).level is level
 
 
@@ -204,8 +206,10 @@ def test_ipv6_is_in_the_way_where_it_is_the_same_address(tree: Tree, words: str,
         ("localhost", "127.0.0.1", Level.BLOCK),
     ],
 )
-def test_a_family_of_its_own_is_in_nobodys_way(tree: Tree, wanted: str, listening: str, level: Level) -> None:
-    on(tree, listening, 8000, 5)
+def test_a_listener_is_in_the_way_of_addresses_of_its_family_alone(
+    tree: Tree, wanted: str, listening: str, level: Level
+) -> None:
+    listen_on(tree, listening, 8000, 5)
     check = Ports((WantedPort(8000, wanted, "the API", "args.port"),))
     assert check.run(Host(tree.root))[1].level is level
 

@@ -1,21 +1,16 @@
-"""RDMA devices that NCCL will use, and the GID index that a plan may pin."""
-
-import ctypes
+"""RDMA devices that NCCL will use."""
 
 import pytest
 from msgspec.structs import replace
 from tests.machines.areas import fabric as machine
-from tests.machines.areas.fabric import SECOND
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.gid_index import GidFacts, GidIndex, GidTable
 from sparkd.agent.preflight.checks.rdma import Rdma, RdmaFacts, Selection
-from sparkd.base.host import Host, infiniband
-from sparkd.base.host.files import Files
-from sparkd.base.host.infiniband import Gid, Hca, Port
-from sparkd.base.recipes.additions import parse_nccl_number, why_tcp
+from sparkd.base.host import Host
+from sparkd.base.host.infiniband import Hca, Port
+from sparkd.base.recipes.additions import why_tcp
 
 ACTIVE, DOWN = (Port(1, "ACTIVE", True),), (Port(1, "DOWN", True),)
 F0 = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", ACTIVE)
@@ -94,36 +89,34 @@ def test_the_devices_of_the_plan_are_here_and_up(check: Rdma, hcas: tuple[Hca, .
 
 
 @pytest.mark.parametrize(
-    ("check", "hcas", "on_fabric", "transport"),
+    ("check", "hcas", "on_fabric", "transport", "level", "awaited"),
     [
-        pytest.param(rdma(PAIR), ONE_CABLE, True, "rdma", id="as it should be"),
-        pytest.param(rdma(), (), True, "tcp", id="no device"),
-        pytest.param(rdma("mlx5"), ALL, True, "tcp", id="none of that name"),
-        pytest.param(rdma(), DARK, True, "tcp", id="none is up"),
-        pytest.param(rdma(PAIR, verbs=False), ALL, True, "tcp", id="not in the container"),
-        pytest.param(replace(rdma(), interface="enP7s7"), ALL, False, "tcp", id="none of the fabric"),
-        pytest.param(rdma(NCCL_NET="IB"), (), True, "rdma", id="TCP is forbidden: it is blocked"),
-        pytest.param(rdma(NCCL_IB_DISABLE="0"), (), True, "tcp", id="0 is the default, and insists on nothing"),
-        pytest.param(replace(rdma(), not_needed="one node"), (), True, "", id="not needed"),
+        pytest.param(rdma(PAIR), ONE_CABLE, True, "rdma", Level.OK, False, id="as it should be"),
+        pytest.param(rdma(), (), True, "tcp", Level.WARN, True, id="no device"),
+        pytest.param(rdma("mlx5"), ALL, True, "tcp", Level.WARN, True, id="none of that name"),
+        pytest.param(rdma(), DARK, True, "tcp", Level.WARN, True, id="none is up"),
+        pytest.param(rdma(PAIR, verbs=False), ALL, True, "tcp", Level.WARN, False, id="not in the container"),
+        pytest.param(replace(rdma(), interface="enP7s7"), ALL, False, "tcp", Level.WARN, True, id="none of the fabric"),
+        pytest.param(rdma(NCCL_NET="IB"), (), True, "rdma", Level.BLOCK, True, id="TCP is forbidden"),
+        pytest.param(rdma(NCCL_IB_DISABLE="0"), (), True, "tcp", Level.WARN, True, id="0 is the default"),
+        pytest.param(replace(rdma(), not_needed="one node"), (), True, "", Level.OK, False, id="not needed"),
     ],
 )
 def test_without_a_device_that_is_up_nccl_goes_by_tcp_and_devices_are_awaited(
-    check: Rdma, hcas: tuple[Hca, ...], on_fabric: bool, transport: str
+    check: Rdma, hcas: tuple[Hca, ...], on_fabric: bool, transport: str, level: Level, awaited: bool
 ) -> None:
     facts = RdmaFacts(hcas, (), on_fabric)
     assert check.transport(facts) == transport
-    found = check.judge(facts)
-    assert found.level is (Level.OK if transport != "tcp" and not check.insists else found.level)
-    lacks = check.not_needed == "" and (not hcas or transport == "tcp")
-    assert bool(found.awaits) is (lacks and check.reaches_verbs)
-    if found.awaits:
-        assert ("insists" if check.insists else "slower than the 98 Gb/s") in found.reason
+    verdict = check.judge(facts)
+    assert (verdict.level, bool(verdict.awaits)) == (level, awaited)
+    if awaited:
+        assert ("insists" if level is Level.BLOCK else "slower than the 98 Gb/s") in verdict.reason
 
 
 def test_devices_that_are_there_but_down_do_not_do_where_the_plan_insists() -> None:
-    found = rdma(NCCL_NET="IB").judge(RdmaFacts(DARK, ()))
-    expect(found, Level.BLOCK, "no RDMA device is up, and NCCL_NET=IB insists on one")
-    assert found.awaits
+    verdict = rdma(NCCL_NET="IB").judge(RdmaFacts(DARK, ()))
+    expect(verdict, Level.BLOCK, "no RDMA device is up, and NCCL_NET=IB insists on one")
+    assert verdict.awaits
 
 
 def test_devices_of_another_port_than_the_fabrics_are_none(tree: Tree) -> None:
@@ -138,8 +131,6 @@ def test_a_plan_that_needs_no_rdma_reads_nothing(tree: Tree) -> None:
     host = Host(tree.root)
     needless = replace(rdma(NCCL_NET="IB"), not_needed="the plan uses no GPU")
     assert needless.judge(needless.probe(host)).reason == "the plan uses no GPU"
-    pinned = GidIndex({"NCCL_IB_GID_INDEX": ""}, "10.0.0.1", not_needed="one node")
-    assert pinned.judge(pinned.probe(host)).reason == "one node"
 
 
 def test_rdma_made_in_software_has_no_slot(tree: Tree) -> None:
@@ -156,88 +147,3 @@ def test_a_port_that_can_not_be_read_is_no_port_that_is_down(tree: Tree) -> None
     tree.folder("/sys/class/infiniband/rxe0/ports/1")
     with pytest.raises(FileNotFoundError):
         rdma().probe(Host(tree.root))
-
-
-V2, V1, LOCAL = (
-    Gid(3, "RoCE v2", "10.0.0.1", ipv4=True, link_local=False),
-    Gid(3, "IB/RoCE v1", "10.0.0.1", ipv4=True, link_local=False),
-    Gid(3, "RoCE v2", "fe80::1", ipv4=False, link_local=True),
-)
-
-
-def gid(index: str | None, address: str = "10.0.0.1") -> GidIndex:
-    return GidIndex({} if index is None else {"NCCL_IB_GID_INDEX": index}, address)
-
-
-def test_numbers_are_read_as_c_reads_them() -> None:
-    """Against strtoll of this machine's libc, with base 0 as NCCL calls it."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.strtoll.restype = ctypes.c_longlong
-    odd = ("3", " 3 ", "+3", "-1", "03", "010", "08", "0", "0x", "0x3", "0XfF", "0xg", "3abc", "7.5", "9" * 18, "\t12")
-    for text in (*odd, "-0x10", "1e3", "9223372036854775807"):
-        assert parse_nccl_number(text) == libc.strtoll(text.encode(), None, 0), text
-    for text in ("", " ", "--1", "abc", "٣", "9223372036854775808", "9" * 400, "0x" + "f" * 40):
-        assert parse_nccl_number(text) is None, text
-
-
-def test_an_index_is_unset_or_a_number() -> None:
-    for index in (None, "-1", "-2", "-0x1"):
-        assert gid(index).judge(GidFacts(())).level is Level.OK, index
-    for index in ("3", "0x3"):
-        assert gid(index).judge(GidFacts(())).level is Level.SKIPPED, "no port is up"
-    for index in ("", " ", "auto", "abc", "٣", "9" * 400):
-        assert gid(index).judge(GidFacts(())).level is Level.BLOCK, index
-
-
-@pytest.mark.parametrize(
-    ("table", "level", "words"),
-    [
-        pytest.param(GidTable("mlx5_0", 1, V2, (3,)), Level.OK, "index 3 is right on mlx5_0", id="right"),
-        pytest.param(GidTable("mlx5_0", 1, V1, (5,)), Level.BLOCK, "on mlx5_0 that is IB/RoCE v1 10.0.0.1; the right"),
-        pytest.param(GidTable("mlx5_0", 1, LOCAL, (5,)), Level.BLOCK, "fe80::1; the right index is 5", id="link-local"),
-        pytest.param(GidTable("mlx5_0", 1, None, (4,)), Level.BLOCK, "is unused; the right index is 4", id="unused"),
-        pytest.param(GidTable("mlx5_0", 1, None, ()), Level.BLOCK, "has it an address?", id="no address"),
-    ],
-)
-def test_a_pinned_index_must_be_right_now(table: GidTable, level: Level, words: str) -> None:
-    expect(gid("3").judge(GidFacts((table,))), level, words)
-
-
-def test_every_device_has_an_index_of_its_own(tree: Tree) -> None:
-    machine.healthy(tree, 0)
-    host = Host(tree.root)
-    assert gid("3").judge(gid("3").probe(host)).reason == "index 3 is right on roceP2p1s0f0, rocep1s0f0"
-    six, mapped = "fd00:0000:0000:0000:0000:0000:0000:000a", "0000:0000:0000:0000:0000:ffff:0a00:0101"
-    machine.gids(tree, SECOND, six, six, mapped, mapped, six, six)
-    assert [table.good for table in gid("3").probe(host).tables] == [(3,), (3,)]
-    machine.gids(tree, SECOND, six, six, six, six, mapped, mapped)
-    assert [table.good for table in gid("3").probe(host).tables] == [(5,), (3,)]
-    assert [table.good for table in gid("3", "fd00::a").probe(host).tables] == [(1, 3), ()]
-
-
-def test_gids_are_those_in_use(tree: Tree) -> None:
-    machine.healthy(tree, 0)
-    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gid_attrs/types/6", "RoCE v2\n")
-    found = infiniband.read_gids(Files(str(tree.root)), "rocep1s0f0", 1)
-    assert [(one.index, one.kind, one.address) for one in found] == [
-        (0, "IB/RoCE v1", "fe80::4ebb:47ff:fe00:1"),
-        (1, "RoCE v2", "fe80::4ebb:47ff:fe00:1"),
-        (2, "IB/RoCE v1", "10.0.0.1"),
-        (3, "RoCE v2", "10.0.0.1"),
-    ]
-
-
-def test_a_table_of_gids_that_is_none_is_an_error_of_reading(tree: Tree) -> None:
-    machine.healthy(tree, 0)
-    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gids/0", "what?\n")
-    with pytest.raises(ValueError, match=r"what\?"):
-        gid("3").probe(Host(tree.root))
-
-
-def test_ports_that_nccl_leaves_out_and_those_of_infiniband_are_not_read(tree: Tree) -> None:
-    machine.healthy(tree, 0)
-    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/link_layer", "InfiniBand\n")
-    assert [table.hca for table in gid("3").probe(Host(tree.root)).tables] == ["roceP2p1s0f0"]
-    tree.file("/sys/class/infiniband/roceP2p1s0f0/ports/1/state", "1: DOWN\n")
-    verdict = gid("7").run(Host(tree.root))[1]
-    assert (verdict.level, verdict.reason) == (Level.SKIPPED, "not judged: no port is up")

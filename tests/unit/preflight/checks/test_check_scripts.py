@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Every path that the unit and the plan name is there, and the unit's drop-in is the configured one."""
 
 import pytest
 from msgspec.structs import replace
@@ -50,9 +50,9 @@ def test_a_power_command_that_would_not_be_run_is_named_and_ends_no_start(
     check = ScriptPaths((UNIT,), power_command=(path, "cycle"))
     if mode is not None:
         tree.file(path, "#!/bin/sh\n", mode=mode)
-    found = check.run(Host(tree.root))[1]
-    assert found.level is Level.WARN
-    assert found.reason.startswith("supervise.power_command would not be run: ") and why in found.reason
+    verdict = check.run(Host(tree.root))[1]
+    assert verdict.level is Level.WARN
+    assert verdict.reason.startswith("supervise.power_command would not be run: ") and why in verdict.reason
     tree.file(path, "#!/bin/sh\n", mode=0o755)
     assert check.run(Host(tree.root))[1].level is Level.OK
 
@@ -155,7 +155,7 @@ def test_a_folder_in_the_launch_scripts_place_blocks(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "reason"),
+    ("wanted", "present", "reason"),
     [
         pytest.param(WANTED, WANTED, "", id="as it should be"),
         pytest.param("", None, "", id="none wanted, none there"),
@@ -167,17 +167,17 @@ def test_a_folder_in_the_launch_scripts_place_blocks(tree: Tree) -> None:
         pytest.param("", "[Unit]\nWants=mine", "", id="somebody's own, and none wanted"),
     ],
 )
-def test_the_drop_in_is_the_configured_one(tree: Tree, wanted: str, found: str | None, reason: str) -> None:
+def test_the_drop_in_is_the_configured_one(tree: Tree, wanted: str, present: str | None, reason: str) -> None:
     unit(tree, f"ExecStart={program(tree)}")
-    if found is not None:
-        tree.file(DROP_IN.path, found)
+    if present is not None:
+        tree.file(DROP_IN.path, present)
     verdict = judged(tree, drop_in=replace(DROP_IN, text=wanted))
     expect(verdict, (Level.BLOCK if reason else Level.OK), reason)
-    if "mine" not in (found or "") and reason:
+    if "mine" not in (present or "") and reason:
         assert verdict.hint == "sudo sparkd units install"
 
 
-def test_everything_missing_is_said_at_once(tree: Tree) -> None:
+def test_all_that_is_missing_is_named_at_once(tree: Tree) -> None:
     unit(tree, "ExecStart=/opt/ghost")
     verdict = judged(tree, NeededPath("/srv/models/x", "the model of recipe x", Requirement.FOLDER, "put it there"))
     assert "/opt/ghost does not exist" in verdict.reason
@@ -194,14 +194,14 @@ def test_a_plan_needs_its_script_model_secrets_mounts_and_devices_but_not_what_s
     container = plan.container.model_copy(update={"devices": ("/dev/infiniband",), "volumes": volumes})
     secrets = (Secret("HF_TOKEN", "/etc/sparkd/hf"),)
     plan = replace(plan, container=container, secrets=secrets, user_script="/root/start.sh", model_path="/srv/m")
-    assert {(one.path, one.requirement) for one in paths_of_plan(plan)} == {
+    assert {(needed.path, needed.requirement) for needed in paths_of_plan(plan)} == {
         ("/root/start.sh", Requirement.FILE),
         ("/srv/m", Requirement.FOLDER),
         ("/etc/sparkd/hf", Requirement.FILE),
         ("/srv/models", Requirement.ANYTHING),
         ("/dev/infiniband", Requirement.ANYTHING),
     }
-    assert not [one for one in paths_of_plan(replace(plan, user_script="", model_path="")) if not one.path]
+    assert all(needed.path for needed in paths_of_plan(replace(plan, user_script="", model_path="")))
 
 
 def test_a_colon_is_part_of_a_path_except_in_words_of_docker(tree: Tree) -> None:
@@ -209,8 +209,8 @@ def test_a_colon_is_part_of_a_path_except_in_words_of_docker(tree: Tree) -> None
     for path in ("/srv/a/x", "/srv/b:c", "/srv/templates"):
         tree.file(path)
     assert judged(tree).level is Level.OK
-    mod = NeededPath("/srv/a:x", "--chat-template", Requirement.MOUNT, "mount it", may_fail=True)
-    assert judged(tree, mod).reason == "/srv/a:x is in no mount (--chat-template)"
+    template = NeededPath("/srv/a:x", "--chat-template", Requirement.MOUNT, "mount it", may_fail=True)
+    assert judged(tree, template).reason == "/srv/a:x is in no mount (--chat-template)"
     secret = NeededPath("/srv/templates:x", "secret X", Requirement.FILE)
     assert judged(tree, secret).reason == "/srv/templates:x does not exist (secret X)"
 
@@ -232,5 +232,5 @@ def test_a_file_that_a_flag_names_in_a_mount_must_be_there(flag: str) -> None:
     for path, needed in (("/models/m/x", "/srv/models/m/x"), ("/t/x", "/opt/t/x"), ("/other/x", ""), ("x", "x")):
         recipe = Recipe.model_validate({**keys, "args": {flag: path}, "container": {"volumes": ["/opt/t:/t:ro"]}})
         plan = make_plan(recipe, Settings(), Node(0, "127.0.0.1", "127.0.0.1", 1))
-        found = {one.path for one in paths_of_plan(plan)} - {"/srv/models/m", "/srv/models", "/opt/t"}
-        assert found == ({needed} if needed else set())
+        paths = {needed_path.path for needed_path in paths_of_plan(plan)} - {"/srv/models/m", "/srv/models", "/opt/t"}
+        assert paths == ({needed} if needed else set())

@@ -1,3 +1,5 @@
+"""Shared memory that no process uses any more: whose it is, and when it is unlinked."""
+
 import os
 
 import pytest
@@ -34,7 +36,7 @@ def test_an_orphan_warns_and_is_to_be_unlinked_by_its_identity() -> None:
         pytest.param(replace(ORPHAN, links=2), id="of two names"),
     ],
 )
-def test_anything_else_is_kept(segment: SegmentFacts) -> None:
+def test_a_segment_that_may_be_used_or_anothers_is_kept(segment: SegmentFacts) -> None:
     expect(SharedMemory().judge(ShmFacts(DEVICE, (segment,), (), UPTIME_SECONDS)), Level.OK, fixes=())
 
 
@@ -51,18 +53,18 @@ RECORDED = replace(ORPHAN, uid=1000, age_seconds=1, of_rank=True)
     ],
 )
 def test_what_a_rank_left_by_its_record_is_an_orphan(segment: SegmentFacts, level: Level) -> None:
-    found = SharedMemory().judge(ShmFacts(DEVICE, (segment,), (), UPTIME_SECONDS))
-    expect(found, level, fixes=(UnlinkSegment(ORPHAN.path, DEVICE, 7, 500),) if level is Level.WARN else ())
+    verdict = SharedMemory().judge(ShmFacts(DEVICE, (segment,), (), UPTIME_SECONDS))
+    expect(verdict, level, fixes=(UnlinkSegment(ORPHAN.path, DEVICE, 7, 500),) if level is Level.WARN else ())
 
 
 def test_a_record_names_segments_by_identity_once_its_rank_has_ended(tree: Tree) -> None:
-    left, other = tree.segment("psm_0123abcd"), tree.segment("psm_4567abcd")
-    named = {"/dev/shm/psm_0123abcd": (left.st_dev, left.st_ino), "/dev/shm/psm_4567abcd": (other.st_dev, 1)}
+    own, replaced = tree.segment("psm_0123abcd"), tree.segment("psm_4567abcd")
+    named = {"/dev/shm/psm_0123abcd": (own.st_dev, own.st_ino), "/dev/shm/psm_4567abcd": (replaced.st_dev, 1)}
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
     tree.file(FILE.path, FILE.encode(rank_record(pid=10, start_time=100, segments=named)))
     check, host = SharedMemory(owners=()), Host(tree.root)
     tree.process(10, "tini", start_time=101)
-    assert [fix.inode for fix in check.run(host)[1].fixes if isinstance(fix, UnlinkSegment)] == [left.st_ino]
+    assert [fix.inode for fix in check.run(host)[1].fixes if isinstance(fix, UnlinkSegment)] == [own.st_ino]
     tree.process(10, "tini", start_time=100)
     assert check.run(host)[1].fixes == (), "a living rank may hand it to another process"
 
@@ -85,14 +87,14 @@ def test_only_names_that_an_engine_gives_are_looked_at(tree: Tree) -> None:
     for name in (*given, *other, "psm_0123abcd\n"):
         tree.segment(name)
     facts = SharedMemory(owners=(os.getuid(),)).probe(Host(tree.root))
-    assert sorted(one.path for one in facts.segments) == [f"/dev/shm/{name}" for name in given]
+    assert sorted(segment.path for segment in facts.segments) == [f"/dev/shm/{name}" for name in given]
 
 
 def test_segments_are_orphans_of_their_owner_unless_in_use(tree: Tree) -> None:
-    found = tree.segment("psm_0123abcd")
+    segment = tree.segment("psm_0123abcd")
     tree.process(1, "systemd")
     check, host = SharedMemory(owners=(os.getuid(),)), Host(tree.root)
-    assert [fix.inode for fix in check.run(host)[1].fixes if isinstance(fix, UnlinkSegment)] == [found.st_ino]
+    assert [fix.inode for fix in check.run(host)[1].fixes if isinstance(fix, UnlinkSegment)] == [segment.st_ino]
     assert SharedMemory(owners=(os.getuid() + 1,)).run(host)[1].fixes == ()
     tree.process(10, "VLLM::Worker_TP", opened=("/dev/shm/psm_0123abcd",))
     assert check.run(host)[1].reason == "no orphaned segments, 1 in use"

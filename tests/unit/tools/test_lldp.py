@@ -22,8 +22,8 @@ def answer(*machines: tuple[str, str]) -> bytes:
 
 
 def test_names_are_by_interface() -> None:
-    found = parse_names(answer(("enp1s0f0np0", "spark2"), ("enp1s0f0np0", "spark3"), ("eth0", "switch")))
-    assert found == {"enp1s0f0np0": ("spark2", "spark3"), "eth0": ("switch",)}
+    names = parse_names(answer(("enp1s0f0np0", "spark2"), ("enp1s0f0np0", "spark3"), ("eth0", "switch")))
+    assert names == {"enp1s0f0np0": ("spark2", "spark3"), "eth0": ("switch",)}
 
 
 @pytest.mark.parametrize("text", [b'{"lldp":[{}]}', b'{"lldp":[{"interface":[{"name":"eth0","chassis":[{}]}]}]}'])
@@ -32,9 +32,9 @@ def test_no_neighbour_and_a_neighbour_without_a_name_are_nothing(text: bytes) ->
 
 
 def test_a_name_is_one_short_line_and_there_are_not_many() -> None:
-    found = parse_names(answer(*[("eth0", f"a\x1b[2J\n{'x' * 500}")] * 100))
-    assert len(found["eth0"]) == MOST_NAMES
-    assert all(len(name) == 64 and name.isprintable() for name in found["eth0"])
+    names = parse_names(answer(*[("eth0", f"a\x1b[2J\n{'x' * 500}")] * 100))
+    assert len(names["eth0"]) == MOST_NAMES
+    assert all(len(name) == 64 and name.isprintable() for name in names["eth0"])
 
 
 @pytest.mark.parametrize("text", [b"[]", b'{"lldp": 3}', b'{"lldp":[{"interface":[{"chassis":[{"name":3}]}, 7]}]}'])

@@ -1,3 +1,5 @@
+"""What `sparkd status` says of this node: its report, its exit code, and why there is none."""
+
 import json
 import re
 from datetime import UTC, datetime
@@ -78,42 +80,40 @@ def test_a_pid_that_is_gone_is_no_agent(tree: Tree) -> None:
     assert not agent_running(Files(str(tree.root)), REPORT)
 
 
-def shown_in(
-    tree: Tree, report: NodeReport | str, *, alive: bool = True, as_json: bool = False
-) -> tuple[str, ExitCode]:
-    tree.file("/run/sparkd/report.json", report if isinstance(report, str) else dump(report))
-    if alive:
-        tree.process(77, "sparkd", start_time=1234)
-    return looked_at(tree, as_json=as_json)
-
-
-def looked_at(tree: Tree, *, as_json: bool = False) -> tuple[str, ExitCode]:
+def read_status(tree: Tree, *, as_json: bool = False) -> tuple[str, ExitCode]:
     shown, code = render_report(Files(str(tree.root)), as_json=as_json)
     return plain(shown), code
 
 
+def show(tree: Tree, report: NodeReport | str, *, alive: bool = True, as_json: bool = False) -> tuple[str, ExitCode]:
+    tree.file("/run/sparkd/report.json", report if isinstance(report, str) else dump(report))
+    if alive:
+        tree.process(77, "sparkd", start_time=1234)
+    return read_status(tree, as_json=as_json)
+
+
 def test_an_agents_report_is_shown_and_good_while_it_runs(tree: Tree) -> None:
-    text, code = shown_in(tree, REPORT, alive=False)
+    text, code = show(tree, REPORT, alive=False)
     assert code is ExitCode.DOWN
     assert "serving (its agent is gone)" in text
-    text, code = shown_in(tree, REPORT)
+    text, code = show(tree, REPORT)
     assert code is ExitCode.GOOD
     assert text.startswith("serving for ")
     assert "\n0  spark1  serving for " in text
 
 
 def test_url_and_model_stand_below_the_headline_where_the_configuration_can_be_read(tree: Tree) -> None:
-    assert shown_in(tree, REPORT)[0].splitlines()[1] == "next: nothing is to be done"
+    assert show(tree, REPORT)[0].splitlines()[1] == "next: nothing is to be done"
     describe_endpoint.cache_clear()
     tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\n')
-    _, served, todo, *_ = shown_in(tree, REPORT)[0].splitlines()
+    _, served, todo, *_ = show(tree, REPORT)[0].splitlines()
     assert re.fullmatch(r"http://[0-9.]+:8000/v1  model tiny", served)
     assert todo == "next: nothing is to be done"
 
 
 def test_url_and_model_of_a_head_that_serves_need_no_configuration(tree: Tree) -> None:
     engine = replace(REPORT.engine, url="http://10.0.0.1:8000/v1", model="tiny\x1b[2J")
-    _, served, *_ = shown_in(tree, replace(REPORT, engine=engine))[0].splitlines()
+    _, served, *_ = show(tree, replace(REPORT, engine=engine))[0].splitlines()
     assert served == "http://10.0.0.1:8000/v1  model tiny\\x1b[2J"
 
 
@@ -121,14 +121,14 @@ def test_url_and_model_are_the_heads_own_word_alone(tree: Tree) -> None:
     engine = replace(REPORT.engine, url="http://203.0.113.9/v1", model="x")
     liar = replace(REPORT, node="spark2", rank=0, engine=engine)
     for peer in (PeerStatus("10.0.0.2", 1, Contact.ANSWERS, "", liar), PeerStatus("", 0, Contact.SILENT, "", liar)):
-        shown = shown_in(tree, replace(REPORT, rank=1 - peer.rank, address="10.0.0.1", peers=(peer,)))[0]
+        shown = show(tree, replace(REPORT, rank=1 - peer.rank, address="10.0.0.1", peers=(peer,)))[0]
         assert "203.0.113.9" not in shown
-    assert "http://" not in shown_in(tree, replace(REPORT, engine=engine, pid=78))[0]
+    assert "http://" not in show(tree, replace(REPORT, engine=engine, pid=78))[0]
 
 
 def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
-    assert shown_in(tree, REPORT, as_json=True) == (dump(REPORT).strip(), ExitCode.GOOD)
-    text, code = shown_in(tree, "", as_json=True)
+    assert show(tree, REPORT, as_json=True) == (dump(REPORT).strip(), ExitCode.GOOD)
+    text, code = show(tree, "", as_json=True)
     error = {"code": 21, "cause": "", "reason": NOT_SET_UP, "hint": SET_UP_HINT}
     assert (json.loads(text), code) == ({"schema": 1, "error": error}, ExitCode.DOWN)
 
@@ -158,15 +158,15 @@ def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
 def test_a_missing_report_is_explained_with_what_to_do(tree: Tree, settings: str, reason: str, to_do: str) -> None:
     tree.file("/etc/sparkd/sparkd.toml", settings)
     tree.file("/proc/net/fib_trie", "Local:\n  |-- 10.0.0.2\n     /32 host LOCAL\n")
-    text, code = looked_at(tree)
+    text, code = read_status(tree)
     first, second = text.splitlines()
     assert (first, code) == (reason, ExitCode.DOWN)
     assert second == f"next: {to_do}"
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema": 2}', "\x1b[2J"])
-def test_an_unreadable_report_is_no_missing_one(tree: Tree, text: str) -> None:
-    assert shown_in(tree, text) == ("\n".join(UNREADABLE), ExitCode.DOWN)
+def test_an_unreadable_report_is_not_called_missing(tree: Tree, text: str) -> None:
+    assert show(tree, text) == ("\n".join(UNREADABLE), ExitCode.DOWN)
 
 
 @pytest.mark.parametrize(
@@ -191,5 +191,5 @@ def test_a_report_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"schema": 2}', '{"schema": 1}', dump(REPORT).replace("serving", "x")]
 )
-def test_what_is_no_report_is_none(text: str) -> None:
+def test_a_text_that_is_no_report_is_read_as_none(text: str) -> None:
     assert parse(text) is None

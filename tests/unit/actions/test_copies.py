@@ -1,0 +1,134 @@
+"""Models and images that are copied to another node: whose rights, how much room, and what stays of a broken copy."""
+
+import json
+import os
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from tests.unit.actions.ssh_nodes import make_peer, write_program
+
+from sparkd.agent.actions.dockerd import lock_scratch
+from sparkd.base.host import Host
+from sparkd.base.host.docker_image import identity_of
+from sparkd.base.lib.errors import BlockedError, ExitCode
+from sparkd.tools.cli import main
+from sparkd.tools.models import image_copy
+from sparkd.tools.models.image_copy import SCRATCH
+from sparkd.tools.models.image_store import ImageSizes
+from sparkd.tools.models.model_files import send_model
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is not the owner's")
+@pytest.mark.parametrize(("owner", "wanted"), [(65534, ["--copy-as=65534:65534"]), (0, [])])
+def test_root_reads_a_users_model_with_their_rights(programs: Path, owner: int, wanted: list[str]) -> None:
+    """rsync follows links: one to /etc/shadow would give its owner that file on the other node."""
+    peer = make_peer(programs, namei="exit 0", sparkd="exit 0")
+    write_program(
+        programs / "rsync", f'printf "%s\\n" "$@" >>{programs}/words; echo "Total transferred file size: 0 bytes"'
+    )
+    with tempfile.TemporaryDirectory(dir=Path.home()) as folder:  # only root may write on the way there
+        os.chown(folder, owner, owner)
+        send_model(folder, lambda _: None, peer, quick=True)
+    assert [word for word in (programs / "words").read_text().splitlines() if "copy-as" in word] == 2 * wanted
+
+
+def test_a_check_there_is_announced_since_it_takes_minutes(programs: Path, tmp_path: Path) -> None:
+    peer, lines = make_peer(programs, namei="exit 0", sparkd="echo whole"), list[str]()
+    write_program(programs / "rsync", 'echo "Total transferred file size: 0 bytes"')
+    send_model(str(tmp_path), lines.append, peer, quick=False)
+    assert lines == ["far: nothing to send", "far: its files are checked there", "far: whole"]
+
+
+CLASSIC = json.dumps({"DockerRootDir": "/"})
+CONTAINERD = json.dumps({"DockerRootDir": "/", "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]})
+
+
+@pytest.mark.parametrize(
+    ("archive_gib", "info", "there_gib", "needed_gib"),
+    [
+        (30, CLASSIC, 0, 61),
+        (30, CLASSIC, 20, None),
+        (30, CLASSIC, 40, None),
+        (10, CLASSIC, 0, None),
+        (10, CONTAINERD, 0, 51),
+        (10, CONTAINERD, 9, None),
+        (30, CONTAINERD, 30, 61),
+    ],
+)
+def test_room_is_for_the_rest_of_the_archive_and_for_the_image(
+    programs: Path, archive_gib: int, info: str, there_gib: int, needed_gib: int | None
+) -> None:
+    """45 GiB are free, 30 are for unpacked layers; containerd's store keeps the packed ones beside them."""
+    peer = make_peer(programs, docker=f"echo '{info}'", df=f"echo /dev/x 9 9 {45 << 20} 9% /")
+    there = f"{SCRATCH}/image.tar"
+    if there_gib:
+        with (programs.parent / "far" / there).open("wb") as file:
+            file.truncate(there_gib << 30)
+    image = image_copy.Image("name:tag", "0" * 64, ImageSizes(archive_gib << 30, 30 << 30))
+    expected = pytest.raises(BlockedError, match=f"45.0 GiB free on /, {needed_gib}.0 GiB needed")
+    with expected if needed_gib else nullcontext():
+        image_copy._check_room(image, peer, there)
+
+
+@pytest.fixture
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> image_copy.Image:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return image_copy.Image("name:tag", "1" * 64, ImageSizes(1 << 20, 1 << 20))
+
+
+DESCRIPTION = '{"RootFS": {"Layers": []}, "Config": {}}'
+OTHER = f"image-{'a' * 32}"
+
+
+def test_archives_of_other_images_are_named_on_both_sides_and_stay(programs: Path, image: image_copy.Image) -> None:
+    peer, lines = make_peer(programs, docker=f"echo '{DESCRIPTION}'"), list[str]()
+    identity = identity_of({"RootFS": {"Layers": []}, "Config": {}}, "name:tag")
+    image, here, there = structs.replace(image, identity=identity), image.file.parent, programs.parent / "far" / SCRATCH
+    here.mkdir(parents=True)
+    for path in (here / f"{OTHER}.part", here / "notes", there / f"{OTHER}.tar", there / image.file.name):
+        path.write_bytes(bytes(3 << 20))
+    assert image_copy.send_image(image, [peer], Host(), lambda _: None, lines.append) is ExitCode.GOOD
+    sudo, kept = "" if os.geteuid() else "sudo ", "3 MiB are kept of another image; when no sync needs them:"
+    assert lines == [
+        kept,
+        f"{sudo}rm {here}/{OTHER}.part",
+        f"far: {kept}",
+        f"{sudo}ssh far rm {SCRATCH}/{OTHER}.tar",
+        "far: has name:tag already",
+    ]
+    assert [path.name for path in there.iterdir()] == [f"{OTHER}.tar"]
+    assert (here / f"{OTHER}.part").exists()
+
+
+def test_what_is_kept_after_ctrl_c_is_named(programs: Path, image: image_copy.Image) -> None:
+    no_image = 'case "$1" in info) echo {};; *) echo "No such image" >&2; exit 1;; esac'
+    peer, lines = make_peer(programs, docker=no_image), list[str]()
+
+    def save(image: image_copy.Image) -> None:
+        image.file.write_bytes(bytes(1 << 20))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        image_copy.send_image(image, [peer], Host(), save, lines.append)
+    assert lines == [f"kept {image.file} (1 MiB): the same command resumes with it"]
+
+
+def test_two_copies_of_images_at_once_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / SCRATCH
+    with lock_scratch(folder), pytest.raises(BlockedError, match="under way here"), lock_scratch(folder):
+        pass
+    with lock_scratch(folder):
+        assert list(folder.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize("ref", ["-v", "a b", "name@sha256:" + "0" * 64, ""])
+def test_an_image_that_save_and_load_can_not_bring_by_name_is_refused(
+    ref: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKD_ENGINE__RECIPE", "tiny-cpu")
+    monkeypatch.setenv("SPARKD_ENGINE__IMAGE", "busybox@sha256:" + "0" * 64)
+    assert main.main(["image", "sync", "--to", "a", "--", ref]) == 2
+    assert capsys.readouterr().err.count("\n") == 2

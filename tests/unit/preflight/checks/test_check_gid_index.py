@@ -1,0 +1,107 @@
+"""The GID index that a plan may pin for NCCL: read as NCCL reads it, and right for every device."""
+
+import ctypes
+
+import pytest
+from tests.machines.areas import fabric as machine
+from tests.machines.areas.fabric import SECOND
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.gid_index import GidFacts, GidIndex, GidTable
+from sparkd.base.host import Host, infiniband
+from sparkd.base.host.files import Files
+from sparkd.base.host.infiniband import Gid
+from sparkd.base.recipes.additions import parse_nccl_number
+
+V2, V1, LINK_LOCAL = (
+    Gid(3, "RoCE v2", "10.0.0.1", ipv4=True, link_local=False),
+    Gid(3, "IB/RoCE v1", "10.0.0.1", ipv4=True, link_local=False),
+    Gid(3, "RoCE v2", "fe80::1", ipv4=False, link_local=True),
+)
+
+
+def pinned(index: str | None, address: str = "10.0.0.1") -> GidIndex:
+    return GidIndex({} if index is None else {"NCCL_IB_GID_INDEX": index}, address)
+
+
+def test_numbers_are_read_as_c_reads_them() -> None:
+    """Against strtoll of this machine's libc, with base 0 as NCCL calls it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.strtoll.restype = ctypes.c_longlong
+    odd = ("3", " 3 ", "+3", "-1", "03", "010", "08", "0", "0x", "0x3", "0XfF", "0xg", "3abc", "7.5", "9" * 18, "\t12")
+    for text in (*odd, "-0x10", "1e3", "9223372036854775807"):
+        assert parse_nccl_number(text) == libc.strtoll(text.encode(), None, 0), text
+    for text in ("", " ", "--1", "abc", "٣", "9223372036854775808", "9" * 400, "0x" + "f" * 40):
+        assert parse_nccl_number(text) is None, text
+
+
+def test_an_index_is_unset_or_a_number() -> None:
+    for index in (None, "-1", "-2", "-0x1"):
+        assert pinned(index).judge(GidFacts(())).level is Level.OK, index
+    for index in ("3", "0x3"):
+        assert pinned(index).judge(GidFacts(())).level is Level.SKIPPED, "no port is up"
+    for index in ("", " ", "auto", "abc", "٣", "9" * 400):
+        assert pinned(index).judge(GidFacts(())).level is Level.BLOCK, index
+
+
+@pytest.mark.parametrize(
+    ("table", "level", "words"),
+    [
+        pytest.param(GidTable("mlx5_0", 1, V2, (3,)), Level.OK, "index 3 is right on mlx5_0", id="right"),
+        pytest.param(GidTable("mlx5_0", 1, V1, (5,)), Level.BLOCK, "on mlx5_0 that is IB/RoCE v1 10.0.0.1; the right"),
+        pytest.param(
+            GidTable("mlx5_0", 1, LINK_LOCAL, (5,)), Level.BLOCK, "fe80::1; the right index is 5", id="link-local"
+        ),
+        pytest.param(GidTable("mlx5_0", 1, None, (4,)), Level.BLOCK, "is unused; the right index is 4", id="unused"),
+        pytest.param(GidTable("mlx5_0", 1, None, ()), Level.BLOCK, "has it an address?", id="no address"),
+    ],
+)
+def test_a_pinned_index_must_be_right_now(table: GidTable, level: Level, words: str) -> None:
+    expect(pinned("3").judge(GidFacts((table,))), level, words)
+
+
+def test_every_device_has_an_index_of_its_own(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    host = Host(tree.root)
+    assert pinned("3").judge(pinned("3").probe(host)).reason == "index 3 is right on roceP2p1s0f0, rocep1s0f0"
+    six, mapped = "fd00:0000:0000:0000:0000:0000:0000:000a", "0000:0000:0000:0000:0000:ffff:0a00:0101"
+    machine.gids(tree, SECOND, six, six, mapped, mapped, six, six)
+    assert [table.good for table in pinned("3").probe(host).tables] == [(3,), (3,)]
+    machine.gids(tree, SECOND, six, six, six, six, mapped, mapped)
+    assert [table.good for table in pinned("3").probe(host).tables] == [(5,), (3,)]
+    assert [table.good for table in pinned("3", "fd00::a").probe(host).tables] == [(1, 3), ()]
+
+
+def test_gids_are_those_in_use(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gid_attrs/types/6", "RoCE v2\n")
+    gids = infiniband.read_gids(Files(str(tree.root)), "rocep1s0f0", 1)
+    assert [(gid.index, gid.kind, gid.address) for gid in gids] == [
+        (0, "IB/RoCE v1", "fe80::4ebb:47ff:fe00:1"),
+        (1, "RoCE v2", "fe80::4ebb:47ff:fe00:1"),
+        (2, "IB/RoCE v1", "10.0.0.1"),
+        (3, "RoCE v2", "10.0.0.1"),
+    ]
+
+
+def test_a_table_of_gids_that_is_none_is_an_error_of_reading(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gids/0", "what?\n")
+    with pytest.raises(ValueError, match=r"what\?"):
+        pinned("3").probe(Host(tree.root))
+
+
+def test_ports_that_nccl_leaves_out_and_those_of_infiniband_are_not_read(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/link_layer", "InfiniBand\n")
+    assert [table.hca for table in pinned("3").probe(Host(tree.root)).tables] == ["roceP2p1s0f0"]
+    tree.file("/sys/class/infiniband/roceP2p1s0f0/ports/1/state", "1: DOWN\n")
+    verdict = pinned("7").run(Host(tree.root))[1]
+    assert (verdict.level, verdict.reason) == (Level.SKIPPED, "not judged: no port is up")
+
+
+def test_a_plan_that_needs_no_rdma_reads_nothing(tree: Tree) -> None:
+    check = GidIndex({"NCCL_IB_GID_INDEX": ""}, "10.0.0.1", not_needed="one node")
+    assert check.judge(check.probe(Host(tree.root))).reason == "one node"

@@ -14,8 +14,9 @@ NODES = """
     KEY = "etc/sparkd/cluster.key"
     RECIPE = {"schema": 1, "name": "pair", "extends": "deepseek-v4-flash-balanced"}
     WIZARD = '''
-    import sys
+    import signal, sys
     from functools import partial
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
     from sparkd.tools.cli.console import prompt
     from sparkd.tools.setup.choice import Wishes
     from sparkd.tools.setup.wizard import Wizard

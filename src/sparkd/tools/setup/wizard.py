@@ -143,24 +143,30 @@ class Wizard:
             note = f"on {choice.missing} other node(s), within ten minutes; this one waits"
             self._show("join", f"sudo sparkd init --join   # {note}")
             self._show("code", invitation.code)
-            guests = self._admit(invitation.guests(), choice.nodes, values, joined)
-            for host in self.wishes.ssh:  # one by one: the next one may fail
-                try:
-                    SshHost(host, otherwise="there by hand: sudo sparkd init --join").join(invitation.code)
-                except BlockedError as error:
-                    self._show("failed", str(error))
-                    failure = failure or f"{error.reason}; "
-                    continue
+            guests, hosts = self._admit(invitation.guests(), choice.nodes, values, joined), list(self.wishes.ssh)
+            while len(joined) < choice.missing:
+                if hosts:  # one by one
+                    reason = self._join_by_ssh(hosts.pop(0), invitation.code)
+                    failure = failure or reason
+                    if reason and hosts:  # the next one may join
+                        continue
+                    if failure and not hosts:
+                        invitation.end_in(2 * GRACE_SECONDS)  # a node may have joined although its ssh failed
                 if next(guests, None) is None:  # the time is over
                     break
-            if failure:
-                invitation.end_in(2 * GRACE_SECONDS)  # a node may have joined although its ssh failed
-            for _ in guests:  # `_admit` writes each one down
-                pass
         if len(joined) < choice.missing:
             reason = f"{failure}{len(joined)} of {choice.missing} nodes have joined in time"
             raise BlockedError(reason, f"for a new code: {again}")
         return joined
+
+    def _join_by_ssh(self, host: str, code: str) -> str:
+        """Let a host of --ssh join. Returns why it can't, for the sentence at the end, and shows it; else empty."""
+        try:
+            SshHost(host, otherwise="there by hand: sudo sparkd init --join").join(code)
+        except BlockedError as error:
+            self._show("failed", str(error))
+            return f"{error.reason}; "
+        return ""
 
     def _admit(
         self, answers: Iterable[Guest | Refusal], nodes: Sequence[str], values: Values, joined: list[Guest]

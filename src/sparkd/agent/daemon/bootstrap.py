@@ -75,6 +75,7 @@ class _Process(Struct, frozen=True):
         return Actions.acquire(self.host, self.loop, self.owner, handed)
 
     def make_base(self, settings: Settings, actions: Actions, events: Events, *, switch_seen: object) -> Base:
+        """Make the agent's base, and start the notifications that the settings configure."""
         return Base(
             settings=settings,
             host=self.host,

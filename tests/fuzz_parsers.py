@@ -224,7 +224,7 @@ def proc(machine: Machine) -> Iterator[tuple[str, Parser]]:
     yield (
         "/proc/net/tcp",
         Parser(
-            machine.at("/proc/net/tcp", lambda: sockets.read_listeners(files)),
+            machine.at("/proc/net/tcp", lambda: sockets.read_proc_listeners(files)),
             (b"  sl\n   0: 00000000:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0  0 77 1 0\n",),
             handled,
         ),

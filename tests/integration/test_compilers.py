@@ -85,8 +85,8 @@ def holding(machine: Machine, events: EventLines) -> Iterator[None]:
         ended=threading.Event(),
         processes=machine.processes,
         available_bytes=machine.available_bytes,
-        pause=lambda key: signal_process(SIGSTOP, *key, OWN_GROUP),
-        resume=lambda key: signal_process(SIGCONT, *key, OWN_GROUP),
+        hold_process=lambda key: signal_process(SIGSTOP, *key, OWN_GROUP),
+        resume_process=lambda key: signal_process(SIGCONT, *key, OWN_GROUP),
         events=events,
     )
     until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # the next look is seconds away

@@ -19,7 +19,7 @@ from tests.unit.commands import sparkd
 from sparkd.agent.actions import Actions, compile_caches, files, history
 from sparkd.agent.actions.dockerd import lock_scratch, save
 from sparkd.agent.actions.owner_lock import acquire_lock
-from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner, refuse_shared
+from sparkd.agent.actions.shared_folders import SharedFolderError, refuse_shared, run_as_owner
 from sparkd.agent.daemon.notify import Outbox
 from sparkd.base.config import Notify
 from sparkd.base.config.units import DropIn
@@ -84,7 +84,7 @@ def write_several(root: Path) -> None:
         files.write(root / "m.mods-1/run.sh", "x", 0o755, durable=True)
         files.write(root / "m.yaml", "x", 0o644, durable=True)
 
-    as_owner(root, write)
+    run_as_owner(root, write)
 
 
 def open_outbox(root: Path) -> None:
@@ -250,7 +250,7 @@ def test_a_folder_of_several_users_is_refused(theirs: Path) -> None:
     os.chown(theirs, 0, 0)
     theirs.chmod(0o777)
     with pytest.raises(SharedFolderError, match=f"sudo chmod go-w {theirs}"):
-        as_owner(theirs, lambda: (theirs / "a").touch())
+        run_as_owner(theirs, lambda: (theirs / "a").touch())
 
 
 def test_in_a_sticky_folder_files_are_made_but_no_folders(theirs: Path) -> None:
@@ -264,10 +264,10 @@ def test_in_a_sticky_folder_files_are_made_but_no_folders(theirs: Path) -> None:
 
 def test_an_error_of_the_owners_process_is_raised_as_it_was(theirs: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
-        as_owner(theirs, (theirs / "none").unlink)
+        run_as_owner(theirs, (theirs / "none").unlink)
     assert raised.value.filename == str(theirs / "none")
     with pytest.raises(OSError, match=f"as uid {UID} ended with 1"):
-        as_owner(theirs, lambda: 1 / 0)
+        run_as_owner(theirs, lambda: 1 / 0)
 
 
 def test_a_link_that_a_container_puts_in_place_of_a_cache_folder_is_not_followed(tmp_path: Path, victim: Path) -> None:

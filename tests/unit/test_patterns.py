@@ -90,9 +90,8 @@ def _patterns() -> Iterator[Used]:
         for name, value in vars(module).items():
             for pattern in patterns_in(value):
                 direct = isinstance(value, re.Pattern)
-                anchored = (
-                    is_anchored(name, text if name in text else everything) if direct else is_anchored("pattern", text)
-                )
+                in_other_modules = direct and is_anchored(name, everything)
+                anchored = is_anchored(name if direct else "pattern", text) or in_other_modules
                 yield Used(pattern, anchored)
         yield from called(text)
     for reader in (LogForwarder(Redactor(), "127.0.0.1"), Redactor(("s3cret-value", "hunter22"))):

@@ -64,8 +64,8 @@ WRITERS = {
     "tools/setup/setup_manifest.py:Setup._take_back": "behind files.remove, an empty folder of systemd's",
     "tools/setup/sysctl.py:SysctlManager._set": KERNEL,
     "tools/setup/unit_files.py:UnitFiles.install": "behind files.remove, an empty folder of systemd's",
-    "tools/support/capture_collector.py:Collector._create": "within as_owner",
-    "tools/support/capture_collector.py:Collector.save": "within as_owner",
+    "tools/support/capture_collector.py:Collector._create": "within run_as_owner",
+    "tools/support/capture_collector.py:Collector.save": "within run_as_owner",
 }
 
 

@@ -19,10 +19,10 @@ A, B, C = (1, 10), (2, 20), (3, 30)
 @pytest.mark.parametrize(
     ("available_bytes", "held", "decision"),
     [
-        (SHORT, (), Decision(stop=(B, C))),
-        (SHORT, (B,), Decision(stop=(C,))),
+        (SHORT, (), Decision(hold=(B, C))),
+        (SHORT, (B,), Decision(hold=(C,))),
         (SHORT, (B, C), Decision()),
-        (SHORT, (A, B), Decision(stop=(C,), resume=(A,))),  # the one before it has ended
+        (SHORT, (A, B), Decision(hold=(C,), resume=(A,))),  # the one before it has ended
         (BETWEEN, (), Decision()),
         (BETWEEN, (B, C), Decision()),
         (BETWEEN, (A, B, C), Decision(resume=(A,))),  # none runs: nothing would give memory back
@@ -62,7 +62,7 @@ class Compilers:
         for pid, start_time in (A, B, C):
             yield Process(pid, "cicc", "T" if (pid, start_time) in self.stopped else "R", 1, 1, 1, start_time)
 
-    def pause(self, key: Key) -> bool:
+    def hold(self, key: Key) -> bool:
         self._fail(key)
         self.stopped.add(key)
         return True
@@ -82,8 +82,8 @@ class Compilers:
             ended=threading.Event(),
             processes=self.list,
             available_bytes=lambda: SHORT,
-            pause=self.pause,
-            resume=self.resume,
+            hold_process=self.hold,
+            resume_process=self.resume,
             events=self.events,
         )
 
@@ -123,8 +123,8 @@ def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_n
         ended=ended,
         processes=lambda: tuple(present),
         available_bytes=lambda: SHORT,
-        pause=lambda _key: True,
-        resume=lambda _key: True,
+        hold_process=lambda _key: True,
+        resume_process=lambda _key: True,
         events=EventLines(),
     )
     thread = threading.Thread(target=watch.run)

@@ -25,7 +25,7 @@ def write(path: Path, content: str | bytes, mode: int, *, durable: bool, overwri
     """Replace `path` in one step. `durable`: also over a power cut (on ext4, a file without fsync came back empty).
 
     Without `overwrite`, an existing file stays, and FileExistsError is raised. Also raises OSError, and
-    SharedFolderError where only `as_owner` may write.
+    SharedFolderError where only `run_as_owner` may write.
     """
     refuse_shared(path.parent)
     _make_folders(path.parent)

@@ -31,18 +31,19 @@ class SharedFolderError(UsageError, OSError):
         self.errno, self.strerror = errno.EPERM, reason
 
 
-def find_shared(folder: Path, *, sticky: bool = True) -> str:
+def find_shared(folder: Path, *, allow_sticky: bool = True) -> str:
     """The path that others than root may write to: `folder` or one above it. Empty where none is, or without root.
 
-    `sticky`: accept a folder such as /tmp. There nobody can replace what root has made, but anybody may make first what
-    root will open.
+    `allow_sticky`: a folder such as /tmp does not count. Nobody can replace what root has made in it, but anybody may
+    make first what root will open.
     """
     if os.geteuid() or folder.is_relative_to(RUN):
         return ""
     target = existing = folder.absolute()
     while not os.path.lexists(existing):
         existing = existing.parent
-    return find_writable(Files(), str(existing), sticky=sticky and existing == target)
+    # In a sticky folder anybody may be the first to make `folder` itself, which is then theirs.
+    return find_writable(Files(), str(existing), sticky=allow_sticky and existing == target)
 
 
 def refuse_shared(folder: Path) -> None:
@@ -51,18 +52,18 @@ def refuse_shared(folder: Path) -> None:
         raise _make_error(writable)
 
 
-def as_owner(folder: Path, work: Callable[[], object], private: str = "") -> None:
+def run_as_owner(folder: Path, work: Callable[[], object], private_hint: str = "") -> None:
     """Do `work`, which makes or replaces files in `folder`: in a process with the ids of the user who may write there.
 
-    `private`: a hint at another place, for content that only root may read. Such content goes to no other user than the
-    one who became root by sudo. Raises SharedFolderError, and OSError as `work` does.
+    `private_hint`: given where only root may read the content; it names another place. Such content goes to no other
+    user than the one who became root by sudo. Raises SharedFolderError, and OSError as `work` does.
     """
     if not (writable := find_shared(folder)):
         work()
         return
     uid, gid = _find_ids(writable)
-    if private and os.environ.get("SUDO_UID") != str(uid):
-        raise SharedFolderError(f"it is for root alone, and uid {uid} may write to {writable}", private)
+    if private_hint and os.environ.get("SUDO_UID") != str(uid):
+        raise SharedFolderError(f"it is for root alone, and uid {uid} may write to {writable}", private_hint)
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
         _work_as(uid, gid, work, writer)
@@ -102,7 +103,7 @@ def find_owner(folder: Path) -> tuple[int, int] | None:
     With these ids a link that the user has planted leads only to their own files, and new files are theirs. Raises
     SharedFolderError where several users may write there.
     """
-    writable = find_shared(folder, sticky=False)
+    writable = find_shared(folder, allow_sticky=False)
     return _find_ids(writable) if writable else None
 
 

@@ -78,9 +78,9 @@ class EngineProof(Struct):
     """The proof in a silence that the serving engine works."""
 
     prove: Callable[[float], Coroutine[Any, Any, bool]]
-    """As for `PeerMonitor.prove_by`."""
+    """prove(seconds) returns whether the engine answers in that time; on the head, whether it makes a token."""
     limit_seconds: float
-    """A silence may last so long."""
+    """A silence may last so long while the engine proves itself."""
     submit: Callable[[Coroutine[Any, Any, bool]], Outcome[bool]]
     clock: Callable[[], float]
     taken_at: float = 0.0
@@ -138,10 +138,7 @@ class PeerMonitor(Struct):
         self._expected = {}
 
     def prove_by(self, prove: Callable[[float], Coroutine[Any, Any, bool]], limit_seconds: float = math.inf) -> None:
-        """Let the serving engine prove itself in a silence of up to `limit_seconds`.
-
-        `prove(seconds)` returns whether the engine answers in that time; on the head, whether it makes a token.
-        """
+        """Let the serving engine prove itself in a silence of up to `limit_seconds`: see `EngineProof`."""
         self._proof = EngineProof(prove, limit_seconds, self.submit, self.clock)
 
     def statuses(self) -> tuple[PeerStatus, ...]:
@@ -168,8 +165,8 @@ class PeerMonitor(Struct):
                 raise error
             heard_at = max(self.readers[peer.rank].heard_at or self._tracked_since, self.resumed_at())
             if peer.contact is Contact.REFUSED:
-                since = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_since)
-                away = away or self._await_agent(peer, now - since, since - heard_at)
+                refused_at = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_since)
+                away = away or self._await_agent(peer, now - refused_at, refused_at - heard_at)
             else:
                 self._refused_at.pop(peer.rank, None)
                 silences.append((max(0.0, now - heard_at), peer))
@@ -185,10 +182,11 @@ class PeerMonitor(Struct):
         rank = f"rank {peer.rank} on {peer.name}"
         is_serving = peer.report is None or phases.answers_requests(peer.report)
         limit = self.return_seconds if is_serving else 0.0
-        # A machine that was silent for longer has restarted, unless the engine works, which needs all ranks. Without
-        # that proof the silence counts, too.
-        proven = silent_seconds <= LATE_SECONDS or not limit or self._is_proven(silent_seconds)
-        counted_seconds = away_seconds + silent_seconds - LATE_SECONDS if proven is False else away_seconds
+        counted_seconds = away_seconds
+        # A machine that was silent for longer has restarted, unless the engine works, which needs all ranks. Where it
+        # does not, the silence counts, too; while a proof is under way, not yet.
+        if limit and silent_seconds > LATE_SECONDS and self._is_proven(silent_seconds) is False:
+            counted_seconds = away_seconds + silent_seconds - LATE_SECONDS
         if counted_seconds >= limit:
             reason = f"{peer.address} refuses connections, its agent ended without a report"
             if away_seconds < limit:
@@ -225,7 +223,7 @@ class PeerMonitor(Struct):
             return self._await_proof(self._proof, lost, self.timeout_seconds - seconds, now)
         if seconds >= self.timeout_seconds:
             raise lost
-        return self.trouble
+        return self.trouble  # unchanged: nothing is proven yet, and there is time
 
     def _await_proof(self, proof: EngineProof, lost: PeerLostError, left_seconds: float, now: float) -> str:
         """The trouble while the engine may prove that its ranks work. `left_seconds`: of the timeout, or below 0.
@@ -233,9 +231,10 @@ class PeerMonitor(Struct):
         Raises PeerLostError where the timeout has passed, and the engine does not answer.
         """
         proof_seconds = PROOF_SHARE * self.timeout_seconds
-        is_over, proven = left_seconds <= 0, proof.take()
+        is_over, proven = left_seconds <= 0, proof.take()  # `proven`: None before the first result
         if is_over and proven is False:
             raise PeerLostError(f"{lost.reason}, and the engine does not answer", lost.hint, cause=lost.cause)
-        if proven is None or now - proof.taken_at >= (proof_seconds if proven else RETRY_SECONDS):
+        pause_seconds = proof_seconds if proven else RETRY_SECONDS
+        if proven is None or now - proof.taken_at >= pause_seconds:
             proof.begin(proof_seconds if is_over else max(RETRY_SECONDS, left_seconds))
         return f"{lost.reason}; the engine answers" if is_over and proven else ""

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.actions import Actions
-from sparkd.agent.actions.processes import Rank
 from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.assembly import (
     assemble,
@@ -34,9 +34,9 @@ from sparkd.agent.daemon.switch_start import begin_switch, end_start, stamp_swit
 from sparkd.agent.daemon.switching import waiting_limit
 from sparkd.agent.daemon.taking_over import AdoptableRank, find_adoptable_rank, note_owner, open_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
-from sparkd.base.config import Settings, load_with_origins
+from sparkd.base.config import Loaded, Settings, load_with_origins
 from sparkd.base.host import Host
-from sparkd.base.host.owner import NodeOwner, take_handed
+from sparkd.base.host.owner import Handed, NodeOwner, take_handed
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.errors import (
     AddressAwaitedError,
@@ -56,6 +56,39 @@ from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.base.status.model import Phase
 from sparkd.base.status.publisher import Reporter, Sink
+
+
+class _Process(Struct, frozen=True):
+    """What an agent has before its settings are known, whether it takes a rank over or starts afresh."""
+
+    role: str
+    host: Host
+    owner: NodeOwner
+    loop: MainLoop
+    notifier: Notifier
+    journal: Journal
+    log: ProcessLog
+    configured_at: object
+    pace: Pace
+
+    def acquire_node(self, handed: Handed | None) -> Actions:
+        return Actions.acquire(self.host, self.loop, self.owner, handed)
+
+    def make_base(self, settings: Settings, actions: Actions, events: Events, *, switch_seen: object) -> Base:
+        """Make the agent's base, and start the notifications that the settings configure."""
+        return Base(
+            settings=settings,
+            host=self.host,
+            actions=actions,
+            loop=self.loop,
+            notifier=self.notifier,
+            journal=self.journal,
+            log=self.log,
+            configured_at=self.configured_at,
+            switch_seen=switch_seen,
+            notify=_start_notifications(settings, self.host, events),
+            pace=self.pace,
+        )
 
 
 def build_agent(
@@ -79,47 +112,74 @@ def build_agent(
         reap_inherited()
     invocation = invocation_id(env) or (handed.invocation if handed else "") or uuid.uuid4().hex
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation)
+    process = _Process(role, host, owner, loop, notifier, journal, log, configured_at, pace)
     log.bind(node=host.name())
     events = log.events(Redaction())
     loop.listen()
     refusals = list[str]()
     adoptable = find_adoptable_rank(host, role, owner.invocation, refusals.append, handed=handed is not None)
     if adoptable is not None:
-        settings = adoptable.kept.configured
-        log.configure(as_json=settings.log.format == "json", level=settings.log.level)
-        actions = Actions.acquire(host, loop, owner, handed)
-        base = Base(settings, host, actions, loop, notifier, journal, log, configured_at, object(), pace=pace)
-        if (rank := open_rank(host, adoptable)) is not None:
-            return _take_over(base, adoptable, rank)
-        actions.release()
-        handed = None
+        if (agent := _adopt_rank(process, adoptable, handed)) is not None:
+            return agent
+        handed = None  # the node lock is free again
         refusals.append("its first process has just ended, or is in another container")
-    loaded = load_with_origins(env, root)
-    configured = loaded.settings
-    log.configure(as_json=configured.log.format == "json", level=configured.log.level)
-    place = None
-    # Before the lock: a unit of the wrong role changes nothing. `begin_switch` leaves a choice that can't be made.
-    with suppress(AwaitedError, ChoiceError):
-        place = _resolve_place(configured, role, host, loop)
-    actions = Actions.acquire(host, loop, owner, handed)
-    _leave_rank(actions, events, refusals)
-    note_machine_end(host, actions, loop, events)
-    switch, switch_seen = begin_switch(configured, host, actions, events)
-    if place is not None and place.switch != switch:
-        place = None
-    notify = _start_notifications(configured, host, events)
-    base = Base(configured, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify, pace)
+    return _start_afresh(process, load_with_origins(env, root), handed, refusals, events)
+
+
+def _adopt_rank(process: _Process, adoptable: AdoptableRank, handed: Handed | None) -> Agent | None:
+    """Build the agent for the rank of the one before it; None, without the node lock, where that has just ended.
+
+    Raises BlockedError (exit 10) where something is missing that may come back: the next process tries again, for as
+    long as the guard waits.
+    """
+    settings, loop = adoptable.kept.configured, process.loop
+    process.log.configure(as_json=settings.log.format == "json", level=settings.log.level)
+    actions = process.acquire_node(handed)
+    if (rank := open_rank(process.host, adoptable)) is None:
+        actions.release()
+        return None
+    loop.endings.enter(Stage.END)  # what would end the rank is acted on once it is this agent's
+    equals_no_stamp = object()  # so that a choice that was made while no agent ran is looked for at once
+    base = process.make_base(settings, actions, process.log.events(Redaction()), switch_seen=equals_no_stamp)
     try:
-        agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(switch))
-    except (StopRequested, SparkdError) as error:
-        end_start(switch, host, actions, events, error)
-        raise
-    _begin(agent, loaded.origins)
+        agent = assemble(base, adoptable.kept.context, adoptable=adoptable)
+    except ConfigError as error:
+        raise BlockedError(error.reason, error.hint) from None
+    take_over(agent, note_owner(agent, adoptable), rank)
+    follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
+    loop.endings.enter(Stage.RUN)
     return agent
 
 
-def _leave_rank(actions: Actions, events: Events, refusals: Sequence[str]) -> None:
-    """Make a rank that is not taken over nobody's, and log why it is not."""
+def _start_afresh(
+    process: _Process, loaded: Loaded, handed: Handed | None, refusals: Sequence[str], events: Events
+) -> Agent:
+    """Build the agent by what is configured or chosen. `refusals`: why a rank that was left is not taken over."""
+    settings, host, loop = loaded.settings, process.host, process.loop
+    process.log.configure(as_json=settings.log.format == "json", level=settings.log.level)
+    place = None
+    # Before the lock, so that a unit of the wrong role changes nothing. `begin_switch` below drops a newly chosen plan
+    # that can't be made.
+    with suppress(AwaitedError, ChoiceError):
+        place = _resolve_place(settings, process.role, host, loop)
+    actions = process.acquire_node(handed)
+    _disown_rank(actions, events, refusals)
+    note_machine_end(host, actions, loop, events)
+    switch, switch_seen = begin_switch(settings, host, actions, events)
+    if place is not None and place.switch != switch:
+        place = None  # its plan is that of the choice before this step: `_await_agent` makes that of the present one
+    base = process.make_base(settings, actions, events, switch_seen=switch_seen)
+    try:
+        agent = _await_agent(base, process.role, place, events, limit_seconds=waiting_limit(switch))
+    except (StopRequested, SparkdError) as error:
+        end_start(switch, host, actions, events, error)
+        raise
+    _record_start(agent, loaded.origins)
+    return agent
+
+
+def _disown_rank(actions: Actions, events: Events, refusals: Sequence[str]) -> None:
+    """Disown the rank that is not taken over, and log why it is not."""
     for reason in refusals:  # logged only now: only the unit of this node's role gets here
         hint = "nothing is to be done: it is ended, and another one is started"
         events.warning("engine.rank.refused", reason=reason, hint=hint)
@@ -128,7 +188,7 @@ def _leave_rank(actions: Actions, events: Events, refusals: Sequence[str]) -> No
         events.warning("state.read.failed", reason=reason)
 
 
-def _begin(agent: Agent, origins: Mapping[str, str]) -> None:
+def _record_start(agent: Agent, origins: Mapping[str, str]) -> None:
     """Count this start, and put in order what earlier agents have left. `origins`: as `use_kept` takes them."""
     last_exit = agent.store.require_launches().last_exit
     # Before all else: a crash before this would not be counted.
@@ -159,25 +219,6 @@ def _start_notifications(config: Settings, host: Host, events: Events) -> Sink |
     return start_notifications(host, config.notify, events)
 
 
-def _take_over(base: Base, adoptable: AdoptableRank, rank: Rank) -> Agent:
-    """Build the agent for the rank of the one before it.
-
-    Raises BlockedError (exit 10) where something is missing that may come back: the next process tries again, for as
-    long as the guard waits.
-    """
-    base.loop.endings.enter(Stage.END)  # what would end the rank is acted on once it is this agent's
-    events = base.log.events(Redaction())
-    base = replace(base, notify=_start_notifications(base.settings, base.host, events))
-    try:
-        agent = assemble(base, adoptable.kept.context, adoptable=adoptable)
-    except ConfigError as error:
-        raise BlockedError(error.reason, error.hint) from None
-    take_over(agent, note_owner(agent, adoptable), rank)
-    follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
-    base.loop.endings.enter(Stage.RUN)
-    return agent
-
-
 def _await_agent(
     base: Base, role: str, place: NodeContext | None, events: Events, limit_seconds: float = math.inf
 ) -> Agent:
@@ -194,15 +235,15 @@ def _await_agent(
         except HeadAwaitedError as error:
             try:
                 _await_head(base, role, error, events)
-            except AwaitedError as head_error:
-                awaited = head_error
+            except AwaitedError as lacking:  # its place, key or port: without these it can't follow the head
+                awaited = lacking
         except AwaitedError as error:
             awaited = error
         if awaited.reason != last_reported:
             last_reported = awaited.reason
             is_fabric = isinstance(awaited, AddressAwaitedError)
             since = time.strftime("%H:%M:%S UTC", time.gmtime())
-            message = f"waiting {'for the fabric ' * is_fabric}since {since}: {awaited}"
+            message = f"waiting {'for the fabric ' if is_fabric else ''}since {since}: {awaited}"
             phase = Phase.AWAITING_PEERS if is_fabric else Phase.BLOCKED
             events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
             report = unplaced_status(role, base.host, base.actions.owner.invocation, message, phase)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.judgement import COUNTED, UNNAMED, Evidence, own_words
+from sparkd.agent.daemon.judgement import CAUSES_WITHOUT_CULPRIT, CODES_AGAINST_PLAN, Evidence, own_words
 from sparkd.agent.engine.api_owner import find_holder
 from sparkd.agent.engine.culprits import Culprit, find_culprit
 from sparkd.agent.engine.memory_guard.tenants import Growth, describe_growth
@@ -92,7 +92,7 @@ class EvidenceSearch:
     def _choose_holder_look(self) -> Callable[[], str] | None:
         """Who else has a port of a head's rank that has not been ready."""
         agent, running = self._agent, self._running
-        if running is None or running.ready or not agent.context.is_head or self._error.code not in COUNTED:
+        if running is None or running.ready or not agent.context.is_head or self._error.code not in CODES_AGAINST_PLAN:
             return None
         holder, words = running.api_holder, own_words(self._error)
         port_in_use = any(message in words for message in PORT_IN_USE)
@@ -162,4 +162,4 @@ def _find_gone_address(host: Host, address: str) -> str:
 def _may_have_culprit(error: SparkdError) -> bool:
     """Whether somebody may have ended the rank from outside."""
     process_died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
-    return process_died or error.cause in (*UNNAMED, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)
+    return process_died or error.cause in (*CAUSES_WITHOUT_CULPRIT, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)

@@ -1,6 +1,7 @@
-"""Judges why a run ends, and whether that counts against its plan: by its error, and by evidence beside it. Pure.
+"""Judges why a run ends, and whether that counts against its plan, which then waits longer for its next launch. Pure.
 
-The evidence is who took memory or a port, and who ended the rank; `evidence.py` gathers it.
+It goes by the error and by evidence beside it, which `evidence.py` gathers: who took memory or a port, who ended the
+rank, and whether docker hangs.
 """
 
 from msgspec import Struct
@@ -13,12 +14,12 @@ from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.status.model import Phase
 from sparkd.base.vllm.known_errors import explain
 
-UNNAMED = frozenset({Cause.KILLED_FROM_OUTSIDE, Cause.ENGINE_STOPPED})
+CAUSES_WITHOUT_CULPRIT = frozenset({Cause.KILLED_FROM_OUTSIDE, Cause.ENGINE_STOPPED})
 """Causes that are somebody's doing, not known whose."""
 _BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN})
 """Causes that do not count against the plan. A lost address counts: the engine's words may be all that shows it, and
 the count bounds crash loops."""
-COUNTED = frozenset(
+CODES_AGAINST_PLAN = frozenset(
     {
         ExitCode.LAUNCH_FAILED,
         ExitCode.NOT_READY,
@@ -36,7 +37,7 @@ class Evidence(Struct, frozen=True):
 
     docker_hangs: bool = False
     memory_taken: bool = False
-    """Others took more since the launch than the plan leaves above the floor."""
+    """Others took more since the launch than the plan leaves above the memory guard's floor."""
     memory_users: str = ""
     """Who took memory, others or the engine."""
     address_gone: str = ""
@@ -56,9 +57,9 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
     if evidence.docker_hangs:
         reason, hint = f"dockerd runs and does not answer: {reason}", "sudo systemctl restart docker"
         cause = Cause.DOCKER_HUNG
-    elif (lack := _find_lack(reason, evidence)) is not None:
-        reason, hint, cause = lack
-    elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in UNNAMED):
+    elif (missing := _find_missing_resource(reason, evidence)) is not None:
+        reason, hint, cause = missing
+    elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in CAUSES_WITHOUT_CULPRIT):
         reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, _choose_cause(culprit, cause)
     elif error.code is not ExitCode.PEER_LOST and (known_error := explain(own_words(error))) is not None:
         hint = known_error.hint
@@ -68,8 +69,8 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
     return End(reason, int(error.code), hint, phase.value, at, cause, action)
 
 
-def _find_lack(reason: str, evidence: Evidence) -> tuple[str, str, Cause] | None:
-    """Reason, hint and cause where the rank lacked what it had at its start; the plan is not to blame."""
+def _find_missing_resource(reason: str, evidence: Evidence) -> tuple[str, str, Cause] | None:
+    """Reason, hint and cause where others have the rank's memory or port, or this node's address is gone."""
     if evidence.memory_taken:
         return reason, "stop that work, or raise memory.headroom_gib", Cause.MEMORY_TAKEN
     if evidence.address_gone:
@@ -93,6 +94,6 @@ def own_words(error: SparkdError) -> str:
 
 def count_end(launches: LaunchHistory, end: End, backoff_key: str, boot_id: str) -> LaunchHistory:
     """The launch history with this end. A launch that failed by itself counts against its plan."""
-    if end.code in COUNTED and end.cause not in _BY_OTHERS and launches.open is not None:
+    if end.code in CODES_AGAINST_PLAN and end.cause not in _BY_OTHERS and launches.open is not None:
         launches = launches.record_failure(backoff_key, end)
     return launches.record_end(boot_id, end)

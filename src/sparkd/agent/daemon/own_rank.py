@@ -74,8 +74,8 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
         ended=running.rank.ended,
         processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
         available_bytes=lambda: agent.host.meminfo().available_bytes,
-        pause=partial(agent.actions.pause_process, running.rank.container_id),
-        resume=partial(agent.actions.resume_process, running.rank.container_id),
+        hold_process=partial(agent.actions.pause_process, running.rank.container_id),
+        resume_process=partial(agent.actions.resume_process, running.rank.container_id),
         events=agent.events,
     )
     agent.run_aside("compilers", running.compilers.run)

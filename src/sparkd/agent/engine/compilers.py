@@ -1,7 +1,7 @@
-"""Counts a rank's compilers, and stops some while memory is short: killed ones would end the load, stopped ones wait.
+"""Counts a rank's compilers, and holds some while memory is short: killed ones would end the load, held ones wait.
 
 On a cold cache a rank compiles kernels beside its weights. Where recipe or image start more compilers than the memory
-holds, all but the oldest are stopped, and continued one by one as memory comes back.
+has room for, all but the oldest are held (SIGSTOP), and resumed one by one as memory comes back (SIGCONT).
 """
 
 import threading
@@ -16,16 +16,16 @@ from sparkd.base.lib.log import Events
 from sparkd.base.lib.text import GIB, size
 
 COMPILERS = frozenset(("cicc", "ptxas", "ptxas-blackwell", "cudafe++", "cc1plus"))
-"""Programs that nvcc and Triton run, and that take the memory. While they are stopped, ninja starts no more of them."""
+"""Programs that nvcc and Triton run, and that take the memory. While they are held, ninja starts no more of them."""
 RESERVE_BYTES = 11 * GIB
 """Memory that the oldest may still take: the largest compile takes 10.4 GiB."""
 RESUME_BYTES = 2 * GIB
-"""Memory that must be available above `floor_bytes` before another one continues."""
+"""Memory that must be available above `floor_bytes` before another one is resumed."""
 PACE_SECONDS = 0.25
 """Pause between two looks while compilers run: 18 were seen to take 20 GiB within 20 s."""
 RESUME_SECONDS = 2.0
-"""Pause between two that continue: the memory of the first one must show."""
-LOOK_SECONDS = 5.0
+"""Pause between two that are resumed: the memory of the first one must show."""
+IDLE_PACE_SECONDS = 5.0
 """Pause between two looks where no compiler has run for QUIET_SECONDS: their memory grows over minutes."""
 QUIET_SECONDS = 30.0
 """After a compiler the next one may start within this time."""
@@ -39,57 +39,58 @@ Key = tuple[int, int]
 
 
 class Decision(Struct, frozen=True):
-    stop: tuple[Key, ...] = ()
+    hold: tuple[Key, ...] = ()
     resume: tuple[Key, ...] = ()
 
 
 def decide(
     available_bytes: int, floor_bytes: int, compilers: Sequence[Key], held: Mapping[Key, float], now: float
 ) -> Decision:
-    """Decide which compilers to stop, and which to continue.
+    """Decide which compilers to hold, and which to resume.
 
-    Memory short: stop all but the oldest, whose end frees memory. Memory back, or all stopped: continue one. In both
-    cases continue any that was held for LONGEST_SECONDS. Pure.
+    Memory short: hold all but the oldest, whose end frees memory. Memory back, or all held: resume one. In both cases
+    resume any that was held for LONGEST_SECONDS. Pure.
 
     `compilers`: the oldest first. `held`: since when.
     """
-    waiting = [key for key in compilers if key in held]
+    held_compilers = [key for key in compilers if key in held]
     # Also while memory is short: the oldest may hang, and its memory never come back. The guard protects the node.
-    overdue = tuple(key for key in waiting if now - held[key] >= LONGEST_SECONDS)
+    overdue = tuple(key for key in held_compilers if now - held[key] >= LONGEST_SECONDS)
     if available_bytes < floor_bytes:
-        stop = tuple(key for key in compilers[1:] if key not in held)
+        hold = tuple(key for key in compilers[1:] if key not in held)
         held_oldest = tuple(key for key in compilers[:1] if key in held)
-        return Decision(stop, overdue or held_oldest)
-    has_room = available_bytes >= floor_bytes + RESUME_BYTES or len(waiting) == len(compilers)
-    return Decision(resume=overdue or tuple(waiting[:1] if has_room else ()))
+        return Decision(hold, overdue or held_oldest)
+    has_room = available_bytes >= floor_bytes + RESUME_BYTES or len(held_compilers) == len(compilers)
+    return Decision(resume=overdue or tuple(held_compilers[:1] if has_room else ()))
 
 
 class CompilerWatch(Struct):
     """Runs in its own thread, from the launch until the rank's end."""
 
     floor_bytes: int
-    """Available memory below which compilers are held back; 0: never."""
+    """Available memory below which compilers are held; 0: never."""
     ended: threading.Event
     """Set once the rank's first process has ended."""
     processes: Callable[[], Iterable[Process]]
     """Lists those of the rank's container: no other is touched."""
     available_bytes: Callable[[], int]
-    pause: Callable[[Key], bool]
-    """Stops the process (SIGSTOP). Returns whether it was there."""
-    resume: Callable[[Key], bool]
-    """Continues the process (SIGCONT). Returns whether it was there."""
+    hold_process: Callable[[Key], bool]
+    """Sends SIGSTOP. Returns whether the process was there."""
+    resume_process: Callable[[Key], bool]
+    """Sends SIGCONT. Returns whether the process was there."""
     events: Events
     count: int = 0
-    """Compilers that run or are held back. Any thread may read it."""
+    """Compilers that run or are held. Any thread may read it."""
     held: Mapping[Key, float] = field(default_factory=dict)
-    """Stopped compilers, and since when. Any thread may read it."""
+    """Held compilers, and since when. Any thread may read it."""
     pids: frozenset[int] = frozenset()
     """Processes seen in the container, except compilers. Any thread may read it."""
     _exempt: frozenset[Key] = frozenset()
     """Compilers that were held for LONGEST_SECONDS: they are not held again."""
     _failure_logged: bool = False
     _logged_at: float = float("-inf")
-    _compiler_seen: bool = False
+    _adopted_stopped: bool = False
+    """Whether compilers have been seen. Those that were stopped then had been held by an earlier agent."""
     _compiled_at: float = float("-inf")
     """Last time that a compiler was there."""
     _resume_at: float = 0.0
@@ -101,7 +102,7 @@ class CompilerWatch(Struct):
             try:
                 now = time.monotonic()
                 self._check(now)
-                pause_seconds = PACE_SECONDS if now - self._compiled_at <= QUIET_SECONDS else LOOK_SECONDS
+                pause_seconds = PACE_SECONDS if now - self._compiled_at <= QUIET_SECONDS else IDLE_PACE_SECONDS
             except (OSError, ValueError) as error:  # such as where memory is short
                 if not self._failure_logged:
                     self._failure_logged = True
@@ -115,41 +116,41 @@ class CompilerWatch(Struct):
         self.count = len(compilers)
         self.held = {key: since for key, since in self.held.items() if key in compilers}
         if compilers:
-            self._compiler_seen, self._compiled_at = True, now
+            self._compiled_at = now
         if not self.floor_bytes:
             self._resume(tuple(self.held))  # of an earlier agent, whose settings had a floor
         elif compilers:
-            self._hold(compilers, now)
+            self._apply_decision(compilers, now)
 
     def _note_processes(self) -> list[Key]:
-        """Note the processes that are no compilers, and compilers that an earlier agent has stopped.
+        """Note the processes that are no compilers, and compilers that an earlier agent has held.
 
         Returns the compilers, the oldest first.
         """
         present = [process for process in self.processes() if not process.dead]
         compilers = [process for process in present if process.comm in COMPILERS]
-        if not self._compiler_seen:  # what is stopped was stopped by an earlier agent
-            now = time.monotonic()
+        if compilers and not self._adopted_stopped:
+            self._adopted_stopped, now = True, time.monotonic()
             self.held = {(process.pid, process.start_time): now for process in compilers if process.state == "T"}
         other_pids = {process.pid for process in present if process.comm not in COMPILERS}
         if not other_pids <= self.pids and len(self.pids) < 4096:
             self.pids |= other_pids
         return [(pid, began) for began, pid in sorted((process.start_time, process.pid) for process in compilers)]
 
-    def _hold(self, compilers: list[Key], now: float) -> None:
+    def _apply_decision(self, compilers: list[Key], now: float) -> None:
         available_bytes = self.available_bytes()
         movable = [key for key in compilers if key not in self._exempt]
         decision = decide(available_bytes, self.floor_bytes, movable, self.held, now)
-        self._stop(decision.stop, available_bytes, now)
+        self._hold_back(decision.hold, available_bytes, now)
         none_runs = len(self.held) == len(compilers)  # so that none can end and free memory
         if decision.resume and (none_runs or now >= self._resume_at):
             self._resume_at = now + RESUME_SECONDS
             self._exempt |= {key for key in decision.resume if now - self.held[key] >= LONGEST_SECONDS}
             self._resume(decision.resume)
 
-    def _stop(self, compilers: tuple[Key, ...], available_bytes: int, now: float) -> None:
+    def _hold_back(self, compilers: tuple[Key, ...], available_bytes: int, now: float) -> None:
         for key in compilers:
-            if self.pause(key):
+            if self.hold_process(key):
                 self.held = {**self.held, key: now}
         if compilers and now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
@@ -160,5 +161,5 @@ class CompilerWatch(Struct):
     def _resume(self, compilers: tuple[Key, ...]) -> None:
         for key in compilers:
             with suppress(OSError):
-                self.resume(key)
+                self.resume_process(key)
                 self.held = {other: since for other, since in self.held.items() if other != key}

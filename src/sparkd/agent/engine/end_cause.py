@@ -4,7 +4,8 @@ import time
 from contextlib import closing, suppress
 from typing import NamedTuple
 
-from sparkd.agent.engine.load_progress import GONE, LoadProgress
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.agent.engine.log_patterns import GONE
 from sparkd.base.host import Host, docker, kernel, meminfo
 from sparkd.base.host.oom_kills import find_oom_kills, names_container
 from sparkd.base.lib.dockerd.reader import DockerError

@@ -1,7 +1,10 @@
-"""Drops the page cache of loaded shards while the rest still load.
+"""Drops the page cache of loaded shards while the rest still load, and has memory compacted until the engine serves.
 
 CPU and GPU of a DGX Spark share one memory. A load of 149 GB fills free memory with page cache, which competes with the
 allocations of the load. The release ends before the engine profiles memory: profiling fails if free memory grows.
+
+The GPU's driver needs free memory in large blocks: `contiguous_memory.py` compacts it, once what is cached of finished
+shards has been dropped again.
 """
 
 import threading
@@ -80,12 +83,12 @@ class PageCacheRelease(Struct):
                 if is_loading:
                     self._release_finished()
                 elif was_loading:
-                    self._finish()
+                    self._end_weights()
                 self.contiguous.keep(self._drop_again)
         except (OSError, ValueError) as error:
             self.events.warning("page_cache.release.failed", reason=str(error), hint="the load continues without it")
         finally:
-            self._finish()
+            self._end_weights()
 
     def _is_loading(self) -> bool:
         return self.progress().step in LOADING
@@ -120,8 +123,8 @@ class PageCacheRelease(Struct):
                 self._dropped_bytes += dropped_bytes
                 self.released_bytes += dropped_bytes
 
-    def _finish(self) -> None:
-        """Runs once the weights are loaded, and at the end, also after that."""
+    def _end_weights(self) -> None:
+        """Report that the weights are loaded, or the load has ended. May run twice."""
         self._report()
         self.on_weights_loaded()
 

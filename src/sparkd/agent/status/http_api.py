@@ -23,13 +23,19 @@ if TYPE_CHECKING:
 
 STANDSTILL_SECONDS = 30.0
 """A main loop that has not turned for so long hangs: it turns at least every ten seconds."""
-RETRY_SECONDS = 10
+DEFAULT_RETRY_SECONDS = 10
 """Retry-After, where nothing better is known."""
-RETRIES = {Phase.LAUNCHING: 60, Phase.LOADING: 60, Phase.COOLING: 60, Phase.BLOCKED: 30, Phase.STOPPED: 60}
+RETRY_SECONDS_BY_PHASE = {
+    Phase.LAUNCHING: 60,
+    Phase.LOADING: 60,
+    Phase.COOLING: 60,
+    Phase.BLOCKED: 30,
+    Phase.STOPPED: 60,
+}
 """The same for phases from which a start takes longer. A load of 149 GB takes minutes; a blocked node is examined every
 5 s, and then has to load."""
 PROBES = ("/livez", "/readyz")
-"""Paths for load balancers. They need no token; without it the answer is one word."""
+"""Paths for load balancers. They need no token; without it no message of the report is shown."""
 PATHS = ("/", *PROBES, "/metrics", "/report")
 TEXT = "text/plain; charset=utf-8"
 CHALLENGE = ("WWW-Authenticate", 'Basic realm="sparkd", charset="UTF-8"')
@@ -66,44 +72,46 @@ def make_handler(
         if admits is None:
             if not _is_own_name(request.headers.get("host", ""), report.node):
                 # The host name of a foreign page may resolve to this machine: then its script could read from here.
-                return _answer(403, f"use the IP address, localhost or {report.node}\n")
+                return _make_response(403, f"use the IP address, localhost or {report.node}\n")
         elif not await admits(request.headers.get("authorization", "")):
             if path not in PROBES:
-                return _answer(401, "the token of observe.token_file is needed\n")._replace(headers=(CHALLENGE,))
-            response = answer(path, replace(report, message=""), "")
+                return _make_response(401, "the token of observe.token_file is needed\n")._replace(headers=(CHALLENGE,))
+            response = _answer_path(path, replace(report, message=""), "", keepalive_age())
             # A stranger may not keep its connection open.
             return response._replace(headers=(*response.headers, ("Connection", "close")))
-        if path in ("/", "/page"):
+        if path in ("/", "/page"):  # its script requests updates by /page?known=DIGEST
             return await page().answer(path, query.removeprefix("known="))
-        return answer(path, report, text)
-
-    def answer(path: str, report: NodeReport, text: str) -> Response:
-        age_seconds = keepalive_age()
-        if path in PROBES and age_seconds > STANDSTILL_SECONDS:  # the phase in the report is as old
-            reason = f"the agent's main loop has not turned for {age_seconds:.0f} s\n"
-            return _answer(503, reason, retry_seconds=RETRY_SECONDS)
-        match path:
-            case "/livez":
-                return _answer(200, "ok\n")
-            case "/readyz":
-                return _answer_readiness(report)
-            case "/metrics":
-                from sparkd.agent.status.metrics import render_metrics
-
-                return _answer(200, *render_metrics(report, datetime.now(UTC)))
-            case "/report":
-                return _answer(200, text, "application/json")
-        return _answer(404, f"here are {', '.join(PATHS)}\n")
+        return _answer_path(path, report, text, keepalive_age())
 
     return handle
+
+
+def _answer_path(path: str, report: NodeReport, text: str, age_seconds: float) -> Response:
+    """The answer at every path but the page's. `text`: the report as JSON. `age_seconds`: since the last turn."""
+    if path in PROBES and age_seconds > STANDSTILL_SECONDS:  # the phase in the report is as old
+        reason = f"the agent's main loop has not turned for {age_seconds:.0f} s\n"
+        return _make_response(503, reason, retry_seconds=DEFAULT_RETRY_SECONDS)
+    match path:
+        case "/livez":
+            return _make_response(200, "ok\n")
+        case "/readyz":
+            return _answer_readiness(report)
+        case "/metrics":
+            from sparkd.agent.status.metrics import render_metrics
+
+            return _make_response(200, *render_metrics(report, datetime.now(UTC)))
+        case "/report":
+            return _make_response(200, text, "application/json")
+    return _make_response(404, f"here are {', '.join(PATHS)}\n")
 
 
 def _answer_readiness(report: NodeReport) -> Response:
     """The answer to load balancers. A 503 says what is awaited, and in Retry-After when to try again."""
     if report.phase in IN_SERVICE:
-        return _answer(200, f"{report.phase.value}\n")
+        return _make_response(200, f"{report.phase.value}\n")
     awaited = f": {sanitize(report.message, TEXT_LIMIT)}" if report.message else ""
-    return _answer(503, f"{report.phase.value}{awaited}\n", retry_seconds=retry_seconds(report, datetime.now(UTC)))
+    seconds = retry_seconds(report, datetime.now(UTC))
+    return _make_response(503, f"{report.phase.value}{awaited}\n", retry_seconds=seconds)
 
 
 def retry_seconds(report: NodeReport, now: datetime) -> int:
@@ -112,10 +120,10 @@ def retry_seconds(report: NodeReport, now: datetime) -> int:
     left_seconds = load_seconds if load_seconds is not None and load_seconds > 0 else step_seconds
     if report.phase is Phase.LOADING and left_seconds is not None:
         return ceil(min(max(left_seconds, 1), 3600))
-    return RETRIES.get(report.phase, RETRY_SECONDS)
+    return RETRY_SECONDS_BY_PHASE.get(report.phase, DEFAULT_RETRY_SECONDS)
 
 
-def _answer(status: int, body: str, content_type: str = TEXT, *, retry_seconds: int | None = None) -> Response:
+def _make_response(status: int, body: str, content_type: str = TEXT, *, retry_seconds: int | None = None) -> Response:
     # A name may hold a part of a character, which can't be encoded.
     content = body.encode("utf-8", "backslashreplace")
     retry = (("Retry-After", str(retry_seconds)),) if retry_seconds else ()

@@ -8,16 +8,18 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 
-from sparkd.base.host import disks, gpu, meminfo, network, owner, processes, shm, sockets, units
+from sparkd.base.host import disks, gpu, meminfo, network, owner, pending_requests, processes, shm, sockets, units
 from sparkd.base.host.docker import DockerFacts, read_containers
 from sparkd.base.host.files import FIXTURE, Files
 from sparkd.base.host.gpu import GpuFacts
 from sparkd.base.host.meminfo import FreeMemory, MemInfo
 from sparkd.base.host.owner import NodeOwner
+from sparkd.base.host.pending_requests import PendingRequest
 from sparkd.base.host.processes import Details, OpenFiles, Process, ProcessTable
 from sparkd.base.host.shm import ANY, Segment, Uses
-from sparkd.base.host.sockets import Holder, Listener, PendingRequest
+from sparkd.base.host.sockets import Holder, Listener
 from sparkd.base.host.units import Unit
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, RecordedReader, connect
 from sparkd.base.lib.text import sanitize
@@ -96,19 +98,19 @@ class Host:
 
     def listeners(self, ports: tuple[int, ...] = ()) -> tuple[Listener, ...]:
         """Listening sockets of these ports at least; without ports, of all."""
-        try:
-            return sockets.query_listeners(self.files, ports) if self.live else sockets.read_listeners(self.files)
-        except FileNotFoundError:  # a kernel without sock_diag
-            return sockets.read_listeners(self.files)
+        if self.live:
+            with suppress(FileNotFoundError):  # a kernel without sock_diag
+                return sockets.query_kernel_listeners(self.files, ports)
+        return sockets.read_proc_listeners(self.files)
 
     def unanswered_requests(self, port: int) -> tuple[PendingRequest, ...]:
         """Requests without an answer, by the kernel; none for a tree of files, and where the kernel can't be queried.
         If there are too many to read in time, one unknown request is returned.
         """
         try:
-            return sockets.read_unanswered(port) if self.live else ()
+            return pending_requests.read_pending(port) if self.live else ()
         except TimeoutError:
-            return (sockets.UNKNOWN_REQUEST,)
+            return (pending_requests.UNKNOWN_REQUEST,)
         except OSError:
             return ()
 

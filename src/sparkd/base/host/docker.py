@@ -7,13 +7,14 @@ systemd holds /run/docker.sock while dockerd is down, and a single GET on it wou
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
 from sparkd.base.host import sockets
+from sparkd.base.host.sock_diag import find_listening_name
 from sparkd.base.lib.dockerd import reader
 from sparkd.base.lib.dockerd.reader import FAILED, SOCKET, DockerError, DockerReader
 
@@ -114,7 +115,7 @@ def _listens(host: Host, pid: str) -> bool:
     inodes = frozenset(sockets.list_inodes(host.files, int(pid)))
     if host.live:
         with suppress(OSError):
-            listens = sockets.is_listening_under(inodes, SOCKETS)
+            listens = _query_listening(inodes)
             if listens is not None:
                 return listens
     inode_words = {b"%d" % inode for inode in inodes}
@@ -125,6 +126,19 @@ def _listens(host: Host, pid: str) -> bool:
         if any(row[6] in inode_words for row in rows):
             return True
     return False
+
+
+def _query_listening(inodes: Iterable[int]) -> bool | None:
+    """Whether one of these sockets is docker's, and listens. No table is read: the kernel looks up each.
+
+    None where the kernel knows none of them, as one without unix_diag. Raises OSError.
+    """
+    is_known = False
+    for inode in inodes:
+        if (name := find_listening_name(inode)) in SOCKETS:
+            return True
+        is_known = is_known or name is not None
+    return False if is_known else None
 
 
 def query(host: Host, read: Callable[[DockerReader], T]) -> T | None:

@@ -1,10 +1,10 @@
-"""Listening TCP ports, the processes that hold them, and connections on which a request waits for its answer."""
+"""Listening TCP ports, the processes that hold them, and the other end of a connection."""
 
 import re
 import socket
 from collections.abc import Container, Iterable, Iterator
 from ipaddress import IPv4Address, IPv6Address
-from itertools import chain, product
+from itertools import product
 
 from msgspec import Struct
 
@@ -15,10 +15,8 @@ from sparkd.base.host.sock_diag import (
     TCP_CLOSE_WAIT,
     TCP_ESTABLISHED,
     TCP_LISTEN,
-    TcpInfo,
     TcpSocket,
     dump_tcp,
-    find_listening_name,
     find_tcp,
 )
 
@@ -28,10 +26,6 @@ _LISTENING = re.compile(
 """Address and port, TCP_LISTEN, the socket's inode: proc(5)."""
 TABLE_BYTES = 16 << 20
 """Some 100,000 sockets."""
-
-BEGIN_MILLISECONDS = 1000
-"""Time in which a server that streams sends its headers: at once, or when it has tokenized the prompt. What is sent
-after that is the answer itself."""
 
 
 class Listener(Struct, frozen=True):
@@ -55,18 +49,7 @@ class Peer(Struct, frozen=True):
     inode: int
 
 
-class PendingRequest(Struct, frozen=True):
-    """A request, `seconds` after its last byte came. `begun`: its answer may have begun, by headers or some text."""
-
-    seconds: float
-    begun: bool = False
-
-
-UNKNOWN_REQUEST = PendingRequest(2.0)
-"""Stands for requests that can't be listed. It is old enough for a canary (`health.DOUBT_SECONDS`)."""
-
-
-def read_listeners(files: Files) -> tuple[Listener, ...]:
+def read_proc_listeners(files: Files) -> tuple[Listener, ...]:
     """Listening sockets of every address. /proc does not show a socket that is bound but does not listen yet."""
     ipv6 = files.text_if_any("/proc/net/tcp6", limit=TABLE_BYTES) or ""  # none in a kernel without it
     rows = _LISTENING.findall(files.text("/proc/net/tcp", limit=TABLE_BYTES)) + _LISTENING.findall(ipv6)
@@ -102,7 +85,7 @@ def has_open(files: Files, pid: int, inodes: Container[int]) -> bool:
         return False
 
 
-def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
+def query_kernel_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
     """Listening sockets of this network namespace by sock_diag(7): of these ports alone, or of all where none is given.
 
     The kernel selects, so that other sockets cost nothing. Raises OSError: OvergrownError where they are too many.
@@ -119,19 +102,6 @@ def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
     )
 
 
-def is_listening_under(inodes: Iterable[int], names: Container[bytes]) -> bool | None:
-    """Whether one of these Unix sockets listens under one of these names. No table is read: the kernel looks up each.
-
-    None where the kernel knows none of them, as one without unix_diag. Raises OSError.
-    """
-    is_known = False
-    for inode in inodes:
-        if (name := find_listening_name(inode)) in names:
-            return True
-        is_known = is_known or name is not None
-    return False if is_known else None
-
-
 def find_peer(own: socket.socket) -> Peer | None:
     """The socket at the other end. None where it is not on this machine, or no process has accepted the connection yet.
 
@@ -145,28 +115,3 @@ def find_peer(own: socket.socket) -> Peer | None:
     if peer is None or not peer.inode or peer.state not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
     return Peer(peer.uid, peer.inode)
-
-
-def read_unanswered(port: int) -> tuple[PendingRequest, ...]:
-    """Requests to this local port whose last byte was followed by no data, or by some within BEGIN_MILLISECONDS alone.
-
-    The kernel reports when data last came and was sent on each TCP connection of this network namespace, not what. So a
-    stream does not count. A slow upload counts, and so does a connection that is idle after an answer, which has begun.
-    Raises OSError.
-    """
-    states = 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT
-    families = (socket.AF_INET, socket.AF_INET6)
-    connections = chain.from_iterable(dump_tcp(family, states, info=True, port=port) for family in families)
-    infos = (connection.info for connection in connections)
-    return tuple(
-        PendingRequest(
-            info.ms_since_received / 1000, begun=info.segments_sent > 0 and info.ms_since_sent <= info.ms_since_received
-        )
-        for info in infos
-        if info is not None and info.segments_received and not _has_followed(info)
-    )
-
-
-def _has_followed(info: TcpInfo) -> bool:
-    """Whether data was sent later than BEGIN_MILLISECONDS after the last byte that came."""
-    return info.segments_sent > 0 and info.ms_since_sent + BEGIN_MILLISECONDS < info.ms_since_received

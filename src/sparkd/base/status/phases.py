@@ -7,9 +7,10 @@ from sparkd.base.status.model import NodeReport, Phase
 
 
 class Loss(NamedTuple):
-    """Text and cause by which another node reports that an agent on which it depends has entered a phase."""
+    """What the nodes that depend on an agent report as their loss, once it is in such a phase."""
 
     text: str
+    """It follows the agent's name: `rank 1 on spark-b leaves`."""
     cause: Cause
 
 

@@ -167,7 +167,7 @@ def _refuse_existing(place: Place, name: str) -> None:
 def write(place: Place, conversion: convert.Conversion, force: bool) -> None:
     """Write the files, and the recipe last: where that exists, they do, too. Raises ConfigError, SharedFolderError."""
     from sparkd.agent.actions import files
-    from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner
+    from sparkd.agent.actions.shared_folders import SharedFolderError, run_as_owner
 
     folder, recipe_file = place.write_folder, f"{conversion.name}{SUFFIX}"
     if not force:
@@ -179,7 +179,7 @@ def write(place: Place, conversion: convert.Conversion, force: bool) -> None:
         files.write(folder / recipe_file, conversion.text, 0o644, durable=True, overwrite=force)
 
     try:
-        as_owner(folder, write_files)
+        run_as_owner(folder, write_files)
     except SharedFolderError:
         raise
     except OSError as error:

@@ -19,7 +19,7 @@ import msgspec
 
 from sparkd import __version__
 from sparkd.agent.actions import history as store
-from sparkd.agent.actions.shared_folders import as_owner
+from sparkd.agent.actions.shared_folders import run_as_owner
 from sparkd.base.cluster import head_key, membership
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host, caches, versions
@@ -119,7 +119,7 @@ class Collector:
         name = f"sparkd-capture-{re.sub(r'[^A-Za-z0-9.-]', '_', self.host.name())}-{at:%Y%m%dT%H%M%SZ}"
         path = Path(output or f"{name}.tar.gz")
         private_command = f"sudo sparkd capture --output /root/{name}.tar.gz"
-        do_as_owner = partial(as_owner, path.parent, private=private_command)
+        do_as_owner = partial(run_as_owner, path.parent, private_hint=private_command)
         is_created = False
         try:
             with held_back():

@@ -112,14 +112,16 @@ def describe_kill(samples: list[tuple[float, int, float]], floor_bytes: int) -> 
     # The youngest sample that has each age, each sample once.
     quoted = dict.fromkeys(older[-1] for older in older_samples if older)
     history = ", ".join(f"{earlier // MIB:,} MiB {killed_at - when:.1f} s before" for when, earlier, _ in quoted)
-    # The rate of loss is that of the last tenth of a second or more.
-    earlier_at, available_before, _ = next(
-        (sample for sample in reversed(samples) if killed_at - sample[0] >= SAMPLE_SECONDS), samples[0]
-    )
-    bytes_per_second = (
-        max(0.0, (available_before - available) / (killed_at - earlier_at)) if killed_at > earlier_at else 0.0
-    )
     return (
         f"memory ran out: {description}; the engine was killed ({history}{'; ' if history else ''}"
-        f"it fell by {bytes_per_second / MIB:,.0f} MiB/s, memory pressure {pressure:.0f} %)"
+        f"it fell by {_loss_rate(samples) / MIB:,.0f} MiB/s, memory pressure {pressure:.0f} %)"
     )
+
+
+def _loss_rate(samples: list[tuple[float, int, float]]) -> float:
+    """Bytes a second that went over the last SAMPLE_SECONDS or a little more; 0 where memory grew."""
+    killed_at, available_bytes, _ = samples[-1]
+    earlier_at, earlier_bytes, _ = next(
+        (sample for sample in reversed(samples) if killed_at - sample[0] >= SAMPLE_SECONDS), samples[0]
+    )
+    return max(0.0, (earlier_bytes - available_bytes) / (killed_at - earlier_at)) if killed_at > earlier_at else 0.0

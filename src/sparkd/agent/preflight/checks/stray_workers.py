@@ -40,9 +40,12 @@ class EngineContainer(Struct, frozen=True):
     id: str
     name: str
     ours: bool
+    """Whether sparkd created it."""
     invocation: str
+    """Of the process that created it. It is evidence for people only."""
     running: bool
     whose: Whose
+    """Meaningful for sparkd's own alone."""
 
 
 class StrayFacts(Struct, frozen=True):
@@ -52,11 +55,13 @@ class StrayFacts(Struct, frozen=True):
     docker_error: str
     """Why a running dockerd could not be read; empty where it could, or where none runs."""
     owner: NodeOwner | None
+    """The process that holds this node's lock; None where none does."""
     rank_container: str
     """The container of the recorded rank, if its agent is known to be gone; else empty."""
     rank_error: str
     """Why the record of the rank could not be read; empty where it could."""
     ports: tuple[PortUse, ...]
+    """Ports that the engines listen on, except those that the kernel assigns."""
     harmless: tuple[str, ...]
     """Sentences on zombies, and on processes that only have the name of an engine's."""
     scanned: int
@@ -85,10 +90,15 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         docker, owner, record = host.docker(), host.owner(), read_rank(host)
         containers = (
             EngineContainer(
-                facts.id, facts.name, facts.ours, facts.invocation, facts.running, whose(facts, owner, record)
+                id=container.id,
+                name=container.name,
+                ours=container.ours,
+                invocation=container.invocation,
+                running=container.running,
+                whose=whose(container, owner, record),
             )
-            for facts in docker.containers
-            if facts.ours or facts.id in container_ids
+            for container in docker.containers
+            if container.ours or container.id in container_ids
         )
         return StrayFacts(
             engines=tuple(engine.with_memory(gpu_bytes) for engine in engines),
@@ -142,6 +152,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         return block(reason, FIX_HINT, fixes=(fix,))
 
     def _judge_engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
+        """Judge an engine outside of sparkd's containers. A fix may only end one that is proven to be a stray."""
         description = _describe_engine(facts, engine)
         if engine.container_id and not facts.docker_known:
             return _judge_unidentified(f"{description}: docker can't identify its container", facts.docker_error)
@@ -174,17 +185,18 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         return engine.of_init and not may_be_intended and not other_ports
 
     def _judge_stray(self, facts: StrayFacts, engine: Engine) -> Verdict:
+        """Let fixes end the engine; where some were applied, report what has survived them."""
         fixes = _build_fixes(engine)
-        stuck = [member for member, fix in zip(engine.members, fixes, strict=True) if identity(fix) in self.tried]
-        asleep = [member for member in stuck if member.state == "D"]
+        survivors = [member for member, fix in zip(engine.members, fixes, strict=True) if identity(fix) in self.tried]
+        asleep = [member for member in survivors if member.state == "D"]
         if asleep:
             names = ", ".join(f"pid {member.pid} ({member.comm})" for member in asleep)
             reason = f"{names} sleeps in the kernel (state D) and can't be ended"
             # A driver that gives memory back may hold the process for a while, so that preflight waits for it first.
             return _block_until_reboot(reason, f"{names} to end")
-        if stuck:
+        if survivors:
             reason = f"an orphaned engine does not end: {_describe_engine(facts, engine)}"
-            return block(reason, f"look at: cat /proc/{stuck[0].pid}/stack")
+            return block(reason, f"look at: cat /proc/{survivors[0].pid}/stack")
         return block(f"an orphaned engine: {_describe_engine(facts, engine)}", FIX_HINT, fixes=fixes)
 
 

@@ -1,5 +1,6 @@
 """What the configuration names may come late, by a mount or by a person: the agent waits for it in its process."""
 
+import json
 import os
 import threading
 
@@ -51,6 +52,15 @@ def test_a_recipe_and_a_secret_on_a_late_mount_are_waited_for_with_one_line_each
     assert len(awaited) == 2
     assert "own.yaml: does not exist" in awaited[0]
     assert "HF_TOKEN" in awaited[1]
+
+
+def test_lines_before_the_first_step_have_the_configured_format(late: LateFiles) -> None:
+    late.tree.file("/etc/sparkd/conf.d/20-log.toml", 'log.format = "json"\n')
+    late.appear(late.secret, "abc\n")
+    with late.meanwhile(("own.yaml: does not exist", lambda: late.appear(late.recipe, RECIPE))):
+        journal = late.start()
+    (line,) = [line for line in journal.splitlines() if "agent.start.awaited" in line]
+    assert json.loads(line[line.index("{") :])["event"] == "agent.start.awaited"
 
 
 def test_a_configuration_that_is_changed_while_files_are_awaited_starts_the_agent_again(late: LateFiles) -> None:

@@ -114,7 +114,6 @@ def build_agent(
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation)
     process = _Process(role, host, owner, loop, notifier, journal, log, configured_at, pace)
     log.bind(node=host.name())
-    events = log.events(Redaction())
     loop.listen()
     refusals = list[str]()
     adoptable = find_adoptable_rank(host, role, owner.invocation, refusals.append, handed=handed is not None)
@@ -123,7 +122,7 @@ def build_agent(
             return agent
         handed = None  # the node lock is free again
         refusals.append("its first process has just ended, or is in another container")
-    return _start_afresh(process, load_with_origins(env, root), handed, refusals, events)
+    return _start_afresh(process, load_with_origins(env, root), handed, refusals)
 
 
 def _adopt_rank(process: _Process, adoptable: AdoptableRank, handed: Handed | None) -> Agent | None:
@@ -151,12 +150,11 @@ def _adopt_rank(process: _Process, adoptable: AdoptableRank, handed: Handed | No
     return agent
 
 
-def _start_afresh(
-    process: _Process, loaded: Loaded, handed: Handed | None, refusals: Sequence[str], events: Events
-) -> Agent:
+def _start_afresh(process: _Process, loaded: Loaded, handed: Handed | None, refusals: Sequence[str]) -> Agent:
     """Build the agent by what is configured or chosen. `refusals`: why a rank that was left is not taken over."""
     settings, host, loop = loaded.settings, process.host, process.loop
     process.log.configure(as_json=settings.log.format == "json", level=settings.log.level)
+    events = process.log.events(Redaction())
     place = None
     # Before the lock, so that a unit of the wrong role changes nothing. `begin_switch` below drops a newly chosen plan
     # that can't be made.

@@ -238,6 +238,8 @@ def test_a_docker_line_becomes_flags_and_settings_of_the_container(
         (f"{LINE} --dtype auto&>log", {"dtype": "auto"}),
         (f'X="--seed 1"\ndocker run {IMAGE} --model org/m $X 2>&1 | tee log &', {"seed": 1}),
         (f'cat <<EOF\ndocker run bad --model bad/bad\nEOF\n{LINE}', {}),
+        *((f'cat <<{word}\ndocker run bad --model bad/bad\nEOF\nEOF-1.x\n{LINE}', {})
+          for word in ("EOF-1.x", "'EOF-1.x'", '"EOF-1.x"', "\\EOF-1.x")),
         (f'if [ -z "$X" ]; then\n  echo "docker run"\nfi\nfor i in 1 2; do sleep $i; done\n{LINE}', {}),
         (f"docker rm -f v || true\n{LINE} \\\n  --seed 1\ndocker logs -f v", {"seed": 1}),
         (f"docker run -d --name v {IMAGE} sleep infinity\ndocker exec -d v bash -c \"vllm serve org/m --seed 1\"",
@@ -672,6 +674,12 @@ def test_json_in_another_notation_is_no_difference(tmp_path: Path) -> None:
     assert json.loads(str(imported(tmp_path, *texts)[0].args["speculative-config"])) == {"a": 1, "b": [2]}
     with pytest.raises(ConfigError, match=r"--speculative-config: .* ranks of one engine need the same"):
         imported(tmp_path, texts[0], texts[1].replace("2]", "3]"))
+
+
+def test_a_file_that_is_named_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "given").write_text(LINE)
+    assert main.main(["recipe", "import", str(tmp_path / "given"), f"{tmp_path}/./given"]) == 0
+    assert capsys.readouterr().out.startswith("# Imported from given (command line).\n")
 
 
 def losses(folder: Path, **texts: str) -> tuple[list[str], list[str], str]:

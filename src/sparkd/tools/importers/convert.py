@@ -116,7 +116,11 @@ def import_text(
 
 
 def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Conversion:
-    """Convert what all forms start together to one recipe, named by its model. Raises ConfigError with the line."""
+    """Convert what all forms start together to one recipe, named by its model. Raises ConfigError with the line.
+
+    A form that is named twice counts once.
+    """
+    forms = list({form.path: form for form in forms}.values())
     source, foreign, serve = combine(forms, place.image)
     name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
     return _make_result(

@@ -20,7 +20,9 @@ _REDIRECT = re.compile(r"(?:[0-9]{0,2}|&)(?:<<<|>>|>|<(?!<))(?P<to>&[0-9-])?")
 _OUTPUT = re.compile(r"&?>")
 _TO_FILL_IN = re.compile(r"<\w[\w./:-]{0,60}>(?=\s|\Z)")
 """A place to fill in, such as <model>."""
-_HERE_DOCUMENT = re.compile(r"[0-9]?<<-?[ \t]*['\"\\]?(\w+)['\"]?")
+_HERE_DOCUMENT = re.compile(
+    r"[0-9]?<<-?[ \t]*(?:'(?P<single>[^'\n]+)'|\"(?P<double>[^\"\n]+)\"|\\?(?P<bare>[^\s'\"\\;&|<>()`$]+))"
+)
 _ARRAY = re.compile(r"(\")?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\2\[[@*]\]\}\"?)?\})(?(1)\")", re.ASCII)
 """All words of an array, or of a script's arguments."""
 _WITH_ESCAPES = re.compile(r"\$'((?:[^'\\]|\\[\s\S])*)'")
@@ -143,7 +145,7 @@ class Script(Struct):
             end = self.text.find("\n", at)
             return len(self.text) if end < 0 else end
         if document := _HERE_DOCUMENT.match(self.text, at):
-            self.here_ends.append(document[1])
+            self.here_ends.append(document[str(document.lastgroup)])
             return document.end()
         if self.text[at] == "~" and self.text[at + 1 : at + 2] in ("", "/", " "):
             self._add_text(self.variables.values.get("HOME", mark("~")))
@@ -179,7 +181,7 @@ class Script(Struct):
         self._end_command()
         if text.endswith("\n") and self.here_ends:
             for word in self.here_ends:
-                last_line = re.compile(rf"^[ \t]*{word}[ \t\r]*$", re.MULTILINE).search(self.text, end)
+                last_line = re.compile(rf"^[ \t]*{re.escape(word)}[ \t\r]*$", re.MULTILINE).search(self.text, end)
                 end = last_line.end() if last_line else len(self.text)
             self.here_ends = []
         return end

@@ -16,8 +16,9 @@ from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.base.vllm.flag import SHIPPED
 from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, find_server, is_ray, parse_serve
 from sparkd.tools.importers.options import KeptSettings, Launch, LaunchError, redact
-from sparkd.tools.importers.shell import OF_IMAGE, Command, commands_in_container
-from sparkd.tools.importers.variables import CommandError, is_unknown, shown, unknown
+from sparkd.tools.importers.shell import commands_in_container
+from sparkd.tools.importers.shell_commands import Command
+from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, is_unknown, shown, unknown
 
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 _NEEDLESS = (":", "[", "[[", "break", "cd", "echo", "exit", "set", "sleep", "test", "true")
@@ -25,7 +26,7 @@ _NEEDLESS = (":", "[", "[[", "break", "cd", "echo", "exit", "set", "sleep", "tes
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
 """A shell's option before a text of commands, such as -c and -lc."""
-_EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(OF_IMAGE)})(?!\w))+", re.ASCII)
+_EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(SET_BY_IMAGE)})(?!\w))+", re.ASCII)
 """A value that consists of plain text and variables that the image sets."""
 _MOST_OPTIONS = 1000
 _SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind == "switch"}

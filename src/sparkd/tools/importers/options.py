@@ -17,9 +17,8 @@ from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_ca
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.container_options import convert_option, explain_reach, is_true, why_unused
-from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.variables import unknown
+from sparkd.tools.importers.variables import SET_BY_IMAGE, unknown
 
 _RANK_VARIABLES = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
 """Variables that launchers set on each node."""
@@ -106,7 +105,7 @@ class KeptSettings(Struct):
                     self.take_secret(name, option)
             elif missing := unknown(value):
                 text = f"{name}: left out: what {redact(missing)} stands for is not known: write its value under env"
-                self.launch.note(option, text, is_missing=name in OF_IMAGE)
+                self.launch.note(option, text, is_missing=name in SET_BY_IMAGE)
             else:
                 self.env[name] = value
 

@@ -13,9 +13,8 @@ from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.forms import CONTAINER, Form, make_fault
 from sparkd.tools.importers.launch import Engine, explain_missing, find_engine, find_script
 from sparkd.tools.importers.options import Launch, LaunchError, redact
-from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import ForeignRecipe, Source
-from sparkd.tools.importers.variables import shown, unknown
+from sparkd.tools.importers.variables import SET_BY_IMAGE, shown, unknown
 
 
 def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve]:
@@ -73,7 +72,7 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
         if not is_container and len(idle_containers) == 1:
             _put_into(launch, *idle_containers[0])
         elif not is_container:
-            for variable in [name for name in OF_IMAGE if name in launch.env]:
+            for variable in [name for name in SET_BY_IMAGE if name in launch.env]:
                 launch.note(launch.env.pop(variable), f"{variable}: left out: the image has its own")
         try:
             engine = find_engine(launch, form.folder)

@@ -11,6 +11,9 @@ from msgspec import Struct
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
 from sparkd.base.vllm.args import SECRET_NAME
 
+SET_BY_IMAGE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+"""Variables with folders, to which an image and a node give values of their own."""
+
 
 class CommandError(Exception):
     """sparkd cannot run the command; the message gives the reason."""

@@ -251,6 +251,50 @@ def test_a_plain_script(script: str, args: dict[str, object], tmp_path: Path) ->
     assert (recipe.args, recipe.model.repo, recipe.image.ref) == (args, "org/m", IMAGE)
 
 
+RUN = f"docker run {IMAGE} --model org/m --port $P"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f'P=8000\n[ "$DEBUG" = 1 ] && P=9000\n{RUN}',
+        f'[ -n "$P" ] || P=9000\n{RUN}',
+        f'[ -n "$P" ] ||\n  # why\n  export P=9000; {RUN}',
+        f"test -f x && A=1 && P=9000; {RUN}",
+        f"A=1 && test -f x && P=9000; {RUN}",
+        f"(test -f x) && P=9000\n{RUN}",
+        f"{{ test -f x; }} && P=9000\n{RUN}",
+        f"test -f x && P=9000 || {RUN}",
+        f"bash -c 'P=8000; test -f x && P=9000; {RUN}'",
+    ],
+)
+def test_the_value_is_not_known_where_an_operator_decides_about_the_assignment(script: str, tmp_path: Path) -> None:
+    recipe, notes, _ = imported(tmp_path, script)
+    assert "port" not in recipe.args
+    assert any(re.search(r"--port: left out: what \$\{?P\}? stands for", note) for note in notes)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"P=8000\n(P=9000; echo hi)\n{RUN}",
+        f"P=8000\n(P=9000\ncase $1 in a) P=1;; (b) P=2;; esac; (P=3); P=4)\n{RUN}",
+        f"f() (P=9000)\nP=8000\n{RUN}",
+        f"P=9000; (P=8000; {RUN})",
+        f"export A=1 && export P=8000 && {RUN}",
+        f"cd x && P=8000\n{RUN}",
+        f"set -e; P=8000 && {RUN}",
+        f"test -f x && P=8000 && {RUN}",
+        f"A=(1) && P=8000\n{RUN}",
+        f"test -f x && A=1\nP=8000\n{RUN}",
+        f"test -f x && echo\nP=8000\n{RUN}",
+    ],
+)
+def test_the_value_is_known_where_the_assignment_surely_counts(script: str, tmp_path: Path) -> None:
+    recipe, _, _ = imported(tmp_path, script)
+    assert recipe.args == {"port": 8000}
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
@@ -1031,6 +1075,7 @@ def test_under_sudo_the_home_is_that_of_who_runs_it(text: str, tmp_path: Path, m
         "A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
         "A=()\n" + "A+=(x)\n" * 20_000,
         "".join(f"export A{n}=1\n" for n in range(2000)) + "x\n" * 10_000,
+        "(" * 100_000,
     ],
 )
 def test_lists_and_exports_that_grow_end(text: str, tmp_path: Path) -> None:

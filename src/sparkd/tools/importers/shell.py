@@ -37,6 +37,8 @@ class Script(Struct):
 
     text: str
     state: ShellState
+    outer_states: list[ShellState] = field(default_factory=list)
+    """Those of the shells that the open parentheses interrupt."""
     commands: list[Command] = field(default_factory=list)
     current: Command = field(default_factory=Command)
     """The command whose words are read now."""
@@ -48,6 +50,8 @@ class Script(Struct):
     """NAME= or NAME+= of an array whose words are read now; empty outside of any."""
     is_redirected: bool = False
     """Whether the next word is the file of a redirection."""
+    operator: str = "\n"
+    """What ended the last command."""
     here_ends: list[str] = field(default_factory=list)
     """Words that end the here-documents which begin on the next line."""
     line: int = 1
@@ -60,7 +64,7 @@ class Script(Struct):
             end = self._take_token(at)
             self.line += self.text.count("\n", at, end)
             at = end
-        self._end_command()
+        self._end_command("\n")
         if self.open_array:
             raise CommandError("a list of words in parentheses has no end: close it")
         return self.commands
@@ -148,7 +152,9 @@ class Script(Struct):
             if text == ")":
                 self._end_array()
             return end
-        self._end_command()
+        is_continued = text.endswith("\n") and not self.current.words and self.operator in ("&&", "||", "|")
+        if not is_continued:
+            self._end_command(text)
         if text.endswith("\n") and self.here_ends:
             for word in self.here_ends:
                 last_line = re.compile(rf"^[ \t]*{re.escape(word)}[ \t\r]*$", re.MULTILINE).search(self.text, end)
@@ -209,11 +215,19 @@ class Script(Struct):
             return home[1] + self.state.variables.values.get("HOME", mark("~")) + word[home.end() :] if home else word
         return mark(shown(word)) if re.search(r"[*?]", self.masked) or _is_brace_list(self.masked) else word
 
-    def _end_command(self) -> None:
+    def _end_command(self, operator: str) -> None:
+        """Keep the command, if it runs a program. `operator`: what ends it; a parenthesis begins or ends a subshell."""
         self._end_word()
-        command, self.current = self.current, Command()
-        if self.state.take(command):
+        command, self.current, self.operator = self.current, Command(), operator
+        if self.state.take(command, operator):
             self.commands.append(command)
+        if operator == "(":
+            self.outer_states.append(self.state)
+            self.state = self.state.fork()
+        # One that closes no subshell is behind a pattern of `case`, which is a block.
+        elif operator == ")" and self.outer_states and len(self.state.blocks) <= len(self.outer_states[-1].blocks):
+            subshell, self.state = self.state, self.outer_states.pop()
+            self.state.join(subshell)
 
 
 def _is_brace_list(masked: str) -> bool:

@@ -2,13 +2,17 @@
 
 import re
 from itertools import takewhile
+from typing import Self
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sparkd.tools.importers.variables import Variables, mark
 
 COST_CHARACTERS = 8
 """Characters that a copied word or variable takes from those that may be filled in."""
+_COST_OF_SUBSHELL = 16
+"""Copied variables that the copy of an empty state counts as."""
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=([\s\S]*)", re.ASCII)
 """NAME=VALUE, or NAME+=VALUE to append."""
 DECLARING = ("export", "declare", "readonly", "local", "typeset")
@@ -19,6 +23,8 @@ _BLOCK_CLOSING = ("fi", "done", "esac", "}")
 _FOLLOWED_BY_COMMAND = ("if", "while", "until", "{", *_BLOCK_CLOSING)
 """Words that open or close a block and may have a command behind them on the same line."""
 _BEFORE_COMMAND = ("then", "do", "else", "elif", "!", "time")
+_SUCCEEDING = ("cd", "set")
+"""Programs that a script relies on: what follows their && runs."""
 
 
 class Command(Struct):
@@ -50,12 +56,50 @@ class ShellState(Struct):
     """Words by the array's name; `@` has the script's arguments."""
     blocks: list[int] = field(default_factory=list)
     """Lines where the open blocks begin."""
+    condition: str = ""
+    """The operator that decides whether the next command runs: && behind a program, or ||; empty for none."""
+    doubtful: set[str] = field(default_factory=set)
+    """Variables that are assigned behind such a &&: their values are known up to the end of its list only."""
 
-    def take(self, command: Command) -> bool:
+    def take(self, command: Command, operator: str) -> bool:
         """Follow the command's blocks and carry out its assignments. Whether it runs a program: it is left in `words`.
 
-        Raises CommandError where too much is copied.
+        `operator`: the one behind it, or a newline. Raises CommandError where too much is copied.
         """
+        first_word = "".join(command.words[:1])
+        runs_program = self._carry_out(command)
+        may_fail = first_word in _BLOCK_CLOSING or (runs_program and first_word not in _SUCCEEDING)
+        self._follow_operator(operator, may_fail=may_fail)
+        return runs_program
+
+    def fork(self) -> Self:
+        """The state of a subshell, in parentheses. Raises CommandError where too much is copied."""
+        values, exported, inherited = {**self.variables.values}, {**self.exported}, {*self.inherited}
+        lists, blocks = {**self.lists}, [*self.blocks]
+        copied = sum(map(len, (values, exported, inherited, lists, blocks)))
+        self.variables.spend((_COST_OF_SUBSHELL + copied) * COST_CHARACTERS)
+        return type(self)(replace(self.variables, values=values), exported, inherited, lists, blocks)
+
+    def join(self, subshell: Self) -> None:
+        """Go on behind a subshell, which may fail: its variables are lost."""
+        self.variables.characters_left = subshell.variables.characters_left
+        self.condition = self.condition or "&&"
+
+    def _follow_operator(self, operator: str, *, may_fail: bool) -> None:
+        """Follow the operator behind a command. `may_fail`: what is behind a && then runs or not."""
+        if operator in ("|", "("):  # the list of && and || goes on
+            return
+        if operator == "&&":
+            self.condition = self.condition or "&&" * may_fail
+            return
+        self.condition = "||" * (operator == "||")
+        for name in self.doubtful:
+            self.variables.assign(name, _mark_variable(name))
+            if name in self.exported:
+                self.exported[name] = self.variables.value(name)
+        self.doubtful.clear()
+
+    def _carry_out(self, command: Command) -> bool:
         command.drop_words(len([*takewhile(_BEFORE_COMMAND.__contains__, command.words)]))
         if command.words[:1] == ["function"]:
             command.drop_words(2)  # and its name
@@ -77,9 +121,9 @@ class ShellState(Struct):
         return self.variables.override(name).split() or self.lists.get(name, [_mark_list(name)])
 
     def set_list(self, name: str, words: list[str], *, is_appended: bool = False) -> None:
-        """Set a list, or append to it. Where a block decides whether that happens, the words are not known."""
+        """Set a list, or append to it. Where a condition decides whether that happens, the words are not known."""
         earlier_words = self.lists.get(name, []) if is_appended else []
-        self.lists[name] = [*earlier_words, *([_mark_list(name)] if self.blocks else words)]
+        self.lists[name] = [*earlier_words, *([_mark_list(name)] if self.blocks or self.condition else words)]
         self.variables.spend(len(self.lists[name]) * COST_CHARACTERS)
 
     def _follow_blocks(self, command: Command) -> None:
@@ -113,10 +157,17 @@ class ShellState(Struct):
         command.drop_words(len(command.words))
 
     def _set_variable(self, assignment: re.Match[str]) -> None:
-        """Assign or append. Where a block decides whether that happens, the value is not known."""
+        """Assign or append. Where a condition decides whether that happens, the value is not known."""
         name, is_appended, value = assignment.groups()
         earlier_value = self.variables.values.get(name, "") if is_appended else ""
-        self.variables.assign(name, mark(f"${{{name}}}") if self.blocks else earlier_value + value)
+        is_unknown = bool(self.blocks) or self.condition == "||"
+        self.variables.assign(name, _mark_variable(name) if is_unknown else earlier_value + value)
+        if self.condition == "&&":
+            self.doubtful.add(name)
+
+
+def _mark_variable(name: str) -> str:
+    return mark(f"${{{name}}}")
 
 
 def _mark_list(name: str) -> str:

@@ -26,7 +26,7 @@ from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.tools.cli import main
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.convert import import_forms
-from sparkd.tools.importers.forms import form_of_container, read_form
+from sparkd.tools.importers.forms import read_container_form, read_form
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 LINE = f"docker run --gpus all {IMAGE} --model org/m"
@@ -824,7 +824,7 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     tree.docker("/containers/vllm/json", detail)
     tree.docker("/images/sha256:1/json", own)
     tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:1"})
-    result = import_forms([form_of_container("vllm", Host(tree.root))], (), Place())
+    result = import_forms([read_container_form("vllm", Host(tree.root))], (), Place())
     written = tree.root / "m.yaml"
     written.write_text(result.text)
     recipe = load_recipe(str(written), []).recipe
@@ -840,13 +840,13 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert result.steps[stop + 1] == "sudo sparkd preflight --dry-run", "which needs its port"
     assert SECRET not in result.text + "".join(result.notes)
     assert not any("docker pull" in step for step in result.steps), "its image is here"
-    other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(image="mine:1"))
+    other = import_forms([read_container_form("vllm", Host(tree.root))], (), Place(image="mine:1"))
     assert any("mine:1: no registry has it" in note for note in other.missing)
     tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:2"})
-    launch, *_ = form_of_container("vllm", Host(tree.root)).launches
+    launch, *_ = read_container_form("vllm", Host(tree.root)).launches
     assert launch.notes[0].text.startswith(f"image: {IMAGE} is another image now than the container's 1,")
     with pytest.raises(ConfigError, match="docker has no container other"):
-        form_of_container("other", Host(tree.root))
+        read_container_form("other", Host(tree.root))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

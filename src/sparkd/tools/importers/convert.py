@@ -22,7 +22,8 @@ from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.engine_settings import convert_flags, split_environment
 from sparkd.tools.importers.eugr import read_eugr
-from sparkd.tools.importers.forms import SUFFIXES, Form, read_form, unreadable_error
+from sparkd.tools.importers.forms import Form, read_form
+from sparkd.tools.importers.kinds import SUFFIXES, unreadable_error
 from sparkd.tools.importers.launch import read_inner_engine
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia

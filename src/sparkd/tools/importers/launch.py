@@ -44,14 +44,14 @@ class Engine(Struct):
     container: dict[str, object]
 
 
-def find_engine(launch: Launch, folder: str) -> Engine | None:
-    """Find the engine of a launch; None where that starts no vLLM server. `folder`: of relative paths.
+def find_engine(launch: Launch, folder: str, overrides: Mapping[str, str]) -> Engine | None:
+    """Find the engine of a launch; None where that starts no vLLM server. Raises LaunchError.
 
-    Raises LaunchError.
+    `folder`: of relative paths. `overrides`: variables that the user sets for a shell in the container.
     """
     if len(launch.options) + len(launch.env) > _MOST_OPTIONS:
         raise LaunchError(launch.line, f"has more than {_MOST_OPTIONS} options and variables")
-    return _choose_engine(launch, _list_commands(launch), folder)
+    return _choose_engine(launch, _list_commands(launch, overrides), folder)
 
 
 def _choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engine | None:
@@ -88,13 +88,13 @@ def note_condition(launch: Launch, block: int) -> None:
         launch.note(launch.line, f"what begins in line {block} decides whether it runs: taken as if it does")
 
 
-def _list_commands(launch: Launch) -> list[Command]:
+def _list_commands(launch: Launch, overrides: Mapping[str, str]) -> list[Command]:
     """The commands that the container runs. vLLM's images put `vllm serve` before the words of a launch."""
     words = [*(launch.entrypoint or []), *launch.words]
     if launch.entrypoint is None and words and _TEXT_FOLLOWS.fullmatch(words[0]):
         words = ["bash", *words]  # the image's entrypoint is a shell
     env = {name: option.value for name, option in launch.env.items()}
-    inner = inner_commands(words, env, launch.overrides, launch.line)
+    inner = inner_commands(words, env, overrides, launch.line)
     if inner is not None:
         return inner
     if launch.entrypoint is None and "vllm" in launch.image and words and not find_server(words)[1]:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from pydantic import ValidationError
 
+from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.text import validator_message
+from sparkd.base.lib.text import printable, validator_message
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import SECRET_NAME
@@ -47,6 +48,11 @@ class LaunchError(Exception):
         self.line, self.file = line, file
 
 
+def make_fault(path: str, line: int, reason: str) -> ConfigError:
+    """The error for a line of a file. The reason is printed without secrets."""
+    return ConfigError(printable(f"{path}: line {line}: {redact(reason)}"))
+
+
 class Option(NamedTuple):
     name: str
     """Docker's long form, without dashes."""
@@ -67,8 +73,6 @@ class Launch(Struct):
     env: dict[str, Option] = field(default_factory=dict)
     options: list[Option] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    overrides: Mapping[str, str] = {}
-    """Variables that the user sets for a shell in the container."""
     service: str = ""
     """The name in a compose file; empty elsewhere."""
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import ValidationError
 
+from sparkd.base.config.types import read_keys_fault
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import format_key, printable, validator_message
 from sparkd.base.lib.text_file import read_owned_file
@@ -235,8 +236,8 @@ def _validate(written: Mapping[str, object]) -> Recipe:
     try:
         return Recipe.model_validate(written)
     except ValidationError as error:
-        fault = error.errors()[0]
-        context = fault.get("ctx", {})  # has key and value where several keys contradict each other
-        key = str(context["at"]) if context.get("at") else ".".join(str(step) for step in fault["loc"])
-        shown = format_key((key,), context.get("found", fault["input"]))
-        raise UnusableRecipeError((), f"{shown}: {validator_message(fault['msg'])}") from None
+        first = error.errors()[0]
+        fault = read_keys_fault(first)
+        key = fault.at if fault else ".".join(str(step) for step in first["loc"])
+        shown = format_key((key,), fault.value if fault else first["input"])
+        raise UnusableRecipeError((), f"{shown}: {validator_message(first['msg'])}") from None

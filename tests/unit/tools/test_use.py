@@ -149,7 +149,8 @@ def test_the_way_back_is_the_last_known_good_plan_unless_the_configured_one_is_k
     (before,) = plans_before(None, CONFIG, Host(tree.root))
     assert before.plan == good.plan_digest
     own = membership.make_context(CONFIG, Host(tree.root)).plan.digest
-    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((good, replace(good, plan_digest=own)))))
+    known = known_good.KnownGood((good, replace(good, plan_digest=own)))
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known))
     assert plans_before(None, CONFIG, Host(tree.root)) == ()
 
 

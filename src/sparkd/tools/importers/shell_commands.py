@@ -81,18 +81,17 @@ class ShellState(Struct):
         return type(self)(replace(self.variables, values=values), exported, inherited, lists, blocks)
 
     def join(self, subshell: Self) -> None:
-        """Go on behind a subshell, which may fail: its variables are lost."""
+        """Take the place of a subshell that has ended, and may have failed: its variables are lost."""
         self.variables.characters_left = subshell.variables.characters_left
         self.condition = self.condition or "&&"
 
     def _follow_operator(self, operator: str, *, may_fail: bool) -> None:
-        """Follow the operator behind a command. `may_fail`: what is behind a && then runs or not."""
-        if operator in ("|", "("):  # the list of && and || goes on
+        """Follow the operator behind a command. `may_fail`: whether a && decides about the next command."""
+        if operator in ("&&", "|", "("):  # in the same list
+            if operator == "&&" and may_fail:
+                self.condition = self.condition or "&&"
             return
-        if operator == "&&":
-            self.condition = self.condition or "&&" * may_fail
-            return
-        self.condition = "||" * (operator == "||")
+        self.condition = "||" if operator == "||" else ""
         for name in self.doubtful:
             self.variables.assign(name, _mark_variable(name))
             if name in self.exported:

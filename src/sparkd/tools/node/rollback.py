@@ -29,9 +29,7 @@ def choose(entries: Sequence[Entry], prefix: str, configured: LaunchPlan | None,
     if not matching:
         raise UsageError(f"no plan that is known good begins with {prefix!r}", LIST)
     digest = configured.digest if configured else None
-    others = [
-        entry for entry in matching if entry.plan_digest != digest or configured_image not in ("", entry.image_id)
-    ]
+    others = [goal for goal in matching if goal.plan_digest != digest or configured_image not in ("", goal.image_id)]
     if not others and not prefix:
         hint = "`sparkd diff` shows what else differs"
         raise UsageError("what is configured is the last known good plan itself, and there is none before it", hint)

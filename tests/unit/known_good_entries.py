@@ -18,8 +18,8 @@ def known_good_entry(digest: str = "d1", **changes: object) -> Entry:
     made = Entry(
         since="2026-01-01T00:00:00.000+00:00",
         until="2026-01-01T00:00:00.000+00:00",
-        plan=digest * 16,
-        agreement=f"a-{digest}",
+        plan_digest=digest * 16,
+        agreement_digest=f"a-{digest}",
         image_id="sha256:" + "e" * 64,
         facts=Facts(dict(plan.shared), {"kernel": "6.17"}, {"boot.swap": "off"}),
         recipe=RECIPE.model_dump(mode="json", by_alias=True),

@@ -123,7 +123,7 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:i"))
     serve(started)
     (entry,) = kept_entries(started)
-    assert (entry.plan, entry.agreement, entry.image_id) == (agent.plan.digest, "agreed", "sha256:i")
+    assert (entry.plan_digest, entry.agreement_digest, entry.image_id) == (agent.plan.digest, "agreed", "sha256:i")
     assert entry.facts.values["weights.w"] == "5 bytes"
     assert (entry.facts.versions["driver"], entry.facts.boot["boot.memory"]) == ("580", "120.0 GiB")
     rollback = make_rollback(entry, "f", "")
@@ -293,7 +293,7 @@ def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: Age
     rollback = make_rollback(entry, "", "")
     assert rollback is not None
     started.remake(context=replace(agent.context, switch=rollback)).switching.settle()
-    assert started.events.lines[-1].startswith(f"rollback.plan.applied plan={entry.plan[:12]} recipe=tiny-cpu ")
+    assert started.events.lines[-1].startswith(f"rollback.plan.applied plan={entry.plan_digest[:12]} recipe=tiny-cpu ")
     agent = started.remake(context=agent.context)
     root.file(FILE.path, FILE.encode(rollback))
     agent.switching.settle()

@@ -97,7 +97,7 @@ def test_markdown_is_tables_that_a_forum_takes() -> None:
     lines = bench_table.markdown(RESULT, EXPECT, None).splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 4 + 4
-    assert {line.count("|") for line in rows[:4]} == {len(bench_table.LEVELS) + 1}
+    assert {line.count("|") for line in rows[:4]} == {len(bench_table.LEVEL_HEADINGS) + 1}
 
 
 @pytest.mark.parametrize(

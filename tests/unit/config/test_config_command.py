@@ -26,7 +26,7 @@ from sparkd.base.plan.model import Node
 from sparkd.base.plan.script import render_asserts
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.state.launch_history import FILE, AssertResult, LaunchHistory
-from sparkd.tools.cli.plan import read_unbuilt
+from sparkd.tools.cli.plan import read_missing_kernels
 from sparkd.tools.node.plan_text import describe_plan
 
 REPOSITORY = Path(__file__).parents[3]
@@ -213,7 +213,7 @@ def test_plan_says_what_the_checked_image_lacks_of_flashinfer(tree: Tree, unbuil
     result = AssertResult("", 1.0, "", unbuilt)
     history = LaunchHistory().record_asserts("sha256:1", render_asserts(plan.asserts), result)
     tree.file(FILE.path, FILE.encode(history))
-    found = read_unbuilt(CheckInputs(plan, Settings()), Host(tree.root))
+    found = read_missing_kernels(CheckInputs(plan, Settings()), Host(tree.root))
     assert found == unbuilt
     command = "pip install flashinfer-jit-cache==0.6.12 --index-url"
     shown = describe_plan(plan, (), None, None, found)

@@ -12,7 +12,7 @@ from sparkd.agent.preflight.runner import CHECKS, IDS
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import reflow
 from sparkd.base.recipes.reach import REACHES
-from sparkd.base.vllm.lint.predicates import HIGHEST_SHARE, MANY_POOLS
+from sparkd.base.vllm.lint.predicates import HIGHEST_SHARE, MOST_POOLS
 from sparkd.base.vllm.lint.rules import RULES
 
 MANUAL = read_data("sparkd-checks.7.md").decode()
@@ -61,7 +61,7 @@ def test_the_page_of_plan_lint_has_every_rule_with_its_severity() -> None:
     ]
     matched = {name: what for _, name, what, _ in rows}
     assert f"above {HIGHEST_SHARE}," in matched["high-memory-share"]
-    assert f"above {MANY_POOLS} x the KV cache" in matched["pool-sequences"]
+    assert f"above {MOST_POOLS} x the KV cache" in matched["pool-sequences"]
 
 
 def test_the_page_of_plan_lint_has_every_reach_beyond_the_container() -> None:

@@ -26,7 +26,7 @@ from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.tools.cli import main
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.convert import import_forms
-from sparkd.tools.importers.forms import form_of_container, read_form
+from sparkd.tools.importers.forms import read_container_form, read_form
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 LINE = f"docker run --gpus all {IMAGE} --model org/m"
@@ -238,6 +238,8 @@ def test_a_docker_line_becomes_flags_and_settings_of_the_container(
         (f"{LINE} --dtype auto&>log", {"dtype": "auto"}),
         (f'X="--seed 1"\ndocker run {IMAGE} --model org/m $X 2>&1 | tee log &', {"seed": 1}),
         (f'cat <<EOF\ndocker run bad --model bad/bad\nEOF\n{LINE}', {}),
+        *((f'cat <<{word}\ndocker run bad --model bad/bad\nEOF\nEOF-1.x\n{LINE}', {})
+          for word in ("EOF-1.x", "'EOF-1.x'", '"EOF-1.x"', "\\EOF-1.x")),
         (f'if [ -z "$X" ]; then\n  echo "docker run"\nfi\nfor i in 1 2; do sleep $i; done\n{LINE}', {}),
         (f"docker rm -f v || true\n{LINE} \\\n  --seed 1\ndocker logs -f v", {"seed": 1}),
         (f"docker run -d --name v {IMAGE} sleep infinity\ndocker exec -d v bash -c \"vllm serve org/m --seed 1\"",
@@ -247,6 +249,50 @@ def test_a_docker_line_becomes_flags_and_settings_of_the_container(
 def test_a_plain_script(script: str, args: dict[str, object], tmp_path: Path) -> None:
     recipe, _, _ = imported(tmp_path, script)
     assert (recipe.args, recipe.model.repo, recipe.image.ref) == (args, "org/m", IMAGE)
+
+
+RUN = f"docker run {IMAGE} --model org/m --port $P"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f'P=8000\n[ "$DEBUG" = 1 ] && P=9000\n{RUN}',
+        f'[ -n "$P" ] || P=9000\n{RUN}',
+        f'[ -n "$P" ] ||\n  # why\n  export P=9000; {RUN}',
+        f"test -f x && A=1 && P=9000; {RUN}",
+        f"A=1 && test -f x && P=9000; {RUN}",
+        f"(test -f x) && P=9000\n{RUN}",
+        f"{{ test -f x; }} && P=9000\n{RUN}",
+        f"test -f x && P=9000 || {RUN}",
+        f"bash -c 'P=8000; test -f x && P=9000; {RUN}'",
+    ],
+)
+def test_the_value_is_not_known_where_an_operator_decides_about_the_assignment(script: str, tmp_path: Path) -> None:
+    recipe, notes, _ = imported(tmp_path, script)
+    assert "port" not in recipe.args
+    assert any(re.search(r"--port: left out: what \$\{?P\}? stands for", note) for note in notes)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"P=8000\n(P=9000; echo hi)\n{RUN}",
+        f"P=8000\n(P=9000\ncase $1 in a) P=1;; (b) P=2;; esac; (P=3); P=4)\n{RUN}",
+        f"f() (P=9000)\nP=8000\n{RUN}",
+        f"P=9000; (P=8000; {RUN})",
+        f"export A=1 && export P=8000 && {RUN}",
+        f"cd x && P=8000\n{RUN}",
+        f"set -e; P=8000 && {RUN}",
+        f"test -f x && P=8000 && {RUN}",
+        f"A=(1) && P=8000\n{RUN}",
+        f"test -f x && A=1\nP=8000\n{RUN}",
+        f"test -f x && echo\nP=8000\n{RUN}",
+    ],
+)
+def test_the_value_is_known_where_the_assignment_surely_counts(script: str, tmp_path: Path) -> None:
+    recipe, _, _ = imported(tmp_path, script)
+    assert recipe.args == {"port": 8000}
 
 
 @pytest.mark.parametrize(
@@ -674,6 +720,12 @@ def test_json_in_another_notation_is_no_difference(tmp_path: Path) -> None:
         imported(tmp_path, texts[0], texts[1].replace("2]", "3]"))
 
 
+def test_a_file_that_is_named_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "given").write_text(LINE)
+    assert main.main(["recipe", "import", str(tmp_path / "given"), f"{tmp_path}/./given"]) == 0
+    assert capsys.readouterr().out.startswith("# Imported from given (command line).\n")
+
+
 def losses(folder: Path, **texts: str) -> tuple[list[str], list[str], str]:
     """All notes, what is missing, and the written recipe, of files with these names."""
     forms = []
@@ -772,7 +824,7 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     tree.docker("/containers/vllm/json", detail)
     tree.docker("/images/sha256:1/json", own)
     tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:1"})
-    result = import_forms([form_of_container("vllm", Host(tree.root))], (), Place())
+    result = import_forms([read_container_form("vllm", Host(tree.root))], (), Place())
     written = tree.root / "m.yaml"
     written.write_text(result.text)
     recipe = load_recipe(str(written), []).recipe
@@ -788,13 +840,13 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert result.steps[stop + 1] == "sudo sparkd preflight --dry-run", "which needs its port"
     assert SECRET not in result.text + "".join(result.notes)
     assert not any("docker pull" in step for step in result.steps), "its image is here"
-    other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(image="mine:1"))
+    other = import_forms([read_container_form("vllm", Host(tree.root))], (), Place(image="mine:1"))
     assert any("mine:1: no registry has it" in note for note in other.missing)
     tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:2"})
-    launch, *_ = form_of_container("vllm", Host(tree.root)).launches
+    launch, *_ = read_container_form("vllm", Host(tree.root)).launches
     assert launch.notes[0].text.startswith(f"image: {IMAGE} is another image now than the container's 1,")
     with pytest.raises(ConfigError, match="docker has no container other"):
-        form_of_container("other", Host(tree.root))
+        read_container_form("other", Host(tree.root))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -1023,6 +1075,7 @@ def test_under_sudo_the_home_is_that_of_who_runs_it(text: str, tmp_path: Path, m
         "A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
         "A=()\n" + "A+=(x)\n" * 20_000,
         "".join(f"export A{n}=1\n" for n in range(2000)) + "x\n" * 10_000,
+        "(" * 100_000,
     ],
 )
 def test_lists_and_exports_that_grow_end(text: str, tmp_path: Path) -> None:

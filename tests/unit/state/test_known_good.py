@@ -106,17 +106,17 @@ def test_a_plan_that_proves_itself_again_is_not_kept_twice() -> None:
         known_good_entry(since="2026-02-02", until="2026-02-02"),
     )
     known = grown(first, known_good_entry("d2"), later)
-    assert [one.plan[:2] for one in known] == ["d1", "d2"]
+    assert [one.plan_digest[:2] for one in known] == ["d1", "d2"]
     assert (known[0].since, known[0].until) == ("2026-01-01", "2026-02-02")
     assert len(add_proven(known, replace(first, image_id="sha256:f")).known_good) == 3, "another image is another start"
 
 
 def test_eight_are_kept_the_newest_first_and_fewer_where_they_are_too_large() -> None:
     known = grown(*(known_good_entry(f"{number}-") for number in range(KEPT + 3)))
-    assert [one.agreement for one in known] == [f"a-{number}-" for number in range(KEPT + 2, 2, -1)]
+    assert [one.agreement_digest for one in known] == [f"a-{number}-" for number in range(KEPT + 2, 2, -1)]
     large = Facts({f"weights.{number}": "x" * 4000 for number in range(1500)}, {}, {})
     known = grown(*(known_good_entry(f"{number}-", facts=large) for number in range(4)))
-    assert [one.agreement for one in known] == ["a-3-", "a-2-"]
+    assert [one.agreement_digest for one in known] == ["a-3-", "a-2-"]
     larger = Facts({f"weights.{number}": "x" * 4000 for number in range(4500)}, {}, {})
     assert grown(*known[::-1], known_good_entry("9-", facts=larger)) == known, "one that is too large replaces nothing"
 
@@ -132,9 +132,11 @@ def test_what_was_written_is_read_also_of_the_version_before(tree: Tree) -> None
     tree.file(FILE.path, FILE.encode(KnownGood(known)))
     assert read_known_good(Host(tree.root).files) == known
     assert FILE.mode == 0o600, "the section engine may hold what others must not see"
+    written = json.loads(FILE.encode(KnownGood(known)))["known_good"][0]
+    assert written.keys() == {*json.loads(OLD)["known_good"][0], "image_digest"}
     tree.file(FILE.path, OLD)
     (old,) = read_known_good(Host(tree.root).files)
-    assert (old.plan, old.facts.versions, old.name) == ("d1", {"kernel": "6.17"}, "x")
+    assert (old.plan_digest, old.facts.versions, old.name) == ("d1", {"kernel": "6.17"}, "x")
 
 
 DIGEST = f"ghcr.io/x/vllm@sha256:{'a' * 64}"
@@ -227,7 +229,7 @@ def test_the_diff_names_flag_then_and_now(tree: Tree) -> None:
     assert len(lines) == 4
     shown = json.loads(command.as_json(last, now))
     assert shown["differences"] == [{"name": "args.dtype", "then": None, "now": "half"}]
-    assert shown["known_good"]["plan"] == last.plan
+    assert shown["known_good"]["plan"] == last.plan_digest
     assert json.loads(command.as_json(None, None))["known_good"] is None
 
 

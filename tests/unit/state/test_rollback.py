@@ -203,7 +203,7 @@ def test_the_fingerprint_counts_what_makes_the_plan_and_nothing_else() -> None:
 
 
 def of(made: known_good.Entry, digest: str) -> known_good.Entry:
-    return replace(made, plan=digest)
+    return replace(made, plan_digest=digest)
 
 
 def test_the_newest_that_is_not_configured_is_chosen() -> None:
@@ -265,5 +265,5 @@ def test_a_recorded_image_that_is_gone_is_pulled_by_its_digest(tree: Tree, diges
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((entry,))))
     lines = list(roll_back("", settings(), Host(tree.root)))
     assert f"the recorded image, {IMAGE_ID}, is not on this node any more: the one that has its name will run" in lines
-    pull = f"to run the recorded one: sudo docker pull {digest} && sudo sparkd rollback {entry.plan[:12]}"
+    pull = f"to run the recorded one: sudo docker pull {digest} && sudo sparkd rollback {entry.plan_digest[:12]}"
     assert (pull in lines) is bool(digest)

@@ -147,9 +147,10 @@ def test_the_way_back_is_the_last_known_good_plan_unless_the_configured_one_is_k
     good = known_good_entry()
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((good,))))
     (before,) = plans_before(None, CONFIG, Host(tree.root))
-    assert before.plan == good.plan
+    assert before.plan == good.plan_digest
     own = membership.make_context(CONFIG, Host(tree.root)).plan.digest
-    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((good, replace(good, plan=own)))))
+    known = known_good.KnownGood((good, replace(good, plan_digest=own)))
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known))
     assert plans_before(None, CONFIG, Host(tree.root)) == ()
 
 

@@ -93,8 +93,8 @@ class ProvingPeriod(Struct):
         proven_plan = known_good.Entry(
             since=now,
             until=now,
-            plan=agent.plan.digest,
-            agreement=self.agreed.agreement.digest,
+            plan_digest=agent.plan.digest,
+            agreement_digest=self.agreed.agreement.digest,
             image_id=agent.reporter.report.engine.image,
             facts=facts,
             recipe=context.recipe.model_dump(mode="json", by_alias=True),
@@ -106,7 +106,7 @@ class ProvingPeriod(Struct):
             return True
         if not agent.store.write(known_good.FILE, history):
             return False
-        agent.events.info("known_good.plan.saved", plan=proven_plan.plan[:12], recipe=proven_plan.name)
+        agent.events.info("known_good.plan.saved", plan=proven_plan.plan_digest[:12], recipe=proven_plan.name)
         agent.run_aside("kept-images", partial(_keep_images, agent, known_entries, history.known_good))
         return True
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from sparkd.base.config.types import read_keys_fault
 from sparkd.base.lib.text import did_you_mean, format_key, validator_message
 from sparkd.base.vllm.args import SECRET_NAME
 
@@ -31,7 +32,9 @@ suggestion."""
 class _Entry(NamedTuple, Generic[Origin]):
     value: object
     origin_of: OriginOf[Origin]
+    """Gives the origin of any key of the document that has the entry, such as a file's line."""
     written_as: Key
+    """The key in that document, such as args.max_num_seqs for args.max-num-seqs."""
 
     def origin(self, below: Key = ()) -> Origin:
         return self.origin_of((*self.written_as, *below))
@@ -46,7 +49,9 @@ class Layers(Struct, Generic[Model, Origin]):
     describe_mapping: Callable[[str], str]
     """What the section or the table of that name must be, for messages."""
     written_part: Callable[[Location], Iterable[int | str]]
-    """Selects the part of pydantic's error location that a person wrote."""
+    """Selects the part of pydantic's error location that a person wrote: engine.recipe of (engine, recipe, 0)."""
+    describe_repeat: Callable[[str], str]
+    """The fault of an entry that a document has twice, since the table's check gives both the same name."""
     entries: dict[Key, _Entry[Origin]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -83,7 +88,7 @@ class Layers(Struct, Generic[Model, Origin]):
                 continue
             for name, valid in checked.items():
                 if name in names:
-                    self.problems.append(f"{where}: --{name} is given twice, once as {name.replace('-', '_')}")
+                    self.problems.append(f"{where}: {self.describe_repeat(name)}")
                 names.add(name)
                 self.entries[*table, name] = _Entry(valid, origin_of, (*table, written))
 
@@ -91,44 +96,57 @@ class Layers(Struct, Generic[Model, Origin]):
         """The origin of each dotted key that is set."""
         return {".".join(key): entry.origin() for key, entry in self.entries.items()}
 
-    def validate(self, default_origin: OriginOf[Origin], stand_in: Mapping[Key, object] | None = None) -> Model | None:
-        """The merged values. Faults are added to `problems`, those of keys that no document sets with `default_origin`.
+    def validate(self, default_origin: OriginOf[Origin]) -> Model | None:
+        """The merged values; None where they have faults. Those are added to `problems`.
 
-        Where there are faults, None; or, with a `stand_in`, which has a value for each required key, the model without
-        the wrong values.
+        `default_origin`: of keys that no document sets.
+        """
+        return self._try_values({key: entry.value for key, entry in self.entries.items()}, default_origin)[0]
+
+    def validate_partly(self, default_origin: OriginOf[Origin], stand_in: Mapping[Key, object]) -> Model | None:
+        """The merged values, as from `validate`, but without wrong ones. `stand_in`: values for required keys.
+
+        None where the faults remain without those values.
         """
         entries = {key: entry.value for key, entry in self.entries.items()}
         while True:
-            try:
-                return self.model.model_validate(_nest(entries))
-            except ValidationError as error:
-                faults = error.errors()
-            self.problems += [self._describe(fault, default_origin) for fault in faults[:MOST_FAULTS]]
-            if stand_in is None:
-                return None
+            model, faults = self._try_values(entries, default_origin)
+            if model is not None:
+                return model
             # Wrong are the faults' keys, and the keys above them.
-            wrong = {key[:end] for key in map(self._find_key, faults) for end in range(len(key) + 1)}
-            right = {key: value for key, value in entries.items() if key not in wrong}
-            repaired = right | {key: value for key, value in stand_in.items() if key in wrong}
+            faulty_keys = {key[:end] for key in map(self._find_key, faults) for end in range(len(key) + 1)}
+            kept_entries = {key: value for key, value in entries.items() if key not in faulty_keys}
+            repaired = kept_entries | {key: value for key, value in stand_in.items() if key in faulty_keys}
             if repaired == entries:
                 return None
             entries = repaired
 
+    def _try_values(
+        self, values: Mapping[Key, object], default_origin: OriginOf[Origin]
+    ) -> tuple[Model | None, list[ErrorDetails]]:
+        """The model of the values; or None and their faults, which are added to `problems`."""
+        try:
+            return self.model.model_validate(_nest(values)), []
+        except ValidationError as error:
+            faults = error.errors()
+        self.problems += [self._describe(fault, default_origin) for fault in faults[:MOST_FAULTS]]
+        return None, faults
+
     def _find_key(self, error: ErrorDetails) -> Key:
-        context = error.get("ctx", {})
-        steps = context["at"].split(".") if "at" in context else self.written_part(error["loc"])
+        fault = read_keys_fault(error)
+        steps = fault.at.split(".") if fault else self.written_part(error["loc"])
         return tuple(step if isinstance(step, str) else f"[{step}]" for step in steps)
 
     def _describe(self, error: ErrorDetails, default_origin: OriginOf[Origin]) -> str:
-        context, key = error.get("ctx", {}), self._find_key(error)
-        other = tuple(context.get("other", "").split("."))
-        where = self._find_origin(key) or self._find_origin(other) or default_origin(key)
+        key, fault = self._find_key(error), read_keys_fault(error)
+        other_origin = self._find_origin(tuple(fault.other.split("."))) if fault else None
+        where = self._find_origin(key) or other_origin or default_origin(key)
         if error["type"] == "extra_forbidden":
             return f"{where}: {self._describe_unknown(key)}"
         if error["type"] == "missing":
             return f"{where}: {'.'.join(key)} is missing"
         written = self.entries[key].value if key in self.entries else error["input"]
-        return f"{where}: {format_key(key, context.get('found', written))}: {validator_message(error['msg'])}"
+        return f"{where}: {format_key(key, fault.value if fault else written)}: {validator_message(error['msg'])}"
 
     def _find_origin(self, key: Key) -> Origin | None:
         """The origin of `key`, or of the nearest key above it; None if no document sets it."""

@@ -18,6 +18,7 @@ from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import did_you_mean, parse_json
 from sparkd.base.lib.text_file import read_file
 from sparkd.base.vllm.args import TABLES as ARG_TABLES
+from sparkd.base.vllm.args import describe_repeat
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"
 FOLDER = "conf.d"
@@ -60,7 +61,7 @@ class Variable(EnvSettingsSource):
     def __init__(self, name: str, key: Key, value: Any) -> None:
         self.__name__ = name
         super().__init__(Settings, True, PREFIX, env_nested_delimiter="__", env_nested_max_split=2)
-        # With the key in lower case: the library would change the case of a table's entry too.
+        # Names count by their case (True), so the key is in lower case. Else the library lowers a table's entry, too.
         self.env_vars = {PREFIX + "__".join(key): value}
 
 
@@ -74,7 +75,7 @@ def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
 
 def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     """Settings as from `load_settings`, with the file or variable that each value came from."""
-    layers = Layers[Settings, str](Settings, TABLES, "a table, [{}]".format, written_part=_trim_location)
+    layers = Layers[Settings, str](Settings, TABLES, "a table, [{}]".format, _trim_location, describe_repeat)
     files = list(_open_files(env, root, layers.problems))
     sources: list[File | Variable] = [*files, *_read_variables(env, layers.problems)]
     for source in sources:
@@ -87,7 +88,8 @@ def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
 
 def _trim_location(location: Location) -> Location:
     """The part of pydantic's location that is a key: its sections, and its own name."""
-    return location[: 3 if location[:3] in known_keys(Settings) else 2]
+    depth = 3 if location[:3] in known_keys(Settings) else 2
+    return location[:depth]
 
 
 def _same_origin(name: str) -> Callable[[Key], str]:
@@ -103,12 +105,12 @@ def _read_variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Var
     keys_by_variable = {PREFIX + "__".join(key).upper(): key for key in keys()}
     for name in sorted(name for name in env if name.startswith(PREFIX) and name != FILE_VARIABLE):
         section, _, rest = name.partition("__")
-        key_name, names_entry, entry_name = rest.partition("__")
+        key_name, separator, entry_name = rest.partition("__")
         key = keys_by_variable.get(f"{section}__{key_name}", ())
-        if not key or (names_entry and key not in TABLES):
+        if not key or (separator and key not in TABLES):
             suggestion = did_you_mean(name.upper(), [FILE_VARIABLE, *keys_by_variable])
             problems.append(f"{name}: there is no such setting{suggestion}")
-        elif not names_entry:
+        elif not separator:
             yield Variable(name, key, _parse_variable(env[name], keys()[key].default))
         elif key == ("engine", "args"):
             yield Variable(name, (*key, entry_name.lower()), _parse_variable(env[name], None))
@@ -157,13 +159,14 @@ def _open_files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iter
 
 def _reading_order(main: Path, drop_ins: Iterable[Path]) -> list[Path]:
     """The files in the order in which they are read: a later one wins."""
+    # False is before True: the file of init, then the main one, then the others by name.
     return sorted((main, *drop_ins), key=lambda path: (path != main.parent / FOLDER / INIT_FILE, path != main, path))
 
 
 def _list_drop_ins(folder: Path, trusted: bool) -> list[Path]:
     """TOML files of a folder. Raises ConfigError where it is not `trusted` and others may write to it.
 
-    A folder is not trusted because a file beside it was named, such as one in /tmp.
+    Naming a file by SPARKD_CONFIG does not make the folder beside it trusted, such as one in /tmp.
     """
     try:
         real, link = folder.stat(), folder.lstat()

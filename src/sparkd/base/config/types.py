@@ -3,10 +3,10 @@
 import re
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from sparkd.base.vllm.args import check_path, parse_flags, parse_secret_files, parse_variables
 
@@ -17,9 +17,27 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class KeysFault(NamedTuple):
+    """A fault between keys."""
+
+    at: str
+    """The dotted key to name."""
+    value: JsonValue
+    """The value of that key."""
+    other: str
+    """The dotted key that was set where `at` has its default; empty for none."""
+
+
 def fault(at: str, value: JsonValue, needed: str, other: str = "") -> PydanticCustomError:
-    """A fault between keys: `at` is the key to name, `other` the key that was set where `at` has its default."""
-    return PydanticCustomError("between_keys", "{needed}", {"needed": needed, "at": at, "found": value, "other": other})
+    """The error for a fault between keys. `needed` describes what `at` must have, for people."""
+    return PydanticCustomError("between_keys", "{needed}", {"needed": needed, "at": at, "value": value, "other": other})
+
+
+def read_keys_fault(error: ErrorDetails) -> KeysFault | None:
+    """What `fault` was given; None for an error of a single key."""
+    if error["type"] != "between_keys":
+        return None
+    return KeysFault(*(error["ctx"][name] for name in KeysFault._fields))
 
 
 def _check_address(raw: str) -> str:

@@ -14,7 +14,7 @@ from sparkd.base.recipes.image import TAGS
 from sparkd.base.recipes.lookup import find_file
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.recipes.yaml import Document, YamlError, parse_yaml
-from sparkd.base.vllm.args import TABLES
+from sparkd.base.vllm.args import TABLES, describe_repeat
 
 HINT = "`sparkd recipe schema` describes the format"
 OWN = ("schema", "name", "description", "extends", "expect")
@@ -64,7 +64,7 @@ def read_recipe(name: str, folders: Sequence[Path]) -> tuple[LoadedRecipe | None
     """A recipe, if possible without its wrong values, and every fault. Raises ConfigError for an unreadable file."""
     chain = _read_chain(name, folders)
     recipe_file = chain[0]
-    layers = Layers[Recipe, Origin](Recipe, _TABLES, _describe_mapping, _drop_tags)
+    layers = Layers[Recipe, Origin](Recipe, _TABLES, _describe_mapping, _drop_tags, describe_repeat)
     for file in reversed(chain):
         left_out = () if file is recipe_file else OWN
         values = {
@@ -73,7 +73,7 @@ def read_recipe(name: str, folders: Sequence[Path]) -> tuple[LoadedRecipe | None
             if key not in left_out
         }
         layers.add(values, file.at)
-    recipe = layers.validate(recipe_file.at, STAND_IN)
+    recipe = layers.validate_partly(recipe_file.at, STAND_IN)
     if recipe is None:
         return None, layers.problems
     has_own_name = recipe_file.document.data.get("name") == recipe.name

@@ -20,16 +20,16 @@ ImageId = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9]+:
 DIGEST = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,254}@sha256:[0-9a-f]{64}")
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, rename={"plan_digest": "plan", "agreement_digest": "agreement"}):
     """A proven plan, some 20 KiB, more with a model of many files. Stamps are UTC, ISO 8601."""
 
     since: Plain
     """First proven."""
     until: Plain
     """Last proven."""
-    plan: Plain
+    plan_digest: Plain
     """Digest of settings and recipe."""
-    agreement: Plain
+    agreement_digest: Plain
     """Digest of the plan, the image, the weights and the script."""
     image_id: ImageId
     facts: Facts
@@ -53,6 +53,7 @@ class Entry(Struct, frozen=True):
     def image(self) -> str:
         """The name that its image had."""
         values = self.facts.values
+        # The second where the nodes' images may differ (cluster.allow_image_difference).
         return values.get("image") or values.get(f"{UNCHECKED}image", "")
 
 
@@ -73,7 +74,8 @@ def add_proven(known: Sequence[Entry], proven: Entry) -> KnownGood:
 
     Where the file would be too large, the oldest entries are left out; if `proven` alone is, nothing changes.
     """
-    same = [plan for plan in known if (plan.agreement, plan.image_id) == (proven.agreement, proven.image_id)]
+    key = proven.agreement_digest, proven.image_id
+    same = [plan for plan in known if (plan.agreement_digest, plan.image_id) == key]
     others = [plan for plan in known if plan not in same]
     if same:
         proven = replace(proven, since=same[0].since, image_digest=proven.image_digest or same[0].image_digest)
@@ -83,6 +85,10 @@ def add_proven(known: Sequence[Entry], proven: Entry) -> KnownGood:
 
 
 def images_to_keep(known: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Ids of images that keep a name of sparkd's, and those of them that a container keeps too: the last two."""
+    """Ids of the plans' images, the newest first; and the first two of them.
+
+    In docker each of them gets a name of sparkd's, and the two a container as well, without which an image goes with
+    its last name.
+    """
     images = tuple(dict.fromkeys(entry.image_id for entry in known if entry.image_id))
     return images, images[:2]

@@ -181,7 +181,7 @@ FILE = StateFile("switch.json", Switch, notice=NOTICE)
 
 def make_rollback(entry: Entry, replaces: str, image_id: str) -> Switch | None:
     """The switch to a known good plan; None where this version of sparkd can't read its recipe or settings."""
-    plan = {"image_id": image_id, "plan": entry.plan, "proven": entry.until}
+    plan = {"image_id": image_id, "plan": entry.plan_digest, "proven": entry.until}
     to = {**plan, "recipe": entry.recipe, "engine": entry.engine}
     try:
         return FILE.convert({"replaces": replaces, "stage": Stage.IN_FORCE, "to": to, "chosen_at": utc_now()})

@@ -122,7 +122,7 @@ def parse_flags(raw: Mapping[str, object]) -> dict[str, JsonValue]:
     for key, value in raw.items():
         name = normalize_flag(_check_key(key))
         if name in flags:
-            raise ValueError(f"--{name} is given twice, once as {name.replace('-', '_')}")
+            raise ValueError(describe_repeat(name))
         try:
             flags[name] = check_value(value)
         except ValueError as error:
@@ -130,6 +130,11 @@ def parse_flags(raw: Mapping[str, object]) -> dict[str, JsonValue]:
         if isinstance(value, list):
             _check_list(name, value)
     return flags
+
+
+def describe_repeat(name: str) -> str:
+    """The fault of a flag that is given in both spellings, such as max-num-seqs and max_num_seqs."""
+    return f"--{name} is given twice, once as {name.replace('-', '_')}"
 
 
 def _check_list(name: str, values: list[object]) -> None:

@@ -8,33 +8,32 @@ from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Spread, expected_
 from sparkd.tools.measure.measuring import format_latency
 from sparkd.tools.measure.past import Usual
 
-LEVELS = ("at once", "tokens/s", "5-95 %", "recipe", "usual", "first", "recipe", "between", "request")
-DEPTHS = ("prompt", "prefill tokens/s", "first token", "again", "speed-up", "decode tokens/s")
+LEVEL_HEADINGS = ("at once", "tokens/s", "5-95 %", "recipe", "usual", "first", "recipe", "between", "request")
+DEPTH_HEADINGS = ("prompt", "prefill tokens/s", "first token", "again", "speed-up", "decode tokens/s")
 NONE = "-"
-Expect = Mapping[str, object]
+ExpectedFigures = Mapping[str, object]
+"""A recipe's `expect`."""
 
 
-def tables(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> Parts:
+def tables(benchmark: Benchmark, expect: ExpectedFigures, usual: Usual | None) -> Parts:
     """Title, tables and notes for a terminal."""
-    parts: list[str | Table] = [
-        f"{sanitize(benchmark.model, 30)} by {sanitize(benchmark.recipe, 40)}",
-        _describe_lengths(benchmark),
-    ]
+    title = f"{sanitize(benchmark.model, 30)} by {sanitize(benchmark.recipe, 40)}"
+    parts: list[str | Table] = [title, _describe_lengths(benchmark)]
     for rows in _make_tables(benchmark, expect, usual):
         parts += ["", Table(rows, heading=True, flexible=0)]
     return [*parts, *notes(benchmark, usual)]
 
 
-def markdown(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> str:
+def markdown(benchmark: Benchmark, expect: ExpectedFigures, usual: Usual | None) -> str:
     """The same text as Markdown."""
-    names = f"`{sanitize(benchmark.model)}`, recipe `{sanitize(benchmark.recipe)}`"
-    lines = [f"{names}, sparkd {benchmark.version}, {benchmark.made[:10]}: {_describe_lengths(benchmark)}"]
+    title = f"`{sanitize(benchmark.model)}`, recipe `{sanitize(benchmark.recipe)}`"
+    lines = [f"{title}, sparkd {benchmark.version}, {benchmark.made[:10]}: {_describe_lengths(benchmark)}"]
     for headings, *rows in _make_tables(benchmark, expect, usual):
         lines += ["", *map(_format_row, (headings, ["---:"] * len(headings), *rows))]
     return "\n".join([*lines, *notes(benchmark, usual)])
 
 
-def _make_tables(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> list[list[tuple[str, ...]]]:
+def _make_tables(benchmark: Benchmark, expect: ExpectedFigures, usual: Usual | None) -> list[list[tuple[str, ...]]]:
     """Tables with at least one row below their headings."""
     return [rows for rows in (level_rows(benchmark, expect, usual), depth_rows(benchmark.depths)) if rows[1:]]
 
@@ -48,10 +47,10 @@ def _format_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def level_rows(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [LEVELS]
+def level_rows(benchmark: Benchmark, expect: ExpectedFigures, usual: Usual | None) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [LEVEL_HEADINGS]
     for level in benchmark.levels:
-        rate, first = level.output_tokens_per_second, level.first_token_seconds
+        rate, first_token = level.output_tokens_per_second, level.first_token_seconds
         usual_level = find_level(usual.levels, level) if usual else None
         usual_rate = usual_level.output_tokens_per_second if usual_level else None
         rows.append(
@@ -61,8 +60,8 @@ def level_rows(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> lis
                 f"{_format_rate(rate.low)}-{_format_rate(rate.high)}" if rate else NONE,
                 _format_ratio(ratio(rate, expected_figure(expect, DECODE, level.concurrency))),
                 _format_ratio(ratio(rate, usual_rate.median if usual_rate else None)),
-                _format_seconds(first),
-                _format_ratio(ratio(first, expected_figure(expect, FIRST, level.concurrency))),
+                _format_seconds(first_token),
+                _format_ratio(ratio(first_token, expected_figure(expect, FIRST, level.concurrency))),
                 _format_seconds(level.inter_token_seconds),
                 _format_seconds(level.request_seconds),
             )
@@ -72,7 +71,7 @@ def level_rows(benchmark: Benchmark, expect: Expect, usual: Usual | None) -> lis
 
 def depth_rows(depths: Sequence[Depth]) -> list[tuple[str, ...]]:
     return [
-        DEPTHS,
+        DEPTH_HEADINGS,
         *(
             (
                 f"{depth.prompt_tokens:,}",
@@ -102,6 +101,7 @@ def notes(benchmark: Benchmark, usual: Usual | None) -> list[str]:
     if usual:
         runs = f"the median of {usual.runs} runs since" if usual.runs > 1 else "the run of"
         lines.append(f"usual: {runs} {format_utc(usual.since)}{'' if usual.same_plan else ', of another plan'}")
+    # Where all requests of a level failed, the line above has that fault.
     if benchmark.fault and not any(level.failed == level.requests for level in benchmark.levels):
         lines.append(f"ended early: {sanitize(benchmark.fault)}")
     lines += _describe_cold(benchmark)

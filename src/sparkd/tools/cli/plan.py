@@ -34,28 +34,31 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 def show_plan(args: argparse.Namespace) -> None:
     """Print a plan made from the configuration, and the memory that the sizes of the model's files come to."""
     configured, host = load_settings(os.environ), Host()
-    node = membership.resolve_context(configured, None, host) if args.rank is None else None
-    plan = _make_plan_of_rank(configured, args.rank) if node is None else node.plan
-    settings = configured if node is None else node.settings
-    demand = room = None  # left out of the text where they can't be read
+    context = membership.resolve_context(configured, None, host) if args.rank is None else None
+    if context is None:
+        plan, settings = _make_plan_of_rank(configured, args.rank), configured
+    else:
+        plan, settings = context.plan, context.settings
+    memory_sum = compile_room = None  # left out of the text where they can't be read
     with suppress(OSError, ValueError):
-        demand = read_sum(plan, settings, host)
-    if node is not None:
+        memory_sum = read_sum(plan, settings, host)
+    if context is not None:
         with suppress(OSError, ValueError):
-            room = read_room(plan, settings, host, demand)
-            plan = membership.plan_to_launch(node, room.jobs)
+            compile_room = read_room(plan, settings, host, memory_sum)
+            plan = membership.plan_to_launch(context, compile_room.jobs)
     if args.json:
         print(plan_as_json(plan))
     elif args.script:
         print(plan.script, end="")
     else:
-        switch_findings = node.switch.findings if node and node.switch else ()
-        unbuilt = read_unbuilt(CheckInputs(plan, settings), host)
-        text = f"{describe_plan(plan, switch_findings, demand, room, unbuilt)}\n\n{plan.script}"
+        switch_findings = context.switch.findings if context and context.switch else ()
+        missing_kernels = read_missing_kernels(CheckInputs(plan, settings), host)
+        description = describe_plan(plan, switch_findings, memory_sum, compile_room, missing_kernels)
+        text = f"{description}\n\n{plan.script}"
         print("\n".join(map(printable, text.rstrip("\n").split("\n"))))
 
 
-def read_unbuilt(inputs: CheckInputs, host: Host) -> str:
+def read_missing_kernels(inputs: CheckInputs, host: Host) -> str:
     """Version of FlashInfer of which the image has no prebuilt kernels; empty where it has, or was not checked here."""
     with suppress(OSError, ValueError):
         checked = EngineImage.from_inputs(inputs).probe(host).checked

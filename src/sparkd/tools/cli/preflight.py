@@ -31,7 +31,11 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         "--root", metavar="TREE", help="look at the machine whose files lie below TREE; implies --dry-run"
     )
     parser.add_argument(
-        "--fix", metavar="PID", type=int, help="end this process, which a hint names so: SIGTERM, then SIGKILL"
+        "--fix",
+        metavar="PID",
+        dest="end_pid",
+        type=int,
+        help="end this process, which a hint names so: SIGTERM, then SIGKILL",
     )
     parser.add_argument(
         "--deep", action="store_true", help="only load the GPU for 13 s, and say if it is as fast as others"
@@ -48,31 +52,33 @@ def preflight(args: argparse.Namespace) -> int:
         return ExitCode.GOOD
     if args.root and not Path(args.root).is_dir():
         raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
-    if args.fix is not None and (args.dry_run or args.root):
-        raise UsageError("--fix changes this node, a dry run does not", stop_by_hand(args.fix, ""))
+    if args.end_pid is not None and (args.dry_run or args.root):
+        raise UsageError("--fix changes this node, a dry run does not", stop_by_hand(args.end_pid, ""))
     host = Host(args.root or "/")
-    shown, code = _load_gpu(args, host) if args.deep else _examine(args, host)
+    report, code = _load_gpu(args, host) if args.deep else _examine(args, host)
     if args.json:
-        sys.stdout.write(render.as_json(shown))
+        sys.stdout.write(render.as_json(report))
     else:
-        console.show(render.parts(shown, every=args.all))
+        console.show(render.parts(report, every=args.all))
     return code
 
 
 def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, ExitCode]:
     """Judge the GPU under load. Raises ConfigError where there is no plan, and as `measure_gpu`."""
-    from sparkd.tools.measure.gpu import measure_gpu  # as below
+    # A dry run imports nothing that could change the node; these start a container.
+    from sparkd.tools.measure.gpu import measure_gpu
     from sparkd.tools.measure.interrupts import catch_ends
 
-    if args.dry_run or args.root or args.fix is not None:
+    if args.dry_run or args.root or args.end_pid is not None:
         raise UsageError("--deep loads the GPU of this node, and does nothing else", "sudo sparkd preflight --deep")
     if os.geteuid() != 0:
         raise UsageError("only root may load the GPU", "sudo sparkd preflight --deep")
     args.all = True
-    catch_ends()  # or the container would outlive this
-    node = resolve_context(load_settings(os.environ), args.role, host)
-    shown = PreflightReport(host.name(), node.role, False, tuple(measure_gpu(node, host)), ())
-    return shown, _choose_code(shown)
+    catch_ends()  # Else the container would outlive this process.
+    context = resolve_context(load_settings(os.environ), args.role, host)
+    findings = tuple(measure_gpu(context, host))
+    report = PreflightReport(node=host.name(), role=context.role, changes_nothing=False, findings=findings, fixes=())
+    return report, _choose_code(report)
 
 
 def _examine(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, ExitCode]:
@@ -81,31 +87,32 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, Exi
     Without a plan, a mere look checks what needs none; raises ConfigError where fixes may be applied. Else raises as
     `tools.node.fixing`.
     """
-    may_fix = not (args.dry_run or args.root or args.fix is not None)
+    may_fix = not (args.dry_run or args.root or args.end_pid is not None)
     config = Settings()
     try:
         config = load_settings(os.environ if host.live else {}, Path(host.files.root))
         check_ids(config.preflight)
-        node = resolve_context(config, args.role, host)
+        context = resolve_context(config, args.role, host)
     except ConfigError as error:
         if may_fix:
             raise
         look = partial(examine_without_plan, error, args.role, config, host)
-        return _look_after_fix(args.fix, look, host), error.code
-    for finding in node.switch.findings if node.switch is not None else ():
+        return _look_after_fix(args.end_pid, look, host), error.code
+    for finding in context.switch.findings if context.switch is not None else ():
         hint = f" ({finding.hint})" if finding.hint else ""
         print(f"sparkd: {finding.reason}{hint}", file=sys.stderr)
     if may_fix:
-        from sparkd.tools.node.fixing import fix_node  # where nothing is changed, nothing is imported that could
+        # Where nothing is changed, nothing is imported that could.
+        from sparkd.tools.node.fixing import fix_node
 
-        shown = fix_node(node, config, host)
+        report = fix_node(context, config, host)
     else:
-        shown = _look_after_fix(args.fix, partial(examine_plan, node, config, host), host)
-    return shown, _choose_code(shown)
+        report = _look_after_fix(args.end_pid, partial(examine_plan, context, config, host), host)
+    return report, _choose_code(report)
 
 
-def _choose_code(shown: PreflightReport) -> ExitCode:
-    blocked = blocking(shown.findings)
+def _choose_code(report: PreflightReport) -> ExitCode:
+    blocked = blocking(report.findings)
     if not blocked:
         return ExitCode.GOOD
     return ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED
@@ -115,7 +122,8 @@ def _look_after_fix(pid: int | None, look: Callable[[], PreflightReport], host: 
     """End the process `pid`, if one is given; then look."""
     if pid is None:
         return look()
-    from sparkd.tools.node.fixing import end_named  # as above
+    # A mere look imports nothing that could end a process.
+    from sparkd.tools.node.fixing import end_named
 
     return end_named(pid, look, host)
 

@@ -26,7 +26,8 @@ from sparkd.base.recipes.lookup import SUFFIX
 from sparkd.tools.cli import console
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import ADMINISTRATORS, Place
-from sparkd.tools.importers.forms import Form, form_of_container, read_form, unreadable_error
+from sparkd.tools.importers.forms import Form, read_container_form, read_form
+from sparkd.tools.importers.kinds import unreadable_error
 from sparkd.tools.importers.source import Overrides, parse_overrides
 
 NOT_YET = "this does not lead to an endpoint yet"
@@ -74,7 +75,7 @@ def _deliver(args: argparse.Namespace, place: Place, conversion: convert.Convers
 def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
     """Read the container, or the files that start one engine together. Raises ConfigError."""
     if args.container:
-        return [form_of_container(args.container, Host())]
+        return [read_container_form(args.container, Host())]
     forms: list[Form] = []
     for name in args.path:
         path = Path("standard input" if name == "-" else name)

@@ -101,10 +101,10 @@ def list_plans(plans: Sequence[Entry], config: Settings, host: Host) -> Table:
         chosen = switch.chosen if switch is not None else None
     rows: list[tuple[str, ...]] = [HEADINGS]
     for entry in plans:
-        image = entry.image_id.removeprefix("sha256:")[: known_good.DIGITS]
-        cells = (entry.plan[: known_good.DIGITS], entry.name, format_utc(entry.since), format_utc(entry.until), image)
-        marks = ["configured"] * (configured is not None and configured.digest == entry.plan)
-        if chosen is not None and chosen.plan == entry.plan and chosen.image_id in ("", entry.image_id):
+        digest, image = entry.plan_digest[: known_good.DIGITS], entry.image_id.removeprefix("sha256:")
+        cells = (digest, entry.name, format_utc(entry.since), format_utc(entry.until), image[: known_good.DIGITS])
+        marks = ["configured"] * (configured is not None and configured.digest == entry.plan_digest)
+        if chosen is not None and chosen.plan == entry.plan_digest and chosen.image_id in ("", entry.image_id):
             marks.append("rolled back to")  # also once it has proven itself again, at another time
         rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
     return Table(rows)

@@ -1,13 +1,19 @@
-"""Reads a service of a compose file into the options of `docker run` (the Compose Specification)."""
+"""Reads services of a compose file, and its `.env`, into the options of `docker run` (the Compose Specification)."""
 
+import errno
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from msgspec import Struct
 
+from sparkd.base.host.files import Files, Kind
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import printable
+from sparkd.base.lib.text_file import LIMIT_BYTES
 from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
-from sparkd.tools.importers.options import Launch, LaunchError, Option, port_text
+from sparkd.tools.importers.options import Launch, LaunchError, Option, make_fault, port_text
 from sparkd.tools.importers.source import as_mapping, shorten
 from sparkd.tools.importers.variables import CommandError, Variables
 
@@ -34,7 +40,33 @@ _IGNORED_KEYS = (
 """Keys that are read elsewhere, or that mean nothing for the engine: no note says that they are left out."""
 
 
-def parse_env_file(text: str, variables: Variables) -> dict[str, str]:
+def read_env_file(path: Path, owner: int, variables: Variables) -> dict[str, str]:
+    """Read the file that docker reads beside a compose file. A link is not followed. Raises ConfigError.
+
+    It must belong to `owner`, as the compose file does: else a user who puts another folder in the place of their own
+    could have root's values written into a recipe that all may read.
+    """
+    try:
+        file = Files().itself(str(path.absolute()), LIMIT_BYTES)
+        if file.facts.kind is not Kind.FILE:
+            return {}
+        if file.facts.uid != owner:
+            reason = f"{path}: is of uid {file.facts.uid}, the compose file of {owner}: its values are not taken"
+            raise ConfigError(printable(reason), "copy both into a folder of your own")
+        return _parse_env_file(file.content.decode("utf-8-sig"), variables)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            return {}
+        raise ConfigError(printable(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}")) from None
+    except UnicodeDecodeError:
+        raise ConfigError(printable(f"{path}: is no UTF-8 text")) from None
+    except CommandError as error:
+        raise make_fault(str(path), 1, str(error)) from None
+
+
+def _parse_env_file(text: str, variables: Variables) -> dict[str, str]:
     """Read an env file. Its variables are assigned, too, so that later texts can use them. Raises CommandError."""
     values: dict[str, str] = {}
     for line in text.splitlines():

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import ValidationError
 
+from sparkd.base.config.types import read_keys_fault
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import format_key, printable, validator_message
 from sparkd.base.lib.text_file import read_owned_file
@@ -22,7 +23,8 @@ from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.engine_settings import convert_flags, split_environment
 from sparkd.tools.importers.eugr import read_eugr
-from sparkd.tools.importers.forms import SUFFIXES, Form, read_form, unreadable_error
+from sparkd.tools.importers.forms import Form, read_form
+from sparkd.tools.importers.kinds import SUFFIXES, unreadable_error
 from sparkd.tools.importers.launch import read_inner_engine
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
@@ -116,7 +118,11 @@ def import_text(
 
 
 def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Conversion:
-    """Convert what all forms start together to one recipe, named by its model. Raises ConfigError with the line."""
+    """Convert what all forms start together to one recipe, named by its model. Raises ConfigError with the line.
+
+    A form that is named twice counts once.
+    """
+    forms = list({form.path: form for form in forms}.values())
     source, foreign, serve = combine(forms, place.image)
     name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
     return _make_result(
@@ -230,8 +236,8 @@ def _validate(written: Mapping[str, object]) -> Recipe:
     try:
         return Recipe.model_validate(written)
     except ValidationError as error:
-        fault = error.errors()[0]
-        context = fault.get("ctx", {})  # has key and value where several keys contradict each other
-        key = str(context["at"]) if context.get("at") else ".".join(str(step) for step in fault["loc"])
-        shown = format_key((key,), context.get("found", fault["input"]))
-        raise UnusableRecipeError((), f"{shown}: {validator_message(fault['msg'])}") from None
+        first = error.errors()[0]
+        fault = read_keys_fault(first)
+        key = fault.at if fault else ".".join(str(step) for step in first["loc"])
+        shown = format_key((key,), fault.value if fault else first["input"])
+        raise UnusableRecipeError((), f"{shown}: {validator_message(first['msg'])}") from None

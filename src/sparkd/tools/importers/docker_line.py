@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from sparkd.tools.importers.command import find_server, is_ray
 from sparkd.tools.importers.launch import inner_commands, note_condition
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
-from sparkd.tools.importers.shell import Command, Script
+from sparkd.tools.importers.shell import Script
+from sparkd.tools.importers.shell_commands import Command, ShellState
 from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.variables import CommandError, Variables, is_unknown, mark, unknown
 
@@ -24,7 +25,7 @@ _PROGRAMS = ("docker", "podman")
 
 def read_script(text: str, variables: Variables) -> list[Launch]:
     """Read what the commands of a script start. Raises LaunchError."""
-    script = Script(text, variables)
+    script = Script(text, ShellState(variables))
     try:
         overrides = {name: variables.values[name] for name in variables.fixed}
         return [launch for command in script.read() for launch in find_launches(command, overrides)]

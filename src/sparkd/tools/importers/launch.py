@@ -16,8 +16,9 @@ from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.base.vllm.flag import SHIPPED
 from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, find_server, is_ray, parse_serve
 from sparkd.tools.importers.options import KeptSettings, Launch, LaunchError, redact
-from sparkd.tools.importers.shell import OF_IMAGE, Command, commands_in_container
-from sparkd.tools.importers.variables import CommandError, is_unknown, shown, unknown
+from sparkd.tools.importers.shell import commands_in_container
+from sparkd.tools.importers.shell_commands import Command
+from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, is_unknown, shown, unknown
 
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 _NEEDLESS = (":", "[", "[[", "break", "cd", "echo", "exit", "set", "sleep", "test", "true")
@@ -25,7 +26,7 @@ _NEEDLESS = (":", "[", "[[", "break", "cd", "echo", "exit", "set", "sleep", "tes
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
 """A shell's option before a text of commands, such as -c and -lc."""
-_EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(OF_IMAGE)})(?!\w))+", re.ASCII)
+_EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(SET_BY_IMAGE)})(?!\w))+", re.ASCII)
 """A value that consists of plain text and variables that the image sets."""
 _MOST_OPTIONS = 1000
 _SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind == "switch"}
@@ -43,14 +44,14 @@ class Engine(Struct):
     container: dict[str, object]
 
 
-def find_engine(launch: Launch, folder: str) -> Engine | None:
-    """Find the engine of a launch; None where that starts no vLLM server. `folder`: of relative paths.
+def find_engine(launch: Launch, folder: str, overrides: Mapping[str, str]) -> Engine | None:
+    """Find the engine of a launch; None where that starts no vLLM server. Raises LaunchError.
 
-    Raises LaunchError.
+    `folder`: of relative paths. `overrides`: variables that the user sets for a shell in the container.
     """
     if len(launch.options) + len(launch.env) > _MOST_OPTIONS:
         raise LaunchError(launch.line, f"has more than {_MOST_OPTIONS} options and variables")
-    return _choose_engine(launch, _list_commands(launch), folder)
+    return _choose_engine(launch, _list_commands(launch, overrides), folder)
 
 
 def _choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engine | None:
@@ -87,13 +88,13 @@ def note_condition(launch: Launch, block: int) -> None:
         launch.note(launch.line, f"what begins in line {block} decides whether it runs: taken as if it does")
 
 
-def _list_commands(launch: Launch) -> list[Command]:
+def _list_commands(launch: Launch, overrides: Mapping[str, str]) -> list[Command]:
     """The commands that the container runs. vLLM's images put `vllm serve` before the words of a launch."""
     words = [*(launch.entrypoint or []), *launch.words]
     if launch.entrypoint is None and words and _TEXT_FOLLOWS.fullmatch(words[0]):
         words = ["bash", *words]  # the image's entrypoint is a shell
     env = {name: option.value for name, option in launch.env.items()}
-    inner = inner_commands(words, env, launch.overrides, launch.line)
+    inner = inner_commands(words, env, overrides, launch.line)
     if inner is not None:
         return inner
     if launch.entrypoint is None and "vllm" in launch.image and words and not find_server(words)[1]:

@@ -24,6 +24,7 @@ from sparkd.tools.importers.launch import read_inner_engine
 from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, redact, secret_file
 from sparkd.tools.importers.ranks import find_differences
 from sparkd.tools.importers.shell import Script
+from sparkd.tools.importers.shell_commands import ShellState
 from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, as_mapping
 from sparkd.tools.importers.templates import Values
 from sparkd.tools.importers.variables import CommandError, Variables, shown
@@ -183,7 +184,8 @@ def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
 def _read_docker_run(source: Source) -> Launch:
     """Read the only `docker run` of the set-up. Raises UnusableRecipeError."""
     try:
-        commands = Script(str(source.mapping("runtime").get("setup_command") or ""), _UnassignedVariables({})).read()
+        text = str(source.mapping("runtime").get("setup_command") or "")
+        commands = Script(text, ShellState(_UnassignedVariables({}))).read()
         runs = [[*map(shown, command.words)] for command in commands if command.words[:2] == ["docker", "run"]]
         if len(runs) == 1:
             return read_docker(runs[0], [1] * len(runs[0]), 2, {})

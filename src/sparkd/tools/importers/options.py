@@ -8,8 +8,9 @@ from typing import NamedTuple
 from msgspec import Struct, field
 from pydantic import ValidationError
 
+from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.text import validator_message
+from sparkd.base.lib.text import printable, validator_message
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import SECRET_NAME
@@ -17,9 +18,8 @@ from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_ca
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.container_options import convert_option, explain_reach, is_true, why_unused
-from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.variables import unknown
+from sparkd.tools.importers.variables import SET_BY_IMAGE, unknown
 
 _RANK_VARIABLES = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
 """Variables that launchers set on each node."""
@@ -48,6 +48,11 @@ class LaunchError(Exception):
         self.line, self.file = line, file
 
 
+def make_fault(path: str, line: int, reason: str) -> ConfigError:
+    """The error for a line of a file. The reason is printed without secrets."""
+    return ConfigError(printable(f"{path}: line {line}: {redact(reason)}"))
+
+
 class Option(NamedTuple):
     name: str
     """Docker's long form, without dashes."""
@@ -68,8 +73,6 @@ class Launch(Struct):
     env: dict[str, Option] = field(default_factory=dict)
     options: list[Option] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    overrides: Mapping[str, str] = {}
-    """Variables that the user sets for a shell in the container."""
     service: str = ""
     """The name in a compose file; empty elsewhere."""
 
@@ -106,7 +109,7 @@ class KeptSettings(Struct):
                     self.take_secret(name, option)
             elif missing := unknown(value):
                 text = f"{name}: left out: what {redact(missing)} stands for is not known: write its value under env"
-                self.launch.note(option, text, is_missing=name in OF_IMAGE)
+                self.launch.note(option, text, is_missing=name in SET_BY_IMAGE)
             else:
                 self.env[name] = value
 

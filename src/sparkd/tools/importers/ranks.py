@@ -10,12 +10,11 @@ from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.yaml import Document
 from sparkd.base.vllm.flag import parse_json
 from sparkd.tools.importers.command import VLLM_SERVE, Serve
-from sparkd.tools.importers.forms import CONTAINER, Form, make_fault
+from sparkd.tools.importers.forms import CONTAINER, Form
 from sparkd.tools.importers.launch import Engine, explain_missing, find_engine, find_script
-from sparkd.tools.importers.options import Launch, LaunchError, redact
-from sparkd.tools.importers.shell import OF_IMAGE
+from sparkd.tools.importers.options import Launch, LaunchError, make_fault, redact
 from sparkd.tools.importers.source import ForeignRecipe, Source
-from sparkd.tools.importers.variables import shown, unknown
+from sparkd.tools.importers.variables import SET_BY_IMAGE, shown, unknown
 
 
 def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve]:
@@ -23,19 +22,20 @@ def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve
 
     `image`: the one to use instead of what the forms name; empty for theirs.
     """
-    # Launches without a container may start no engine; what they leave out is noted all the same.
-    bare_launches = [(form.path, launch) for form in forms for launch in form.launches if not launch.image]
-    bare_notes = [
-        replace(note, text=shown(note.text), file=path) for path, launch in bare_launches for note in launch.notes
+    # Launches without an image may start no engine; what they leave out is noted all the same.
+    launches_without_image = [(form.path, launch) for form in forms for launch in form.launches if not launch.image]
+    other_notes = [
+        replace(note, text=shown(note.text), file=path)
+        for path, launch in launches_without_image
+        for note in launch.notes
     ]
     engines = _find_engines(forms, image)
     if not engines:
         raise _explain_no_engine(forms)
     for form in forms:
         if len(services := [engine.launch.service for path, engine in engines if path == form.path]) > 1:
-            starters = "commands: keep one of them"
-            if any(services):
-                starters = f"services {', '.join(services)}: name one by --service"
+            named = f"services {', '.join(services)}: name one by --service"
+            starters = named if any(services) else "commands: keep one of them"
             raise make_fault(form.path, 1, f"vLLM is started by {len(services)} {starters}")
     try:
         engine = _merge(engines)
@@ -43,10 +43,15 @@ def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve
         raise make_fault(error.file, error.line, str(error)) from None
     launch, kind = engine.launch, forms[0].kind
     known_texts = {note.text for note in launch.notes}
-    launch.notes += [note for note in dict.fromkeys(bare_notes) if note.text not in known_texts]
-    source = Source(Document({}, {(): launch.line}), notes=launch.notes, file=engines[0][0])
-    source.container = shlex.quote(forms[0].path) if kind == CONTAINER else ""
-    source.is_running_here = bool(source.container) and not image
+    launch.notes += [note for note in dict.fromkeys(other_notes) if note.text not in known_texts]
+    is_container = kind == CONTAINER
+    source = Source(
+        Document({}, {(): launch.line}),
+        notes=launch.notes,
+        file=engines[0][0],
+        container=shlex.quote(forms[0].path) if is_container else "",
+        is_running_here=is_container and not image,
+    )
     foreign = ForeignRecipe(
         format=kind,
         description="",
@@ -54,6 +59,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve
         command=shlex.join(engine.words),
         env=engine.env,
         container=engine.container,
+        # Several files are the ranks of as many nodes; one may be started on any number.
         nodes=(len(engines), len(engines) if engines[1:] else None),
         secrets=engine.secrets,
     )
@@ -73,10 +79,10 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
         if not is_container and len(idle_containers) == 1:
             _put_into(launch, *idle_containers[0])
         elif not is_container:
-            for variable in [name for name in OF_IMAGE if name in launch.env]:
+            for variable in [name for name in SET_BY_IMAGE if name in launch.env]:
                 launch.note(launch.env.pop(variable), f"{variable}: left out: the image has its own")
         try:
-            engine = find_engine(launch, form.folder)
+            engine = find_engine(launch, form.folder, form.overrides)
         except LaunchError as error:
             raise make_fault(form.path, error.line, str(error)) from None
         if engine is None:
@@ -115,7 +121,10 @@ def _explain_no_engine(forms: list[Form]) -> ConfigError:
 
 
 def _merge(engines: list[tuple[str, Engine]]) -> Engine:
-    """Make one engine of the ranks that several files start, each with the file's name. Raises LaunchError."""
+    """Give the first rank's engine the notes and secrets of the others. Each comes with the path of its file.
+
+    Raises LaunchError where ranks differ in a setting that all need the same.
+    """
     file, first = engines[0]
     notes = [replace(note, file=note.file or file) for note in first.launch.notes]
     for other_file, other in engines[1:]:

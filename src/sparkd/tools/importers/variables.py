@@ -4,12 +4,19 @@ A value that only a shell or its user knows stays in the words as a mark, which 
 the value is used.
 """
 
+import os
+import pwd
 import re
+from contextlib import suppress
+from pathlib import Path
 
 from msgspec import Struct
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
 from sparkd.base.vllm.args import SECRET_NAME
+
+SET_BY_IMAGE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+"""Variables with folders, to which an image and a node give values of their own."""
 
 
 class CommandError(Exception):
@@ -55,6 +62,14 @@ def is_unknown(word: str, end: str = "") -> bool:
 def shown(text: str) -> str:
     """The text for people: in place of each mark the expression of its value."""
     return _MARK.sub(lambda match: match[1].replace(_NO_BREAK, " "), text)
+
+
+def find_home() -> str:
+    """The home of the user who imports, also under sudo, where HOME is root's."""
+    if os.geteuid() == 0 and (user := os.environ.get("SUDO_USER")):
+        with suppress(KeyError):
+            return pwd.getpwnam(user).pw_dir
+    return str(Path.home())
 
 
 class Variables(Struct):

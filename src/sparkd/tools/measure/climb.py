@@ -26,10 +26,10 @@ from sparkd.tools.measure.soak import Sample, read_sample
 from sparkd.tools.measure.trial import (
     StillCompilingError,
     check_bench,
-    longest_step,
-    make_load,
     ready_seconds,
+    short_bench,
     smoke_twice,
+    trial_limit_seconds,
 )
 from sparkd.tools.node import switching
 from sparkd.tools.node.served import open_endpoint
@@ -133,7 +133,7 @@ class Climb:
         """
         if is_base and self._is_running_already():
             return ""  # no load is needed
-        until = switching.time_after(longest_step(self._config, DRAIN_SECONDS))
+        until = switching.time_after(trial_limit_seconds(self._config, DRAIN_SECONDS))
         engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
         chosen = Chosen(set_values(self._base.recipe, self.tuning.name, values), engine, until=until)
         try:
@@ -227,7 +227,7 @@ class Climb:
         if faults := smoke_twice():
             return MeasuredStep(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
         with open_endpoint(self.tuning.at_once) as served:
-            benchmark = run_warm(served, make_load(self.tuning.at_once))
+            benchmark = run_warm(served, short_bench(self.tuning.at_once))
         try:
             rate = check_bench(benchmark)
         except StillCompilingError as error:  # says nothing of the step, which would count as bad for good

@@ -56,7 +56,7 @@ def bench_under_load(like: Benchmark | None = None) -> tuple[Benchmark, Spread]:
     """
     with open_endpoint(measuring.MOST_AT_ONCE) as served:
         at_once = max(measuring.expected_levels(served.node.recipe), default=trial.DEFAULT_CONCURRENCY)
-        wanted = trial.make_load(at_once)
+        wanted = trial.short_bench(at_once)
         if like is not None:
             level = like.levels[0]
             load = {"prompt_tokens": like.prompt_tokens, "answer_tokens": like.answer_tokens}
@@ -111,7 +111,7 @@ class ImageTrial:
             self._show(f"measuring {label(self._switch.before)} first")
             baseline, _ = bench_under_load()
         chosen = self._switch.to
-        until = time_after(trial.longest_step(self._config, self._switch.drain_seconds))
+        until = time_after(trial.trial_limit_seconds(self._config, self._switch.drain_seconds))
         tried = replace(self._switch, to=chosen and replace(chosen, until=until))
         stays = False
         try:

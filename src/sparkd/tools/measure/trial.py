@@ -9,12 +9,17 @@ from sparkd.tools.measure.bench import Benchmark, Wanted
 from sparkd.tools.measure.figures import Spread
 from sparkd.tools.node.served import CONNECTIONS, open_endpoint, run_smoke
 
-DEFAULT_CONCURRENCY, RUNS = 4, 5
-AWAITED_SECONDS, MEASURE_SECONDS = 900, 3600
-"""Parts of the time until a trial ends by itself: waiting for docker or a peer, and smoke with bench."""
+DEFAULT_CONCURRENCY = 4
+"""Requests at once where a recipe expects no figures."""
+RUNS = 5
+"""Batches of requests, one after the other."""
+AWAITED_SECONDS = 900
+"""For docker or a peer, as long as the agent waits for them (agent/daemon/switching.py)."""
+MEASURE_SECONDS = 3600
+"""For smoke and bench, each of which may be done twice."""
 
 
-def longest_step(config: Settings, drain: int) -> int:
+def trial_limit_seconds(config: Settings, drain: int) -> int:
     """Seconds until a trial ends by itself. `drain`: seconds that running requests have left."""
     return ready_seconds(config) + AWAITED_SECONDS + drain + MEASURE_SECONDS
 
@@ -43,7 +48,7 @@ def smoke_twice() -> list[str]:
     return faults
 
 
-def make_load(at_once: int) -> Wanted:
+def short_bench(at_once: int) -> Wanted:
     """A short bench of one level."""
     return Wanted((at_once,), (), prompt_tokens=64, answer_tokens=128, runs=RUNS, staggered=False, seed=0)
 
@@ -55,7 +60,7 @@ class StillCompilingError(NotReadyError):
 def check_bench(benchmark: Benchmark) -> Spread:
     """The rate of a bench of one level, where it can be compared with another. Pure.
 
-    Raises NotReadyError where requests failed, StillCompilingError, KeyboardInterrupt.
+    Raises NotReadyError where requests failed, StillCompilingError, KeyboardInterrupt where the bench was interrupted.
     """
     if benchmark.interrupted:
         raise KeyboardInterrupt

@@ -54,7 +54,7 @@ def gather_facts(host: Host, plan: LaunchPlan) -> Facts:
 
 def as_text(last: Entry, current: Facts) -> str:
     """Lines on what differs from the last known good start, and on what could not be compared."""
-    plan = f"recipe {sanitize(last.name)}, plan {last.plan[:DIGITS]}, {format_utc(last.until)}"
+    plan = f"recipe {sanitize(last.name)}, plan {last.plan_digest[:DIGITS]}, {format_utc(last.until)}"
     rows, start = format_differences(last, current), sanitize(f"the last known good start ({plan})")
     not_compared = [f"not compared: {name}: {sanitize(reason, 300)}" for name, reason in current.unseen.items()]
     heading = f"since {start}:" if rows else f"nothing that sparkd knows of differs from {start}"
@@ -69,10 +69,17 @@ def format_differences(last: Entry, current: Facts) -> tuple[str, ...]:
 def as_json(last: Entry | None, current: Facts | None) -> str:
     """The same as `as_text` as JSON; null and empty lists without a known good start or a plan."""
     differences = find_differences(last.facts, current) if last is not None and current is not None else ()
-    keys = ("since", "until", "plan", "agreement", "recipe", "image_id")
     document = {
         "schema": 1,
-        "known_good": last and {key: last.name if key == "recipe" else getattr(last, key) for key in keys},
+        "known_good": last
+        and {
+            "since": last.since,
+            "until": last.until,
+            "plan": last.plan_digest,
+            "agreement": last.agreement_digest,
+            "recipe": last.name,
+            "image_id": last.image_id,
+        },
         "differences": [
             {"name": difference.name, "then": difference.own or None, "now": difference.theirs or None}
             for difference in differences

@@ -23,21 +23,21 @@ _NO_KERNELS = (
 def describe_plan(
     plan: LaunchPlan,
     findings: Sequence[FindingReport],
-    demand: MemorySum | None,
-    room: CompileRoom | None,
-    unbuilt: str,
+    memory_sum: MemorySum | None,
+    compile_room: CompileRoom | None,
+    missing_kernels: str,
 ) -> str:
     """The plan as lines of a name and a text. `findings`: findings on a plan in place of the configured one.
 
-    `demand` and `room`: None where they can't be read. `unbuilt`: the version of FlashInfer without built kernels in
-    the image, if that is known; else empty.
+    `memory_sum` and `compile_room`: None where they can't be read. `missing_kernels`: the version of FlashInfer without
+    built kernels in the image, if that is known; else empty.
     """
     spec, node = plan.container, plan.node
-    gpu_parts = list(demand.rows()) if demand else []
-    if room:
-        gpu_parts.append(("compilers on a cold cache", room.describe()))
-    if unbuilt:
-        gpu_parts.append(("FlashInfer", _NO_KERNELS.format(unbuilt)))
+    gpu_parts = list(memory_sum.rows()) if memory_sum else []
+    if compile_room:
+        gpu_parts.append(("compilers on a cold cache", compile_room.describe()))
+    if missing_kernels:
+        gpu_parts.append(("FlashInfer", _NO_KERNELS.format(missing_kernels)))
     privileged = "yes" if spec.privileged else "no"
     rows = [
         *((name, text) for finding in findings for name, text in ((finding.id, finding.reason), ("", finding.hint))),

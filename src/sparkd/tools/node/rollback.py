@@ -25,11 +25,11 @@ def choose(entries: Sequence[Entry], prefix: str, configured: LaunchPlan | None,
     if not entries:
         reason = "no start is known good on this node yet, so there is nothing to go back to"
         raise UsageError(reason, "another recipe: sudo sparkd use --list")
-    matching = [entry for entry in entries if entry.plan.startswith(prefix)]
+    matching = [entry for entry in entries if entry.plan_digest.startswith(prefix)]
     if not matching:
         raise UsageError(f"no plan that is known good begins with {prefix!r}", LIST)
     digest = configured.digest if configured else None
-    others = [entry for entry in matching if entry.plan != digest or configured_image not in ("", entry.image_id)]
+    others = [goal for goal in matching if goal.plan_digest != digest or configured_image not in ("", goal.image_id)]
     if not others and not prefix:
         hint = "`sparkd diff` shows what else differs"
         raise UsageError("what is configured is the last known good plan itself, and there is none before it", hint)
@@ -48,7 +48,7 @@ def roll_back(prefix: str, config: Settings, host: Host) -> Iterator[str]:
     replaces = chosen_plan.fingerprint_config(config, host)
     rollback = make_rollback(goal, replaces, goal.image_id if goal_image else "")
     if rollback is None or rollback.to is None:
-        raise ConfigError(f"the plan {goal.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
+        raise ConfigError(f"the plan {goal.plan_digest[:DIGITS]} can't be read by this version of sparkd", LIST)
     node = None
     with suppress(AddressAwaitedError):  # this node's place is not known yet
         node = membership.make_context(config, host, rollback.to)
@@ -59,13 +59,13 @@ def roll_back(prefix: str, config: Settings, host: Host) -> Iterator[str]:
     elif not goal_image:
         yield f"the recorded image, {goal.image_id}, is not on this node any more: the one that has its name will run"
         if goal.image_digest:
-            command = f"sudo sparkd rollback {goal.plan[:DIGITS]}"
+            command = f"sudo sparkd rollback {goal.plan_digest[:DIGITS]}"
             yield f"to run the recorded one: sudo docker pull {goal.image_digest} && {command}"
     if node and (rows := format_differences(goal, gather_facts(host, node.plan))):
         yield "what still differs, and no rollback restores:"
         yield from rows
     if len(config.cluster.nodes) > 1:
-        yield f"next: on each other node that follows no head: sudo sparkd rollback {goal.plan[:DIGITS]}"
+        yield f"next: on each other node that follows no head: sudo sparkd rollback {goal.plan_digest[:DIGITS]}"
     yield f"next: sudo systemctl restart {_name_unit(config, host)}"
 
 

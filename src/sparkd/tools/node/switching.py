@@ -185,7 +185,7 @@ def plans_before(current: Switch | None, config: Settings, host: Host) -> tuple[
         return plans
     with suppress(ConfigError):
         plan = membership.make_context(config, host, plans[0] if plans else None).plan
-        if any(entry.plan == plan.digest for entry in known_plans):
+        if any(entry.plan_digest == plan.digest for entry in known_plans):
             return plans
     last_good = known_plans[0]
     rollback = make_rollback(last_good, "", last_good.image_id if image_id(host, last_good.image_id) else "")

@@ -45,14 +45,14 @@ class NodeFiles:
         return Path(self.host.files.root)
 
     @property
-    def file(self) -> str:
+    def persons_file(self) -> str:
         """The file for a person's own settings."""
         return self.env.get(FILE_VARIABLE) or f"/{DEFAULT_FILE}"
 
     @property
     def init_file(self) -> str:
         """The file of the settings that `init` writes."""
-        return str(Path(self.file).parent / FOLDER / INIT_FILE)
+        return str(Path(self.persons_file).parent / FOLDER / INIT_FILE)
 
     def load(self) -> Loaded:
         return load_with_origins(self.env, self.root)
@@ -63,7 +63,7 @@ class NodeFiles:
         missing = self._missing(values).items()
         yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing)
         yield from (f"{file.path}: {file.description}" for file in files if not self.host.files.exists(file.path))
-        for dropin in units.dropins(settings.model_copy(update=updated(settings, values))):
+        for dropin in units.dropins(settings.model_copy(update=updated_sections(settings, values))):
             if dropin.text and units.compare_file(self.host.files, dropin) in TO_WRITE:
                 yield dropin.path
 
@@ -77,9 +77,9 @@ class NodeFiles:
                 reason = f"{origin} sets {section}.{name} too, and comes after {init_file}"
                 raise ConfigError(reason, "take it out there")
 
-    def is_persons(self, key: Key) -> bool:
+    def is_set_by_person(self, key: Key) -> bool:
         """Whether a person's own file sets the value that holds."""
-        return self.load().origins.get(".".join(key)) == str(self.root / self.file.lstrip("/"))
+        return self.load().origins.get(".".join(key)) == str(self.root / self.persons_file.lstrip("/"))
 
     def write(self, values: Values, files: Sequence[SecretFile] = ()) -> None:
         """Write secret files, settings and drop-ins, in this order: settings of several nodes need keys.
@@ -90,12 +90,7 @@ class NodeFiles:
         missing = self._missing(values)
         settings_text = render({**self._read_values(), **missing}) if missing else ""
         for file in files:
-            current_text = self.setup.read(file.path)
-            if current_text is None or (file.replaces and file.text != current_text):
-                # As sparkd's own: else the manifest would keep the old key, and `deinit` would put it in force again.
-                self.setup.write(file.path, file.text, 0o600, own=True)
-            elif any(entry.path == file.path for entry in self.setup.written()):  # an older version kept the old key
-                self.setup.record(file.path, current_text, own=True)
+            self._write_secret(file)
         if settings_text:
             self.setup.write(self.init_file, settings_text, 0o644, own=True)
         dropins = units.dropins(self.load().settings)
@@ -103,6 +98,17 @@ class NodeFiles:
             if dropin.text and units.compare_file(self.host.files, dropin) in TO_WRITE:
                 self.setup.record(dropin.path, dropin.text)
         UnitFiles(self.root).install(dropins)
+
+    def _write_secret(self, file: SecretFile) -> None:
+        """Write a secret file, unless one is there that counts. In the manifest it is sparkd's own.
+
+        Else the manifest would keep the old key, as that of an older version does, and `deinit` would put it in force.
+        """
+        current_text = self.setup.read(file.path)
+        if current_text is None or (file.replaces and file.text != current_text):
+            self.setup.write(file.path, file.text, 0o600, own=True)
+        elif any(entry.path == file.path for entry in self.setup.written()):
+            self.setup.record(file.path, current_text, own=True)
 
     def _missing(self, values: Values) -> Values:
         """Values that do not hold yet, or hold only as defaults, which may change in another version.
@@ -116,21 +122,22 @@ class NodeFiles:
             if f"{section}.{name}" not in loaded.origins
             or getattr(getattr(loaded.settings, section), name) != _freeze(value)
         }
-        if missing and not self._is_whole():
-            hint = f"move keys of your own into {self.file}, remove this file, and run `sparkd init` again"
+        if missing and not self._can_rewrite():
+            hint = f"move keys of your own into {self.persons_file}, remove this file, and run `sparkd init` again"
             raise ConfigError(f"{self.init_file} has keys or comments that `sparkd init` does not write", hint)
         return missing
 
-    def _is_whole(self) -> bool:
-        """Whether `init`'s file can be written from its values without a loss: it has no other key and no comment.
+    def _can_rewrite(self) -> bool:
+        """Whether nothing is lost where `init` writes over its file: that has no other key and no comment.
 
         A # in a line counts as a comment, since `init` writes no value with one.
         """
         lines, values = (self.setup.read(self.init_file) or "").splitlines(), self._read_values()
         has_comments = any("#" in line for line in lines if line not in HEADER.splitlines())
-        secrets = values.get(("engine", "secrets"), {API_KEY: ""})
         has_known_keys = all(name in KEYS.get(section, ()) for section, name in values)
-        return has_known_keys and isinstance(secrets, dict) and set(secrets) == {API_KEY} and not has_comments
+        secrets = values.get(("engine", "secrets"))
+        has_known_secrets = secrets is None or (isinstance(secrets, dict) and set(secrets) == {API_KEY})
+        return has_known_keys and has_known_secrets and not has_comments
 
     def take_back(self) -> list[str]:
         """Remove or restore each file that `init` wrote, and return a line for each.
@@ -154,7 +161,7 @@ class NodeFiles:
         for file in self.setup.written():
             with suppress(tomllib.TOMLDecodeError, RecursionError, ConfigError):
                 text = self.setup.read(file.path) or ""
-                is_own = file.path == self.init_file and text.startswith(HEADER) and self._is_whole()
+                is_own = file.path == self.init_file and text.startswith(HEADER) and self._can_rewrite()
                 if is_own or is_key_text(text):
                     self.setup.record(file.path, text, own=True)
 
@@ -174,7 +181,7 @@ def render(values: Values) -> str:
     return "".join(lines)
 
 
-def updated(settings: Settings, values: Values) -> dict[str, Section]:
+def updated_sections(settings: Settings, values: Values) -> dict[str, Section]:
     """The sections of the settings that change by these values, for model_copy."""
     sections: dict[str, Section] = {}
     for (section, key), value in values.items():

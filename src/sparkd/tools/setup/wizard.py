@@ -30,7 +30,7 @@ from sparkd.tools.node.recipe_lint import try_recipe
 from sparkd.tools.node.render import CONFIGURATION, PreflightReport, summarise
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.choice import Choice, Chooser, Wishes
-from sparkd.tools.setup.node_files import NodeFiles, Values, updated
+from sparkd.tools.setup.node_files import NodeFiles, Values, updated_sections
 from sparkd.tools.setup.safe_endpoint import Draft, Offers, describe_endpoint
 from sparkd.tools.setup.survey import Survey, describe, format_rows, take_survey
 
@@ -77,7 +77,7 @@ class Wizard:
             settings = self.files.load().settings
             is_complete = self._compare(settings, survey, guests)
         elif not choice.missing:
-            settings = settings.model_copy(update=updated(settings, serving.values))
+            settings = settings.model_copy(update=updated_sections(settings, serving.values))
         commands = list(choice.commands(complete=is_complete))
         if ("notify", "webhook_file") in values:
             commands.append("sudo sparkd notify test")
@@ -99,7 +99,7 @@ class Wizard:
         own_inventory = self._survey(settings).inventory
         early_values: dict[Key, object] = {("cluster", "follow_head"): True}
         # Nodes in a person's own file may be the same as the head's, which are known only after the join.
-        if not self.files.is_persons(("cluster", "nodes")):
+        if not self.files.is_set_by_person(("cluster", "nodes")):
             early_values["cluster", "nodes"] = None
         self.files.refuse_overruled(early_values)
         key_file = settings.cluster.key_file
@@ -214,7 +214,7 @@ class Wizard:
         self._show_preflight(preflight, settings)
         if role == "head":
             with suppress(ConfigError, OSError):  # the check above shows it
-                future_settings = settings.model_copy(update=updated(settings, offered or {}))
+                future_settings = settings.model_copy(update=updated_sections(settings, offered or {}))
                 for name, *texts in describe_endpoint(resolve_context(future_settings, None, self.host), self.host):
                     self._show(name, *texts)
         start = f"sudo systemctl enable --now sparkd-{role}"

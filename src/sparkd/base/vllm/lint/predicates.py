@@ -39,10 +39,10 @@ DRAFTS = {"deepseek_mtp": 2, "dspark": 5}
 """Draft tokens that measured best, by method."""
 PUBLISHED_DRAFTS = {"dspark": 7}
 """Draft tokens that authors of public recipes measured best, which are more than those in DRAFTS."""
-MANY_POOLS = 4
-"""Times that full-length requests may exceed the KV cache. One of 1.9M tokens served six agents of up to 1M well: 3.3
-times."""
-REFIT = ("hf-overrides", "hf-config-path", "rope-scaling", "rope-theta", "config-format")
+MOST_POOLS = 4
+"""The most tokens that requests of full length may have together, in sizes of the KV cache. One of 1.9M tokens served
+six agents of up to 1M well: 3.3."""
+CHANGE_CONFIG = ("hf-overrides", "hf-config-path", "rope-scaling", "rope-theta", "config-format")
 """Flags that change what config.json gives."""
 QUANTIZATIONS = {
     "awq": ("awq_marlin", "auto_awq"), "gptq": ("gptq_marlin", "auto_gptq"), "fp8": (), "compressed-tensors": (),
@@ -96,9 +96,10 @@ def misnamed(launch: Launch) -> Matches:
             yield about(flag, add_history(reason, methodcaller("has", flag)))
 
 
-def longer_than_model(launch: Launch, *, by_will: bool) -> Matches:
+def longer_than_model(launch: Launch, *, is_allowed: bool) -> Matches:
+    """A length beyond the model's own. `is_allowed`: whether to match those that a variable allows, or the others."""
     may_be_longer = launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
-    if may_be_longer is not by_will or _changes_config(launch):
+    if may_be_longer is not is_allowed or _changes_config(launch):
         return
     wanted, longest = launch.amount("max-model-len"), launch.model.max_length
     if wanted and longest and wanted > longest:
@@ -130,18 +131,19 @@ def _fit_ranks(launch: Launch) -> str:
 def other_quantization(launch: Launch) -> Matches:
     """A value that vLLM's _verify_quantization or get_quant_config refuses. For some models vLLM takes any value."""
     value, checkpoint = launch.flags.get("quantization") or "", launch.model.quantization
-    wanted = _FAMILY.get(value.lower(), "")
-    if checkpoint is None or not wanted or _changes_config(launch) or launch.model.kind.startswith("deepseek_v4"):
+    family = _FAMILY.get(value.lower(), "")
+    if checkpoint is None or not family or _changes_config(launch) or launch.model.kind.startswith("deepseek_v4"):
         return
-    if not checkpoint and wanted not in AT_LOAD:
+    if not checkpoint and family not in AT_LOAD:
         yield about("quantization", f"{value}, and the model's files do not say that it is quantized")
-    elif checkpoint and _FAMILY.get(checkpoint, "modelopt") not in (wanted, "modelopt"):
+    # With a checkpoint of modelopt vLLM takes its own method, whatever the flag says; unknown ones are not judged.
+    elif checkpoint and _FAMILY.get(checkpoint, "modelopt") not in (family, "modelopt"):
         yield about("quantization", f"{value}, and the model's config.json says {checkpoint}")
 
 
 def _changes_config(launch: Launch) -> bool:
     """Whether a flag changes what config.json gives."""
-    return any(flag.partition(".")[0] in REFIT for flag in launch.flags)
+    return any(flag.partition(".")[0] in CHANGE_CONFIG for flag in launch.flags)
 
 
 def longer_than_pool(launch: Launch) -> Matches:
@@ -154,7 +156,7 @@ def longer_than_pool(launch: Launch) -> Matches:
 
 def many_pools(launch: Launch) -> Matches:
     wanted, sequences, pool = launch.amount("max-model-len"), launch.amount("max-num-seqs"), launch.pool_tokens
-    if wanted and sequences and pool and pool >= wanted and wanted * sequences > MANY_POOLS * pool:
+    if wanted and sequences and pool and pool >= wanted and wanted * sequences > MOST_POOLS * pool:
         yield about(
             "max-num-seqs", f"{sequences}, and a KV cache of {pool} tokens holds {pool // wanted} of full length"
         )
@@ -192,6 +194,7 @@ def compiles_custom_ops(launch: Launch) -> bool:
 def eager_with_graphs(launch: Launch) -> Matches:
     mode = launch.table("compilation-config").get("cudagraph_mode")
     graphs = mode[:30] if isinstance(mode, str) and mode.upper() not in ("NONE", "") else ""
+    # Without a mode vLLM makes CUDA graphs, too. Recipes of other models give the flag on purpose, as Nemotron's do.
     by_default = mode is None and launch.model.kind == "deepseek_v4"
     if launch.gpu and "enforce-eager" in launch.flags and (graphs or by_default):
         off = f"cudagraph_mode {graphs}" if graphs else "CUDA graphs"

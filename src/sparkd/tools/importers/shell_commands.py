@@ -1,0 +1,181 @@
+"""What the commands of a shell script do to its variables, lists and blocks, without running any of them."""
+
+import re
+from itertools import takewhile
+from typing import Self
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from sparkd.tools.importers.variables import Variables, mark
+
+COST_CHARACTERS = 8
+"""Characters that a copied word or variable takes from those that may be filled in."""
+_COST_OF_SUBSHELL = 16
+"""Copied variables that the copy of an empty state counts as."""
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=([\s\S]*)", re.ASCII)
+"""NAME=VALUE, or NAME+=VALUE to append."""
+DECLARING = ("export", "declare", "readonly", "local", "typeset")
+_EXPORTING = re.compile(r"export|\w+ -[a-z]*x")
+"""The first words of a command that exports, such as `declare -x`."""
+_BLOCK_OPENING = ("if", "for", "while", "until", "case", "select", "{")
+_BLOCK_CLOSING = ("fi", "done", "esac", "}")
+_FOLLOWED_BY_COMMAND = ("if", "while", "until", "{", *_BLOCK_CLOSING)
+"""Words that open or close a block and may have a command behind them on the same line."""
+_BEFORE_COMMAND = ("then", "do", "else", "elif", "!", "time")
+_SUCCEEDING = ("cd", "set")
+"""Programs that a script relies on: what follows their && runs."""
+
+
+class Command(Struct):
+    """A simple command that a shell may run."""
+
+    words: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    """The line of each word."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables that are exported so far, and those that are assigned right before the program."""
+    assigned: int = 0
+    """The number of its words that are assignments, also behind `export`."""
+    block: int = 0
+    """Line where a block begins that decides whether the command runs; 0 outside of any."""
+
+    def drop_words(self, count: int) -> None:
+        """Drop its first words."""
+        del self.words[:count], self.lines[:count]
+
+
+class ShellState(Struct):
+    """What a shell knows between two commands."""
+
+    variables: Variables
+    exported: dict[str, str] = field(default_factory=dict)
+    inherited: set[str] = field(default_factory=set)
+    """Names of variables that a program gets, from the start or by `export`."""
+    lists: dict[str, list[str]] = field(default_factory=dict)
+    """Words by the array's name; `@` has the script's arguments."""
+    blocks: list[int] = field(default_factory=list)
+    """Lines where the open blocks begin."""
+    condition: str = ""
+    """The operator that decides whether the next command runs: && behind a program, or ||; empty for none."""
+    doubtful: set[str] = field(default_factory=set)
+    """Variables that are assigned behind such a &&: their values are known up to the end of its list only."""
+
+    def take(self, command: Command, operator: str) -> bool:
+        """Follow the command's blocks and carry out its assignments. Whether it runs a program: it is left in `words`.
+
+        `operator`: the one behind it, or a newline. Raises CommandError where too much is copied.
+        """
+        first_word = "".join(command.words[:1])
+        runs_program = self._carry_out(command)
+        may_fail = first_word in _BLOCK_CLOSING or (runs_program and first_word not in _SUCCEEDING)
+        self._follow_operator(operator, may_fail=may_fail)
+        return runs_program
+
+    def fork(self) -> Self:
+        """The state of a subshell, in parentheses. Raises CommandError where too much is copied."""
+        values, exported, inherited = {**self.variables.values}, {**self.exported}, {*self.inherited}
+        lists, blocks = {**self.lists}, [*self.blocks]
+        copied = sum(map(len, (values, exported, inherited, lists, blocks)))
+        self.variables.spend((_COST_OF_SUBSHELL + copied) * COST_CHARACTERS)
+        return type(self)(replace(self.variables, values=values), exported, inherited, lists, blocks)
+
+    def join(self, subshell: Self) -> None:
+        """Take the place of a subshell that has ended, and may have failed: its variables are lost."""
+        self.variables.characters_left = subshell.variables.characters_left
+        self.condition = self.condition or "&&"
+
+    def _follow_operator(self, operator: str, *, may_fail: bool) -> None:
+        """Follow the operator behind a command. `may_fail`: whether a && decides about the next command."""
+        if operator in ("&&", "|", "("):  # in the same list
+            if operator == "&&" and may_fail:
+                self.condition = self.condition or "&&"
+            return
+        self.condition = "||" if operator == "||" else ""
+        for name in self.doubtful:
+            self.variables.assign(name, _mark_variable(name))
+            if name in self.exported:
+                self.exported[name] = self.variables.value(name)
+        self.doubtful.clear()
+
+    def _carry_out(self, command: Command) -> bool:
+        command.drop_words(len([*takewhile(_BEFORE_COMMAND.__contains__, command.words)]))
+        if command.words[:1] == ["function"]:
+            command.drop_words(2)  # and its name
+        self._follow_blocks(command)
+        if command.words[:2] == ["set", "--"]:
+            self.set_list("@", command.words[2:])
+            return False
+        self._take_declaration(command)
+        if command.words:
+            self.variables.spend(len(self.exported) * COST_CHARACTERS)
+            command.env |= self.exported
+            _take_prefix(command)
+        return bool(command.words)
+
+    def find_list(self, name: str) -> list[str]:
+        """The words that the user gives for a list; else its own, or a mark where they are not known."""
+        if name == "@":
+            return self.lists.get("@", [])
+        return self.variables.override(name).split() or self.lists.get(name, [_mark_list(name)])
+
+    def set_list(self, name: str, words: list[str], *, is_appended: bool = False) -> None:
+        """Set a list, or append to it. Where a condition decides whether that happens, the words are not known."""
+        earlier_words = self.lists.get(name, []) if is_appended else []
+        self.lists[name] = [*earlier_words, *([_mark_list(name)] if self.blocks or self.condition else words)]
+        self.variables.spend(len(self.lists[name]) * COST_CHARACTERS)
+
+    def _follow_blocks(self, command: Command) -> None:
+        """Open or close the block of the command's first word, and drop that word where a command follows it."""
+        first_word = "".join(command.words[:1])
+        if first_word in _BLOCK_OPENING:
+            self.blocks.append(command.lines[0])
+        if first_word in _BLOCK_CLOSING and self.blocks:
+            self.blocks.pop()
+        command.block = self.blocks[0] if self.blocks else 0
+        if first_word in _FOLLOWED_BY_COMMAND:
+            command.drop_words(1)
+
+    def _take_declaration(self, command: Command) -> None:
+        """Carry out assignments without a program, and `export`, in order. They leave the command empty."""
+        is_declared = bool(command.words) and command.words[0] in DECLARING
+        is_exported = is_declared and bool(_EXPORTING.match(" ".join(command.words[:2])))
+        words = command.words
+        if is_declared:
+            words = [word for word in words[1:] if not word.startswith("-")]
+        assignments = [ASSIGNMENT.fullmatch(word) for word in words]
+        if not words or not (is_declared or all(assignments)):
+            return
+        for word, assignment in zip(words, assignments, strict=True):
+            name = assignment[1] if assignment else word
+            if assignment:
+                self._set_variable(assignment)
+            if is_exported or name in self.inherited:
+                self.exported[name] = self.variables.value(name)
+                self.inherited.add(name)
+        command.drop_words(len(command.words))
+
+    def _set_variable(self, assignment: re.Match[str]) -> None:
+        """Assign or append. Where a condition decides whether that happens, the value is not known."""
+        name, is_appended, value = assignment.groups()
+        earlier_value = self.variables.values.get(name, "") if is_appended else ""
+        is_unknown = bool(self.blocks) or self.condition == "||"
+        self.variables.assign(name, _mark_variable(name) if is_unknown else earlier_value + value)
+        if self.condition == "&&":
+            self.doubtful.add(name)
+
+
+def _mark_variable(name: str) -> str:
+    return mark(f"${{{name}}}")
+
+
+def _mark_list(name: str) -> str:
+    return mark(f"${{{name}[@]}}")
+
+
+def _take_prefix(command: Command) -> None:
+    """Move the assignments before a program to the command's variables."""
+    count = 0
+    while count + 1 < len(command.words) and (assignment := ASSIGNMENT.fullmatch(command.words[count])):
+        command.env[assignment[1]], count = assignment[3], count + 1
+    command.drop_words(count)

@@ -51,7 +51,6 @@ except BlockingIOError:
 """
 """In a process of its own, since nothing removes an audit hook. Arguments: a program, and the pids of a rank."""
 HAS_PY_SPY = any(os.access(path, os.X_OK) for path in PROGRAMS)
-
 KERNEL_TEXT_BYTES = 10_000
 """More than the kernel's part of the text has for one process."""
 

@@ -14,19 +14,8 @@ from tests.bed.images import BUSYBOX
 from tests.bed.processes import wait_for
 from tests.bed.readme import Walk
 from tests.bed.sparkd_node import SparkdNode
+from tests.bed.strays import STRAY, STRAY_NAME
 
-STRAY = """
-import ctypes, os, signal, time
-if os.fork():
-    os._exit(0)  # its leader is gone: it is init's now
-ctypes.CDLL(None).prctl(15, b"VLLM::Worker_TP", 0, 0, 0)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-held = open("/dev/shm/psm_0000beef", "wb")
-held.write(b"x" * 4096)
-held.flush()
-time.sleep(3600)
-"""
-"""As vLLM leaves it when its API server is killed: orphaned, deaf to SIGTERM, holding shared memory."""
 ORPHAN = """
 import ctypes, os, signal, socket, time
 if os.fork():
@@ -141,11 +130,11 @@ def test_a_dry_run_names_every_fault_and_changes_nothing(faulty: SparkdNode) -> 
     assert everything(faulty) == before
     assert code == 10
     strays = checks["stray-workers"]
-    (stray,) = faulty.node.pids("^VLLM::Worker_TP")
+    (stray,) = faulty.node.pids(f"^{STRAY_NAME}")
     assert strays["level"] == "block"
     targets = {(fix["kind"], fix["target"], fix["state"]) for fix in strays["fixes"]}  # type: ignore[attr-defined]
     (orphan,) = faulty.node.pids("^VLLM::EngineCor")
-    assert ("end-process", f"pid {stray} (VLLM::Worker_TP)", "would apply") in targets
+    assert ("end-process", f"pid {stray} ({STRAY_NAME})", "would apply") in targets
     assert ("end-process", f"pid {orphan} (VLLM::EngineCor)", "would apply") in targets
     assert any(kind == "remove-container" and "sparkd-rank0" in target for kind, target, _ in targets)
     segments = {fix["target"] for fix in checks["shared-memory"]["fixes"]}  # type: ignore[attr-defined]
@@ -153,7 +142,7 @@ def test_a_dry_run_names_every_fault_and_changes_nothing(faulty: SparkdNode) -> 
 
 
 def test_preflight_by_hand_fixes_only_the_fixable_faults(faulty: SparkdNode) -> None:
-    (stray,) = faulty.node.pids("^VLLM::Worker_TP")
+    (stray,) = faulty.node.pids(f"^{STRAY_NAME}")
     code, checks = preflight(faulty)
     assert code == 0, checks
     assert faulty.node.pids("^VLLM::") == []
@@ -266,12 +255,12 @@ def test_the_sweep_ends_the_container_of_a_dead_agent_and_no_other(faulty: Spark
 
 
 def test_the_agent_fixes_a_faulty_node_and_serves_and_its_journal_names_each_fix(faulty: SparkdNode) -> None:
-    (stray,), (orphan,) = (faulty.node.pids(name) for name in ("^VLLM::Worker_TP", "^VLLM::EngineCor"))
+    (stray,), (orphan,) = (faulty.node.pids(name) for name in (f"^{STRAY_NAME}", "^VLLM::EngineCor"))
     cursor = faulty.cursor()
     faulty.start()
     try:
         journal = faulty.journal_since(cursor)
-        assert f'preflight.fix.applied kind=end-process target="pid {stray} (VLLM::Worker_TP)"' in journal
+        assert f'preflight.fix.applied kind=end-process target="pid {stray} ({STRAY_NAME})"' in journal
         assert f'preflight.fix.applied kind=end-process target="pid {orphan} (VLLM::EngineCor)"' in journal
         assert 'preflight.fix.applied kind=remove-container target="container sparkd-rank0 (' in journal
         assert "preflight.fix.applied kind=unlink-segment target=/dev/shm/psm_0000dead" in journal

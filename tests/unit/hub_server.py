@@ -3,7 +3,7 @@
 import json
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha1, sha256
@@ -37,6 +37,10 @@ class Hub:
     """Whether its list of files has their sizes."""
     spaces_behind: int = 0
     """Bytes of white space behind each answer, which goes over the wire compressed."""
+    announced_bytes: dict[str, int] = field(default_factory=dict)
+    """Sizes by path that its list of files has in place of the files' own."""
+    on_request: Callable[[str], None] = lambda _: None
+    """Called with each request, before it is answered."""
     requests: list[str] = field(default_factory=list)
     """Method, path and range of each request."""
     tokens: set[str] = field(default_factory=set)
@@ -53,7 +57,9 @@ class Hub:
             setattr(self, name, value)
 
     def info(self) -> bytes:
-        siblings = [self.described(path, len(content)) for path, content in self.files.items()]
+        siblings = [
+            self.described(path, self.announced_bytes.get(path, len(content))) for path, content in self.files.items()
+        ]
         return json.dumps({"_id": "1", "id": REPO, "sha": COMMIT, "siblings": siblings}).encode()
 
     def described(self, path: str, size_bytes: int) -> dict[str, object]:
@@ -86,7 +92,9 @@ def serving(hub: Hub) -> Iterator[Hub]:
         disable_nagle_algorithm = True  # each answer is two writes: the second would wait 40 ms
 
         def do_GET(self) -> None:
-            hub.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip())
+            request = f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip()
+            hub.requests.append(request)
+            hub.on_request(request)
             hub.tokens.add(self.headers.get("Authorization") or "")
             if hub.answers is not None:
                 hub.answers -= 1

@@ -9,6 +9,9 @@ from sparkd.agent.actions.kept_images import KEPT_LABEL, container_name, image_n
 from sparkd.base.lib.dockerd.reader import CONFLICT, DockerError
 
 NEW, OLD, OLDER = (f"sha256:{letter * 64}" for letter in "abc")
+KEPT = (NEW, OLD)
+MADE = [f"POST /images/{NEW}/tag", "POST /containers/create"]
+REMOVED = [f"DELETE /containers/{OLDER[7:]}", f"DELETE /images/{image_name(OLDER)}"]
 
 
 class Docker:
@@ -33,33 +36,29 @@ class Docker:
         return json_response({"Id": "x"}, 201)
 
 
-MADE = [f"POST /images/{NEW}/tag", "POST /containers/create"]
-REMOVED = [f"DELETE /containers/{OLDER[7:]}", f"DELETE /images/{image_name(OLDER)}"]
-
-
 @pytest.mark.parametrize(
     ("before", "changed"),
     [((OLD, OLDER), [*MADE, *REMOVED]), ((OLD,), MADE), ((), MADE)],
-    ids=["a plan is over", "none is", "the history is lost"],
+    ids=["a plan is over", "no plan is over", "the history is lost"],
 )
 def test_only_an_image_of_a_plan_that_is_over_is_released(before: tuple[str, ...], changed: list[str]) -> None:
     docker = Docker()
     with dockerd(docker.answer) as path:
-        list(keep_images((NEW, OLD), (NEW, OLD), before, path))
+        list(keep_images(named=KEPT, pinned=KEPT, before=before, socket_path=path))
     assert docker.changed == changed
 
 
 def test_a_name_that_somebody_elses_container_has_holds_up_nothing_else() -> None:
     docker, kept = Docker(refused="/containers/create"), list[tuple[str, bool]]()
     with dockerd(docker.answer) as path, pytest.raises(DockerError, match="in use") as caught:
-        kept.extend(keep_images((NEW, OLD), (NEW, OLD), (OLD, OLDER), path))
+        kept.extend(keep_images(named=KEPT, pinned=KEPT, before=(OLD, OLDER), socket_path=path))
     assert docker.changed == [MADE[0], *REMOVED]
     assert kept == [(image_name(NEW), True), (container_name(OLDER), False), (image_name(OLDER), False)]
     assert caught.value.status == CONFLICT
 
 
-def test_a_name_that_stays_for_a_container_is_reported() -> None:
+def test_a_name_that_docker_refuses_to_remove_is_reported() -> None:
     docker = Docker(refused="/images/sparkd")
     with dockerd(docker.answer) as path, pytest.raises(DockerError, match=f"{image_name(OLDER)} is in use"):
-        list(keep_images((NEW, OLD), (NEW, OLD), (OLD, OLDER), path))
+        list(keep_images(named=KEPT, pinned=KEPT, before=(OLD, OLDER), socket_path=path))
     assert docker.changed == [*MADE, REMOVED[0]]

@@ -1,10 +1,13 @@
-"""Fixtures of the commands that set up a node."""
+"""Fixtures of the commands that set up a node, and of `sparkd model pull`."""
 
 import shutil
 
 import pytest
 from tests.machines.areas import healthy
 from tests.tree import Tree
+from tests.unit.hub_machine import broken_hub, hub, machine, server
+
+__all__ = ["broken_hub", "hub", "machine", "server"]
 
 
 @pytest.fixture

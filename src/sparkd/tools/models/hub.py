@@ -260,7 +260,7 @@ def _client(name: str) -> Iterator[None]:
     except SharedFolderError:
         raise
     except _connection_errors() + (ValueError, RuntimeError, ImportError, MemoryError) as error:  # noqa: RUF005
-        raise _explain_error(error, name) from None
+        raise explain_error(error, name) from None
 
 
 @contextmanager
@@ -278,8 +278,8 @@ def _limit_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def _explain_error(error: Exception, name: str) -> BlockedError:
-    """The client's error with its remedy."""
+def explain_error(error: Exception, name: str) -> BlockedError:
+    """What an error of the client means for the model of that name, with its remedy."""
     from huggingface_hub import errors
     from huggingface_hub.constants import ENDPOINT
 

@@ -1,0 +1,116 @@
+"""`sparkd model pull`: which hub, which model and revision, which of its files, and into which folder."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.hub_machine import SHARD, Machine, ended
+from tests.unit.hub_server import REPO, Hub
+
+from sparkd.base.config import Settings
+from sparkd.base.recipes.schema import Model
+from sparkd.tools.models.model_pull import ModelSource
+
+
+def test_files_may_be_left_out(machine: Machine) -> None:
+    assert machine.pull(REPO, "--exclude", "original/*").returncode == 0
+    assert not (machine.folder / "original").exists()
+    assert (machine.folder / SHARD).exists()
+
+
+def test_a_file_outside_of_the_folder_is_refused(machine: Machine, hub: Hub) -> None:
+    hub.files["a/../../evil"] = b"x"
+    done = machine.pull(REPO)
+    assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1)
+    assert "outside of the model's folder" in done.stderr
+    assert not machine.models.exists()
+
+
+def test_an_empty_word_behind_to_names_no_folder(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by `--to "$FOLDER"` with an unset variable: the working directory's files must not be replaced."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "README.md").write_text("mine")
+    monkeypatch.chdir(own)
+    assert machine.pull(REPO, "--to", "").returncode == 0
+    assert [path.name for path in own.iterdir()] == ["README.md"]
+    assert (machine.folder / SHARD).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE says to stay offline"),
+        ("HF_ENDPOINT", "http://127.0.0.1:{port}", "http://127.0.0.1:{port} can't be reached"),
+    ],
+)
+def test_a_hub_out_of_reach_ends_with_one_error_line(
+    machine: Machine, port: int, name: str, value: str, text: str
+) -> None:
+    machine.env[name] = value.format(port=port)
+    done = ended(machine.start(REPO))
+    assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1), done.stderr
+    assert text.format(port=port) in done.stderr
+    by_sudo = f": sudo env HTTPS_PROXY=URL HF_ENDPOINT=URL sparkd model pull {REPO}\n"
+    assert done.stderr.endswith(by_sudo) == (name == "HF_ENDPOINT"), "sudo keeps neither variable"
+    assert not machine.models.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "code", "text"),
+    [
+        (["org/other"], {}, 10, "has no model org/other"),
+        (["name"], {}, 78, "there is no recipe name"),
+        ([], {}, 78, "this node is not set up"),
+        (["a b/c"], {}, 2, "a b/c is no name of a model on the hub"),
+        (
+            ["other/DeepSeek-V4-Flash"],
+            {"SPARKD_ENGINE__RECIPE": "deepseek-v4-flash-balanced"},
+            2,
+            "is the folder of deepseek-ai/DeepSeek-V4-Flash, not of other/",
+        ),
+        (
+            ["--to", "/srv/models/Other"],
+            {"SPARKD_ENGINE__RECIPE": "deepseek-v4-flash-balanced"},
+            2,
+            "/srv/models/Other is not the folder of deepseek-ai/DeepSeek-V4-Flash, the configured model",
+        ),
+        ([], {"SPARKD_ENGINE__RECIPE": "tiny-cpu"}, 2, "recipe tiny-cpu does not say where its model is published"),
+    ],
+)
+def test_each_refusal_ends_with_one_error_line(
+    machine: Machine, words: list[str], env: dict[str, str], code: int, text: str
+) -> None:
+    done = machine.pull(*words, **env)
+    assert (done.returncode, done.stderr.count("sparkd: ")) == (code, 1), done.stderr
+    assert text in done.stderr
+    assert not machine.models.exists()
+
+
+def test_a_recipe_by_its_file_says_where_its_model_is_and_which_revision(machine: Machine, hub: Hub) -> None:
+    recipe = machine.home / "mine.yaml"
+    text = "schema: 1\nname: mine\nimage: {ref: i}\nmodel: {path: of-recipe, repo: org/name, revision: v1.0}\n"
+    recipe.write_text(text)
+    assert machine.pull(str(recipe), SPARKD_ENGINE__RECIPE="tiny-cpu").returncode == 0
+    assert f"GET /api/models/{REPO}/revision/v1.0?blobs=true" in " ".join(hub.requests)
+    assert (machine.models / "of-recipe" / SHARD).is_file()
+    hub.requests.clear()
+    assert machine.pull(str(recipe), "--revision", "v2").returncode == 0, "the option goes before the recipe"
+    assert "/revision/v2?" in " ".join(hub.requests)
+
+
+def test_the_recipes_model_in_lower_case_has_its_folder_and_revision() -> None:
+    source = ModelSource("org/name", Model(path="of-recipe", repo="Org/Name", revision="v1.0"))
+    assert (source.revision, source.folder(Settings())) == ("v1.0", f"{Settings().engine.models_dir}/of-recipe")
+    other = ModelSource("org/other", source.model)
+    assert (other.revision, other.folder(Settings())) == (None, f"{Settings().engine.models_dir}/other")
+
+
+def test_the_configured_model_needs_no_name_for_its_own_folder(machine: Machine) -> None:
+    recipe, folder = machine.home / "mine.yaml", machine.models / "of-recipe"
+    recipe.write_text("schema: 1\nname: mine\nimage: {ref: i}\nmodel: {path: of-recipe, repo: org/name}\n")
+    assert machine.pull("--to", f"{folder}/", SPARKD_ENGINE__RECIPE=str(recipe)).returncode == 0
+    assert (folder / SHARD).is_file()
+    refused = machine.pull("--to", str(machine.models / "other"), SPARKD_ENGINE__RECIPE=str(recipe))
+    assert f"sudo sparkd model pull ORGANISATION/NAME --to {machine.models}/other" in refused.stderr

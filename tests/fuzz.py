@@ -113,7 +113,7 @@ def mutate(random_: random.Random, seeds: tuple[bytes, ...]) -> bytes:
     return bytes(data[: random_.choice((MOST_BYTES, MOST_BYTES * 4))])
 
 
-def attempt(name: str, parser: Parser, data: bytes) -> Finding | None:
+def attempt(name: str, parser: Parser, data: bytes, limit_seconds: float) -> Finding | None:
     began = time.thread_time()
     try:
         parser.run(data)
@@ -124,19 +124,19 @@ def attempt(name: str, parser: Parser, data: bytes) -> Finding | None:
             raise
         return Finding(name, f"{type(error).__name__}: {str(error)[:120]}", data)
     took = time.thread_time() - began
-    return Finding(name, f"took {took:.1f} s", data) if took > LIMIT_SECONDS else None
+    return Finding(name, f"took {took:.1f} s", data) if took > limit_seconds else None
 
 
-def fuzz(name: str, parser: Parser, count: int, seed: int) -> tuple[Finding, ...]:
+def fuzz(name: str, parser: Parser, count: int, seed: int, limit_seconds: float = LIMIT_SECONDS) -> tuple[Finding, ...]:
     """Of each problem the shortest input. The first inputs are the good ones, and each token alone."""
     random_ = random.Random(f"{seed} {name}")
-    found: dict[str, Finding] = {}
+    shortest: dict[str, Finding] = {}
     for data in islice(inputs(random_, parser.seeds), count):
-        one = attempt(name, parser, data)
-        if one is not None:
-            key = "took" if one.problem.startswith("took") else one.problem[:40]
-            found[key] = min(one, found.get(key, one), key=lambda finding: len(finding.data))
-    return tuple(found.values())
+        finding = attempt(name, parser, data, limit_seconds)
+        if finding is not None:
+            key = "took" if finding.problem.startswith("took") else finding.problem[:40]
+            shortest[key] = min(finding, shortest.get(key, finding), key=lambda either: len(either.data))
+    return tuple(shortest.values())
 
 
 def inputs(random_: random.Random, seeds: tuple[bytes, ...]) -> Iterator[bytes]:

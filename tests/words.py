@@ -34,7 +34,7 @@ REPLACEMENTS = {
     r"\bthe like\b": "name it, or: similar",
     r"\bcan't be looked at\b|\bcould not be looked at\b|\bbe looked at\b": "unreadable, can't be inspected",
 }
-SUFFIXES = {".py", ".md", ".toml", ".yaml", ".service", ".in", ".sh"}
+SUFFIXES = {".py", ".js", ".md", ".toml", ".yaml", ".service", ".in", ".sh"}
 SKIPPED = ("CHANGELOG.md", "docs/adr/", "tests/words.py", "tests/machines/answers/", "LICENSE", "requirements.lock")
 KEEP = "words: keep"
 VAGUE = {"one", "found", "seen", "given", "item", "entry", "obj", "data", "thing", "result"}

@@ -5,8 +5,10 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -29,6 +31,15 @@ VLLM_API_KEY = "/etc/sparkd/api.key"
 """
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """The tiny model has none."""
+REQUEST_OF_OPEN_WEBUI = """\
+curl -fsS "$OPENAI_API_BASE_URL/chat/completions" -H 'Content-Type: application/json' \\
+  -H "Authorization: Bearer $OPENAI_API_KEY" -d @- <<END
+{"model": "$DEFAULT_MODELS", "messages": [{"role": "user", "content": "Hello"}]}
+END
+"""
+"""A request with the variables that Open WebUI reads."""
+OF_OTHER_ANSWERS = ("default chat template", "/readyz")
+"""Messages for a model without a template, which this one has, and of the observers' listener."""
 TROUBLESHOOTING = Path(__file__).parents[2] / "docs/troubleshooting.md"
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 LITELLM = (
@@ -68,11 +79,11 @@ def serving(make_node: MakeNode, package: Path) -> SparkdNode:
 
 
 @pytest.fixture(scope="module")
-def shown(serving: SparkdNode) -> dict[str, Any]:
-    """As a user without rights gets it."""
-    found = json.loads(serving.node.run(*NOBODY, "sparkd", "endpoint", "--json").stdout)
-    assert isinstance(found, dict)
-    return found
+def endpoint(serving: SparkdNode) -> dict[str, Any]:
+    """What `sparkd endpoint` shows to a user without rights."""
+    answer = json.loads(serving.node.run(*NOBODY, "sparkd", "endpoint", "--json").stdout)
+    assert isinstance(answer, dict)
+    return answer
 
 
 def with_key(text: str) -> str:
@@ -80,15 +91,16 @@ def with_key(text: str) -> str:
     return f'export {KEY_VARIABLE}="$(cat /etc/sparkd/api.key)"\n{text}'
 
 
-def test_it_serves_at_this_address_for_other_machines(serving: SparkdNode, shown: dict[str, Any]) -> None:
-    assert (shown["serving"], shown["state"], shown["model"]) == (True, "serving: tiny on port 8000", "tiny")
-    assert shown["key_file"] == "/etc/sparkd/api.key"
-    assert KEY not in json.dumps(shown)
-    host = shown["url"].removeprefix("http://").partition(":")[0]
-    assert shown["note"] or host == serving.node.address, shown
+def test_it_serves_at_this_address_for_other_machines(serving: SparkdNode, endpoint: dict[str, Any]) -> None:
+    assert (endpoint["serving"], endpoint["state"]) == (True, "serving: tiny on port 8000")
+    assert endpoint["model"] == "tiny"
+    assert endpoint["key_file"] == "/etc/sparkd/api.key"
+    assert KEY not in json.dumps(endpoint)
+    assert endpoint["url"] == f"http://{serving.node.address}:8000/v1"
+    assert endpoint["note"] == ""
     answer = serving.node.http(8000, "/v1/models", headers={"Authorization": f"Bearer {KEY}"})
     (model,) = json.loads(answer.body)["data"]
-    assert (model["id"], model["max_model_len"]) == (shown["model"], shown["context_tokens"])
+    assert (model["id"], model["max_model_len"]) == (endpoint["model"], endpoint["context_tokens"])
 
 
 def completion_of(
@@ -97,85 +109,121 @@ def completion_of(
     """Status and body of a completion."""
     body = {"model": "tiny", "prompt": "Hello", **changes}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    got = serving.node.http(8000, path, method="POST", body=json.dumps(body), timeout=60, headers=headers)
-    return got.status, got.body
+    answer = serving.node.http(8000, path, method="POST", body=json.dumps(body), timeout=60, headers=headers)
+    return answer.status, answer.body
+
+
+def count_tokens(body: str) -> int:
+    """The length of the answer in the body of a completion."""
+    tokens: int = json.loads(body)["usage"]["completion_tokens"]
+    return tokens
 
 
 def test_beside_the_longest_prompt_a_whole_answer_fits_and_beside_a_longer_one_not(
-    serving: SparkdNode, shown: dict[str, Any]
+    serving: SparkdNode, endpoint: dict[str, Any]
 ) -> None:
-    prompt, answer = shown["prompt_tokens"], shown["answer_tokens"]
-    assert prompt + answer == shown["context_tokens"] == 512
-    for longer, made in ((0, answer), (1, answer - 1)):
-        status, body = completion_of(serving, prompt=[5] * (prompt + longer), max_tokens=answer, ignore_eos=True)
-        assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, made), body
+    prompt_tokens, answer_tokens = endpoint["prompt_tokens"], endpoint["answer_tokens"]
+    assert prompt_tokens + answer_tokens == endpoint["context_tokens"] == 512
+    for excess in (0, 1):
+        prompt = [5] * (prompt_tokens + excess)
+        status, body = completion_of(serving, prompt=prompt, max_tokens=answer_tokens, ignore_eos=True)
+        assert (status, count_tokens(body)) == (200, answer_tokens - excess), body
+
+
+def read_documented_messages() -> list[tuple[str, str]]:
+    """HTTP status, empty where a row has none, and message of each row of the table in troubleshooting.md."""
+    table = TROUBLESHOOTING.read_text().partition("## At a client\n")[2].partition("\n#")[0]
+    return re.findall(r"^\| (?:HTTP (\d+)|[^`|]*) ?`([^`]+)`", table, re.MULTILINE)
 
 
 def test_the_messages_of_troubleshooting_are_the_engines(serving: SparkdNode) -> None:
-    answers = {
-        "401": completion_of(serving, key="another"),
-        "404": completion_of(serving, model="another"),
-        "400": completion_of(serving, prompt=[5] * 513),
-        "max_tokens": completion_of(serving, max_tokens=513),
-        "cut": completion_of(serving, prompt=[5] * 500, max_tokens=100, ignore_eos=True),
-    }
-    table = TROUBLESHOOTING.read_text().partition("## At a client\n")[2].partition("\n#")[0]
-    rows = re.findall(r"^\| (?:HTTP (\d+)|[^`|]*) ?`([^`]+)`", table, re.MULTILINE)
-    assert len(rows) >= 6
-    for status, message in rows:
-        answered = [f"{code} {body}" for code, body in answers.values() if message in body]
-        assert answered or message in ("default chat template", "/readyz"), (message, answers)
-        assert not answered or answered[0].startswith(status), (status, answered)
+    messages = read_documented_messages()
+    assert len(messages) >= 6
+    answers = [
+        completion_of(serving, key="another"),
+        completion_of(serving, model="another"),
+        completion_of(serving, prompt=[5] * 513),
+        completion_of(serving, max_tokens=513),
+        completion_of(serving, prompt=[5] * 500, max_tokens=100, ignore_eos=True),
+    ]
+    for documented_status, message in messages:
+        if message not in OF_OTHER_ANSWERS:
+            statuses = {str(status) for status, body in answers if message in body}
+            assert statuses, (message, answers)
+            assert documented_status in ("", *statuses), (message, statuses)
 
 
-def test_curl_gets_an_answer(serving: SparkdNode) -> None:
-    text = serving.node.run(*NOBODY, "sparkd", "endpoint", "--client", "curl").stdout
-    answer = json.loads(serving.node.sh(with_key(text.replace("curl ", "curl -fsS ", 1))).stdout)
-    assert answer["usage"]["completion_tokens"] > 0
+class Target(NamedTuple):
+    """Where a client sends its requests, by its configuration."""
+
+    url: str
+    model: str
+    answer_tokens: int
 
 
-def test_openais_sdk_gets_an_answer(serving: SparkdNode, shown: dict[str, Any]) -> None:
-    """That of the engine's own image."""
-    run = f"docker exec -i -e {KEY_VARIABLE} sparkd-rank0 python3 -"
-    done = serving.node.sh(with_key(run), input=shown["clients"]["openai"])
+def read_hermes(document: dict[str, Any]) -> Target:
+    model = document["model"]
+    return Target(document["custom_providers"][0]["base_url"], model["default"], model["max_tokens"])
+
+
+def read_continue(document: dict[str, Any]) -> Target:
+    (model,) = document["models"]
+    return Target(model["apiBase"], model["model"], model["defaultCompletionOptions"]["maxTokens"])
+
+
+def read_litellm(document: dict[str, Any]) -> Target:
+    parameters = document["model_list"][0]["litellm_params"]
+    return Target(parameters["api_base"], parameters["model"].removeprefix("hosted_vllm/"), parameters["max_tokens"])
+
+
+def try_curl(serving: SparkdNode, text: str) -> None:
+    assert count_tokens(serving.node.sh(with_key(text.replace("curl ", "curl -fsS ", 1))).stdout) > 0
+
+
+def try_openai(serving: SparkdNode, text: str) -> None:
+    """The engine's own image has the SDK."""
+    done = serving.node.sh(with_key(f"docker exec -i -e {KEY_VARIABLE} sparkd-rank0 python3 -"), input=text)
     assert done.stdout.strip(), done.stderr
 
 
-def test_what_open_webui_reads_gets_an_answer(serving: SparkdNode, shown: dict[str, Any]) -> None:
-    body = (
-        '{\\"model\\": \\"$DEFAULT_MODELS\\", \\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"Hello\\"}]}'
-    )
-    command = f'{shown["clients"]["open-webui"]}curl -fsS "$OPENAI_API_BASE_URL/chat/completions" -d "{body}" '
-    command += "-H 'Content-Type: application/json' -H \"Authorization: Bearer $OPENAI_API_KEY\""
-    assert json.loads(serving.node.sh(with_key(command)).stdout)["usage"]["completion_tokens"] > 0
+def try_open_webui(serving: SparkdNode, text: str) -> None:
+    assert count_tokens(serving.node.sh(with_key(text + REQUEST_OF_OPEN_WEBUI)).stdout) > 0
 
 
-@pytest.mark.parametrize("name", ["hermes", "continue", "litellm"])
-def test_what_a_file_names_gets_an_answer(name: str, serving: SparkdNode, shown: dict[str, Any]) -> None:
-    document = yaml.safe_load(shown["clients"][name])
-    if name == "hermes":
-        url, model = document["custom_providers"][0]["base_url"], document["model"]["default"]
-        tokens = document["model"]["max_tokens"]
-    elif name == "continue":
-        (one,) = document["models"]
-        url, model, tokens = one["apiBase"], one["model"], one["defaultCompletionOptions"]["maxTokens"]
-    else:
-        params = document["model_list"][0]["litellm_params"]
-        url, model = params["api_base"], params["model"].removeprefix("hosted_vllm/")
-        tokens = params["max_tokens"]
-    body = json.dumps({"model": model, "max_tokens": tokens, "messages": [{"role": "user", "content": "Hello"}]})
-    command = f"curl -fsS {shlex.quote(f'{url}/chat/completions')} -H 'Content-Type: application/json' "
-    command += f'-H "Authorization: Bearer ${KEY_VARIABLE}" -d {shlex.quote(body)}'
-    assert json.loads(serving.node.sh(with_key(command)).stdout)["usage"]["completion_tokens"] > 0
+def try_file(read: Callable[[dict[str, Any]], Target], serving: SparkdNode, text: str) -> None:
+    """A request to where the client's file leads. `read` takes the file's content."""
+    target = read(yaml.safe_load(text))
+    message = {"role": "user", "content": "Hello"}
+    body = json.dumps({"model": target.model, "max_tokens": target.answer_tokens, "messages": [message]})
+    words = ("curl", "-fsS", f"{target.url}/chat/completions", "-H", "Content-Type: application/json", "-d", body)
+    command = f'{shlex.join(words)} -H "Authorization: Bearer ${KEY_VARIABLE}"'
+    assert count_tokens(serving.node.sh(with_key(command)).stdout) > 0
 
 
-def test_every_client_is_tried(shown: dict[str, Any]) -> None:
-    tried = {"curl", "openai", "open-webui", "hermes", "continue", "litellm"}
-    assert set(shown["clients"]) == set(CLIENTS) == tried
+TRIALS: dict[str, Callable[[SparkdNode, str], None]] = {
+    "curl": try_curl,
+    "openai": try_openai,
+    "open-webui": try_open_webui,
+    "hermes": partial(try_file, read_hermes),
+    "continue": partial(try_file, read_continue),
+    "litellm": partial(try_file, read_litellm),
+}
+"""Uses of each client's text, which fail where they get no answer."""
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_the_text_for_a_client_gets_an_answer(name: str, serving: SparkdNode, endpoint: dict[str, Any]) -> None:
+    text = serving.node.run(*NOBODY, "sparkd", "endpoint", "--client", name).stdout
+    assert text.endswith(endpoint["clients"][name])
+    TRIALS[name](serving, text)
+
+
+def test_every_client_is_tried(endpoint: dict[str, Any]) -> None:
+    assert set(TRIALS) == set(CLIENTS) == set(endpoint["clients"])
 
 
 @pytest.mark.whole
-def test_litellm_itself_answers_and_refuses_a_longer_prompt(serving: SparkdNode, shown: dict[str, Any]) -> None:
+def test_litellm_itself_answers_and_refuses_a_longer_prompt(serving: SparkdNode, endpoint: dict[str, Any]) -> None:
     def build(target: Path) -> None:
         pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
         # The engine's image has what LiteLLM imports.
@@ -185,22 +233,28 @@ def test_litellm_itself_answers_and_refuses_a_longer_prompt(serving: SparkdNode,
     serving.node.put(folder, "/root/litellm")
     serving.node.sh("docker cp -q /root/litellm sparkd-rank0:/opt/litellm")
     run = f"docker exec -i -e {KEY_VARIABLE} sparkd-rank0 python3 -c {shlex.quote(BY_LITELLM)}"
-    done = serving.node.sh(with_key(run), input=shown["clients"]["litellm"], timeout=300)
+    done = serving.node.sh(with_key(run), input=endpoint["clients"]["litellm"], timeout=300)
     tokens, refusal = done.stdout.split()[-2:]
     assert int(tokens) > 0
     assert refusal == "ContextWindowExceededError", done.stdout
 
 
-def test_stopped_it_still_says_where_and_that_nothing_serves(serving: SparkdNode, shown: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def stopped(serving: SparkdNode) -> SparkdNode:
+    """The node without an agent, for the last tests of this file: nothing starts it again."""
     serving.stop()
-    done = serving.node.run(*NOBODY, "sparkd", "endpoint")
-    assert f"url                  {shown['url']}" in done.stdout
+    return serving
+
+
+def test_stopped_it_still_says_where_and_that_nothing_serves(stopped: SparkdNode, endpoint: dict[str, Any]) -> None:
+    done = stopped.node.run(*NOBODY, "sparkd", "endpoint")
+    assert f"url                  {endpoint['url']}" in done.stdout
     assert "no agent runs on this node: systemctl status sparkd-head" in done.stdout
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_commands_work_or_say_why_while_no_agent_runs(condition: str, serving: SparkdNode) -> None:
+def test_commands_work_or_say_why_while_no_agent_runs(condition: str, stopped: SparkdNode) -> None:
     """test_commands.py has all of them."""
     for name in ("status", "endpoint", "use", "init", "config check"):
-        outcome = run_command(serving.node, name, condition)
+        outcome = run_command(stopped.node, name, condition)
         assert not outcome.problem(name, condition), (name, outcome)

@@ -1,6 +1,6 @@
 """A small share of `make fuzz`: hostile inputs, with those that once raised, for every parser of text from outside."""
 
-from collections.abc import Iterator
+import time
 
 import pytest
 from tests import fuzz
@@ -10,27 +10,41 @@ INPUTS = 120
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Parser]]:
-    yield parsers(tmp_path_factory.mktemp("fuzz"))
+def parsers_by_name(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Parser]:
+    return parsers(tmp_path_factory.mktemp("fuzz"))
 
 
-def test_each_parser_takes_a_good_input(made: dict[str, Parser]) -> None:
-    for name, parser in made.items():
+def test_each_parser_takes_a_good_input(parsers_by_name: dict[str, Parser]) -> None:
+    for name, parser in parsers_by_name.items():
         assert parser.seeds, name
         parser.run(parser.seeds[0])
 
 
-def test_no_input_raises_what_callers_do_not_handle(made: dict[str, Parser]) -> None:
+def test_no_input_raises_what_callers_do_not_handle(parsers_by_name: dict[str, Parser]) -> None:
     findings = [
-        one for name, parser in made.items() for one in fuzz.fuzz(name, parser, round(INPUTS * parser.share), 1)
+        finding
+        for name, parser in parsers_by_name.items()
+        for finding in fuzz.fuzz(name, parser, round(INPUTS * parser.share), 1)
     ]
-    assert [(one.parser, one.problem, one.data[:200]) for one in findings] == []
+    assert [(finding.parser, finding.problem, finding.data[:200]) for finding in findings] == []
 
 
-def test_what_a_parser_raises_and_how_long_it_takes_is_found() -> None:
-    def fails(data: bytes) -> None:
+def test_what_a_parser_raises_is_found() -> None:
+    def fail(data: bytes) -> None:
         if b"[[[" in data:
             raise RecursionError
 
-    (found,) = fuzz.fuzz("x", Parser(fails, (b"a",)), 200, 1)
-    assert found.problem.startswith("RecursionError")
+    (finding,) = fuzz.fuzz("x", Parser(fail, (b"a",)), 200, 1)
+    assert finding.problem.startswith("RecursionError")
+    assert b"[[[" in finding.data
+
+
+def test_a_parser_that_takes_too_long_is_found() -> None:
+    def spin(data: bytes) -> None:
+        end = time.thread_time() + 0.06
+        while b"[[[" in data and time.thread_time() < end:
+            pass
+
+    (finding,) = fuzz.fuzz("x", Parser(spin, (b"a",)), 200, 1, limit_seconds=0.05)
+    assert finding.problem.startswith("took ")
+    assert b"[[[" in finding.data

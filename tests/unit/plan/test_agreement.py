@@ -20,17 +20,17 @@ VALUES = st.dictionaries(TEXTS, TEXTS, max_size=12)
 
 
 def agreed(
-    made: LaunchPlan | None = None,
+    launch_plan: LaunchPlan | None = None,
     image: str = "i" * 64,
     weights: Manifest = WEIGHTS,
     script: str = "",
     allow_image_difference: bool = False,
 ) -> Agreement:
-    return agreement.make_agreement(made or plan(HEAD), image, weights, script, allow_image_difference)
+    return agreement.make_agreement(launch_plan or plan(HEAD), image, weights, script, allow_image_difference)
 
 
-def test_rights_that_sparkd_takes_by_itself_are_no_value_of_the_plan() -> None:
-    """Nodes of an earlier version have false here, and serve together with this one."""
+def test_no_new_privileges_that_is_not_set_counts_as_false() -> None:
+    """As in an earlier version, which knew no null: its nodes and those of this one serve together."""
     assert dict(plan(HEAD).shared)["container.no_new_privileges"] == "false"
 
 
@@ -132,10 +132,16 @@ def test_a_long_table_ends_with_a_count() -> None:
     assert (len(lines), lines[-1]) == (42, "and 60 more")
 
 
-def test_both_ranks_agree_and_each_reading_counts() -> None:
+def test_both_ranks_agree() -> None:
     assert agreed(plan(WORKER)) == agreed(plan(HEAD))
-    assert agreed().values["weights.model.safetensors"] == "5 bytes"
-    readings = [
+
+
+def test_each_file_of_weights_is_a_value() -> None:
+    assert agreed(weights=WEIGHTS).values["weights.model.safetensors"] == "5 bytes"
+
+
+def test_agreements_that_differ_in_one_reading_have_different_digests() -> None:
+    variants = [
         agreed(),
         agreed(image="j"),
         agreed(weights=()),
@@ -143,7 +149,7 @@ def test_both_ranks_agree_and_each_reading_counts() -> None:
         agreed(script="s"),
         agreed(allow_image_difference=True),
     ]
-    assert len({reading.digest for reading in readings}) == len(readings)
+    assert len({variant.digest for variant in variants}) == len(variants)
 
 
 def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> None:
@@ -151,8 +157,8 @@ def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> 
     theirs = agreed(plan(HEAD, configured(engine={"image": "i:2"})), image="j", allow_image_difference=True)
     assert own.digest == theirs.digest
     differences = agreement.find_differences(own.values, theirs.values)
-    assert [known.name for known in differences if known.allowed] == ["unchecked.image", "unchecked.image.identity"]
-    assert len(differences) == 2
+    assert all(difference.allowed for difference in differences)
+    assert [difference.name for difference in differences] == ["unchecked.image", "unchecked.image.identity"]
     blocking = agreement.find_differences({**own.values, "weights.x": "1"}, theirs.values)
     assert blocking[0].name == "weights.x", "blocking differences come first"
 
@@ -196,7 +202,7 @@ def test_secrets_change_no_digest() -> None:
 @pytest.mark.parametrize(
     ("value", "other"), [(True, "true"), (["a"], '["a"]'), ("", None), ("a", '"a"'), (["a", "b"], ["b", "a"])]
 )
-def test_values_that_make_other_words_read_differently(value: JsonValue, other: JsonValue) -> None:
+def test_arguments_that_differ_on_the_command_line_differ_in_the_plan(value: JsonValue, other: JsonValue) -> None:
     assert agreement.flatten({}, {"args": {"x": value}}) != agreement.flatten({}, {"args": {"x": other}})
 
 

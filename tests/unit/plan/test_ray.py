@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sparkd.base.config import Settings
 from sparkd.base.lib.errors import ConfigError
@@ -14,10 +15,12 @@ from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.schema import Recipe
 
-HEAD = Node(0, "127.0.0.2", "127.0.0.2", 2, "lo", ("rocep1s0f0",))
-WORKER = Node(1, "127.0.0.3", "127.0.0.2", 2, "lo", ("rocep1s0f1",))
-ALONE = Node(0, "127.0.0.1", "127.0.0.1", 1)
-RECORD = '#!/bin/sh\n{ printf "%s " "${0##*/}" "$@"; echo; env; echo; } >>"$RECORD"\n'
+HEAD = Node(rank=0, address="127.0.0.2", head_address="127.0.0.2", cluster_size=2, interface="lo", hcas=("rocep1s0f0",))
+WORKER = Node(
+    rank=1, address="127.0.0.3", head_address="127.0.0.2", cluster_size=2, interface="lo", hcas=("rocep1s0f1",)
+)
+ALONE = Node(rank=0, address="127.0.0.1", head_address="127.0.0.1", cluster_size=1)
+RECORDER = '#!/bin/sh\n{ printf "%s " "${0##*/}" "$@"; echo; env; echo; } >>"$RECORD"\n'
 
 
 def plan(node: Node, settings: Settings | None = None, **keys: object) -> LaunchPlan:
@@ -38,59 +41,62 @@ def port_settings(port: int) -> Settings:
     return Settings.model_validate({"cluster": {"master_port": port}})
 
 
-def run(tmp_path: Path, made: LaunchPlan, programs: tuple[str, ...] = ("ray", "vllm")) -> subprocess.Popen[str]:
+def start_script(
+    tmp_path: Path, launch_plan: LaunchPlan, programs: tuple[str, ...] = ("ray", "vllm")
+) -> subprocess.Popen[str]:
+    """`programs`: those that the image has, each of which records its calls."""
     for name in programs:
-        (tmp_path / name).write_text(RECORD)
+        (tmp_path / name).write_text(RECORDER)
         (tmp_path / name).chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "RECORD": str(tmp_path / "record")}
-    return subprocess.Popen(
-        ["/bin/bash", "-c", made.script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command = ("/bin/bash", "-c", launch_plan.script)
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def recorded(tmp_path: Path) -> list[tuple[str, dict[str, str]]]:
-    """Command line and environment of each program."""
-    runs = [one.splitlines() for one in (tmp_path / "record").read_text().split("\n\n") if one.strip()]
-    return [(words.strip(), dict(line.partition("=")[::2] for line in env)) for words, *env in runs]
+def read_recorded_calls(tmp_path: Path) -> list[tuple[str, dict[str, str]]]:
+    """Command line and environment of each call."""
+    blocks = (tmp_path / "record").read_text().split("\n\n")
+    calls = [block.splitlines() for block in blocks if block.strip()]
+    return [(words.strip(), dict(line.partition("=")[::2] for line in env)) for words, *env in calls]
 
 
 def test_the_head_starts_ray_and_then_the_engine_on_it(tmp_path: Path) -> None:
-    assert run(tmp_path, plan(HEAD)).wait(30) == 0
-    (started, before), (served, after) = recorded(tmp_path)
-    assert started == (
+    assert start_script(tmp_path, plan(HEAD)).wait(30) == 0
+    (ray_command, ray_env), (engine_command, engine_env) = read_recorded_calls(tmp_path)
+    assert ray_command == (
         "ray start --head --port=29501 --include-dashboard=false --node-ip-address=127.0.0.2 --num-gpus=1 --num-cpus=1"
         " --object-store-memory=268435456"
     )
-    assert served == (
+    assert engine_command == (
         "vllm serve /models/m --served-model-name m --tensor-parallel-size 2 --distributed-executor-backend ray"
     )
-    assert after["RAY_ADDRESS"] == "127.0.0.2:29501"
-    assert before["RAY_memory_monitor_refresh_ms"] == "0"
-    assert (before["VLLM_HOST_IP"], before["NCCL_IB_HCA"]) == ("127.0.0.2", "rocep1s0f0")
-    kept = json.loads((tmp_path / ".config/vllm/ray_non_carry_over_env_vars.json").read_text())
-    assert kept == [
+    assert engine_env["RAY_ADDRESS"] == "127.0.0.2:29501"
+    assert ray_env["RAY_memory_monitor_refresh_ms"] == "0"
+    assert (ray_env["VLLM_HOST_IP"], ray_env["NCCL_IB_HCA"]) == ("127.0.0.2", "rocep1s0f0")
+    variables_of_one_node = json.loads((tmp_path / ".config/vllm/ray_non_carry_over_env_vars.json").read_text())
+    assert variables_of_one_node == [
         "GLOO_SOCKET_IFNAME",
         "MAX_JOBS",
         "NCCL_IB_HCA",
         "NCCL_SOCKET_IFNAME",
         "TP_SOCKET_IFNAME",
         "VLLM_HOST_IP",
-    ], "values of one node are not copied to the others"
+    ], "vLLM copies all others from the head to all ranks"
 
 
 def test_a_worker_waits_for_the_heads_ray_and_then_offers_its_gpu(tmp_path: Path) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.2", 0))
         port = server.getsockname()[1]
-        worker = run(tmp_path, plan(WORKER, port_settings(port)))
+        worker = start_script(tmp_path, plan(WORKER, port_settings(port)))
         assert worker.stdout is not None
         assert worker.stdout.readline() == f"waiting for the Ray of 127.0.0.2 port {port}\n"
         with pytest.raises(subprocess.TimeoutExpired):
             worker.wait(1.5)
         server.listen(4)
         assert worker.wait(30) == 0
-    ((started, env),) = recorded(tmp_path)
-    assert started == (
+    ((ray_command, env),) = read_recorded_calls(tmp_path)
+    assert ray_command == (
         f"ray start --block --address=127.0.0.2:{port} --node-ip-address=127.0.0.3 --num-gpus=1 --num-cpus=1"
         " --object-store-memory=268435456"
     )
@@ -105,29 +111,28 @@ def test_ray_gets_a_gpu_for_each_rank_of_the_node(node: Node) -> None:
 
 
 @pytest.mark.parametrize("node", [HEAD, WORKER])
-def test_an_image_without_ray_is_not_launched(tmp_path: Path, node: Node) -> None:
-    done = run(tmp_path, plan(node), programs=("vllm",))
-    output, _ = done.communicate(timeout=30)
-    assert (done.returncode, output) == (
-        64,
-        "the image is not what the recipe needs: executor: ray, and it has no ray\n",
-    )
+def test_the_script_of_an_image_without_ray_ends_with_a_reason(tmp_path: Path, node: Node) -> None:
+    process = start_script(tmp_path, plan(node), programs=("vllm",))
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 64
+    assert output == "the image is not what the recipe needs: executor: ray, and it has no ray\n"
+    assert not (tmp_path / "record").exists()
 
 
 def test_an_address_of_version_6_stands_in_brackets() -> None:
-    made = plan(Node(0, "fd00::1", "fd00::1", 2, "lo", ("a",)))
-    assert "export RAY_ADDRESS=[fd00::1]:29501" in made.script
+    node = replace(HEAD, address="fd00::1", head_address="fd00::1")
+    assert "export RAY_ADDRESS=[fd00::1]:29501" in plan(node).script
 
 
 def test_a_recipe_overrides_rays_variables() -> None:
-    made = plan(HEAD, env={"RAY_DEDUP_LOGS": "1", "VLLM_HOST_IP": "10.1.1.1", "RAY_AUTH_MODE": None})
-    env = dict(made.env)
+    launch_plan = plan(HEAD, env={"RAY_DEDUP_LOGS": "1", "VLLM_HOST_IP": "10.1.1.1", "RAY_AUTH_MODE": None})
+    env = dict(launch_plan.env)
     assert (env["RAY_DEDUP_LOGS"], env["VLLM_HOST_IP"], "RAY_AUTH_MODE" in env) == ("1", "10.1.1.1", False)
 
 
 def test_a_node_alone_runs_the_engine_without_ray() -> None:
-    alone = plan(ALONE, args={}, env={})
-    assert alone.script == plan(ALONE, args={}, env={}, executor="mp").script
+    alone = plan(ALONE)
+    assert alone.script == plan(ALONE, executor="mp").script
     assert not alone.on_ray
 
 
@@ -145,6 +150,8 @@ def test_nodes_with_another_executor_do_not_agree() -> None:
 
 
 def test_a_token_is_of_one_epoch_and_one_key() -> None:
-    one = script.ray_token(b"k" * 32, "a")
-    assert (len(one), one) == (64, script.ray_token(b"k" * 32, "a"))
-    assert len({one, script.ray_token(b"k" * 32, "b"), script.ray_token(b"l" * 32, "a")}) == 3
+    key, epoch = b"k" * 32, "a"
+    token = script.ray_token(key, epoch)
+    assert len(token) == 64
+    assert script.ray_token(key, epoch) == token
+    assert len({token, script.ray_token(key, "b"), script.ray_token(b"l" * 32, epoch)}) == 3

@@ -1,0 +1,136 @@
+"""Who holds the memory that the plan needs, by name, and how to stop them."""
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.memory_users import HeldMemory, OtherTenants, TenantFacts
+from sparkd.base.host import Host
+from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
+from sparkd.base.host.gpu import GpuFacts, GpuProcess
+from sparkd.base.lib.text import GIB
+from sparkd.base.plan.inputs import MemoryNeed
+
+MIB_IN_KIB = 1 << 10
+GIB_IN_KIB = 1 << 20
+NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
+SHARE = MemoryNeed(memory_bytes=None, gpu_memory_utilization=0.9, headroom_bytes=0)
+OLLAMA = HeldMemory(name="ollama.service", bytes=20 * GIB, stop="sudo systemctl stop ollama.service")
+SHORT = TenantFacts(
+    total_bytes=120 * GIB,
+    available_bytes=80 * GIB,
+    gpu_total_bytes=None,
+    held=(OLLAMA,),
+    held_bytes=20 * GIB,
+    others=0,
+)
+CONTAINER = "ab" * 32
+USER_SLICE = "/user.slice/user-1000.slice"
+
+
+@pytest.fixture
+def machine(tree: Tree) -> Tree:
+    """A machine with 60 GiB available."""
+    tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=60)
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        pytest.param(SHORT, Level.WARN, "ollama.service 20.0 GiB; 80.0 GiB available, 100.0 GiB needed", id="short"),
+        pytest.param(replace(SHORT, available_bytes=100 * GIB), Level.OK, "ollama.service 20.0 GiB", id="enough left"),
+        pytest.param(replace(SHORT, held=(), held_bytes=0), Level.OK, "nobody", id="nobody has it"),
+        pytest.param(replace(SHORT, others=3), Level.WARN, "and 3 more", id="many"),
+    ],
+)
+def test_those_who_hold_what_the_plan_needs_are_named(facts: TenantFacts, level: Level, words: str) -> None:
+    verdict = OtherTenants(NEED).judge(facts)
+    expect(verdict, level, words)
+    hint = "stop what you can spare: sudo systemctl stop ollama.service"
+    assert verdict.hint == (hint if level is Level.WARN else "")
+
+
+def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
+    check = OtherTenants(SHARE)
+    assert check.judge(replace(SHORT, gpu_total_bytes=800 * GIB)).level is Level.OK
+    assert check.judge(SHORT).level is Level.WARN
+
+
+def test_probe_names_the_largest_five_and_how_to_stop_them(machine: Tree) -> None:
+    machine.file("/etc/passwd", "spark:x:1000:1000::/home/spark:/bin/bash\n")
+    machine.file("/dev/nvidia0")
+    notebook_pid, foreign_pid, firefox_pid, session_pid, root_pid, ollama_pid, small_pid = range(10, 17)
+    foreign_container = CONTAINER[::-1]
+    for pid, uid, gib, group in (
+        (notebook_pid, 0, 3, f"/system.slice/docker-{CONTAINER}.scope"),
+        (foreign_pid, 0, 4, f"/system.slice/docker-{foreign_container}.scope"),
+        (firefox_pid, 1000, 5, f"{USER_SLICE}/user@1000.service/app.slice/firefox.scope"),
+        (session_pid, 1000, 6, f"{USER_SLICE}/session-3.scope"),
+        (root_pid, 0, 7, "/"),
+        (ollama_pid, 0, 0, "/system.slice/ollama.service"),
+        (small_pid, 0, 1, "/system.slice/small.service"),
+    ):
+        machine.process(pid, "x", cgroup=f"0::{group}", private_kib=gib * GIB_IN_KIB, uid=uid)
+    notebook = ContainerFacts(
+        id=CONTAINER,
+        name="notebook",
+        labels=(),
+        running=True,
+        pid=notebook_pid,
+        image_id="sha256:1",
+        restart_policy="no",
+    )
+    driver_list = (
+        GpuProcess(ollama_pid, used_bytes=20 * GIB),
+        GpuProcess(99, used_bytes=GIB),  # it has ended
+        GpuProcess(1, used_bytes=None),
+    )
+    host = Host(
+        machine.root,
+        docker=lambda: DockerFacts(running=True, containers=(notebook,)),
+        gpu=lambda: GpuFacts(names=("NVIDIA GB10",), total_bytes=None, processes=driver_list),
+    )
+    facts = OtherTenants(NEED).probe(host)
+    assert [(held.name, held.stop, held.bytes // GIB) for held in facts.held] == [
+        ("ollama.service", "sudo systemctl stop ollama.service", 20),
+        (f"pid {root_pid} (x) of uid 0", f"sudo kill {root_pid}", 7),
+        ("session-3.scope of spark", "sudo systemctl stop session-3.scope", 6),
+        ("firefox.scope of spark", "sudo systemctl --user -M spark@ stop firefox.scope", 5),
+        # docker has none of that id: podman's, perhaps
+        (f"container {foreign_container[:12]}", f"sudo kill {foreign_pid}", 4),
+    ]
+    assert (facts.others, facts.held_bytes, facts.available_bytes) == (1, 45 * GIB, 60 * GIB)
+
+
+def test_a_user_of_a_directory_in_the_network_is_named_by_his_number(machine: Tree) -> None:
+    group = f"0::{USER_SLICE}/user@1000.service/app.slice/firefox.scope"
+    machine.process(10, "firefox", cgroup=group, private_kib=5 * GIB_IN_KIB, uid=1000)
+    (firefox,) = OtherTenants(NEED).probe(Host(machine.root, docker=lambda: AWAY)).held
+    assert firefox.name == "firefox.scope of uid 1000"
+    assert firefox.stop == "sudo systemctl --user -M 1000@ stop firefox.scope"
+
+
+def test_small_processes_are_named_together_with_the_command_that_lists_them(machine: Tree) -> None:
+    for pid in range(10, 110):
+        machine.process(pid, "small", private_kib=15 * MIB_IN_KIB, uid=1000)
+    machine.process(110, "small", private_kib=MIB_IN_KIB, uid=0)
+    facts = OtherTenants(NEED).probe(Host(machine.root, docker=lambda: AWAY))
+    assert [(held.name, held.stop) for held in facts.held] == [("100 small processes of uid 1000", "ps -u 1000")]
+
+
+@pytest.mark.parametrize(
+    ("group", "is_read"), [("/system.slice/some.service", False), (f"/system.slice/docker-{CONTAINER}.scope", True)]
+)
+def test_docker_is_read_only_where_a_container_holds_much(machine: Tree, group: str, is_read: bool) -> None:
+    calls = []
+
+    def docker() -> DockerFacts:
+        calls.append(True)
+        return AWAY
+
+    machine.process(10, "x", cgroup=f"0::{group}", private_kib=2 * GIB_IN_KIB)
+    OtherTenants(NEED).probe(Host(machine.root, docker=docker))
+    assert bool(calls) is is_read

@@ -155,11 +155,13 @@ class Script(Struct):
         is_continued = text.endswith("\n") and not self.current.words and self.operator in ("&&", "||", "|")
         if not is_continued:
             self._end_command(text)
-        if text.endswith("\n") and self.here_ends:
-            for word in self.here_ends:
-                last_line = re.compile(rf"^[ \t]*{re.escape(word)}[ \t\r]*$", re.MULTILINE).search(self.text, end)
-                end = last_line.end() if last_line else len(self.text)
-            self.here_ends = []
+        return self._skip_here_documents(end) if text.endswith("\n") else end
+
+    def _skip_here_documents(self, end: int) -> int:
+        for word in self.here_ends:
+            last_line = re.compile(rf"^[ \t]*{re.escape(word)}[ \t\r]*$", re.MULTILINE).search(self.text, end)
+            end = last_line.end() if last_line else len(self.text)
+        self.here_ends = []
         return end
 
     def _end_array(self) -> None:

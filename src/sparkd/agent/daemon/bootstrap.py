@@ -114,6 +114,7 @@ def build_agent(
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation)
     process = _Process(role, host, owner, loop, notifier, journal, log, configured_at, pace)
     log.bind(node=host.name())
+    log.events(Redaction())  # loads structlog, and routes libraries' records, while the machine can still be read
     loop.listen()
     refusals = list[str]()
     adoptable = find_adoptable_rank(host, role, owner.invocation, refusals.append, handed=handed is not None)

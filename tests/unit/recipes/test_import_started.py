@@ -266,6 +266,8 @@ RUN = f"docker run {IMAGE} --model org/m --port $P"
         f"{{ test -f x; }} && P=9000\n{RUN}",
         f"test -f x && P=9000 || {RUN}",
         f"bash -c 'P=8000; test -f x && P=9000; {RUN}'",
+        f"test -f x || true && P=9000\n{RUN}",
+        f"P=80\ntest -f x && P+=00\n{RUN}",
     ],
 )
 def test_the_value_is_not_known_where_an_operator_decides_about_the_assignment(script: str, tmp_path: Path) -> None:
@@ -288,6 +290,13 @@ def test_the_value_is_not_known_where_an_operator_decides_about_the_assignment(s
         f"A=(1) && P=8000\n{RUN}",
         f"test -f x && A=1\nP=8000\n{RUN}",
         f"test -f x && echo\nP=8000\n{RUN}",
+        f"test -f x && A=(1)\nP=8000\n{RUN}",
+        f"test -f x && >log\nP=8000\n{RUN}",
+        f"test -f x || true && P=8000 && {RUN}",
+        f"mkdir -p x && source x && P=8000\n{RUN}",
+        f'test -f x && A=(--port 8000) && docker run {IMAGE} --model org/m "${{A[@]}}"',
+        f'C="{RUN.replace("$P", "8000")}"\ntest -f x && C+=" --seed 1"\n$C',
+        f'A=(--port 8000)\ntest -f x && A+=(--seed 1)\ndocker run {IMAGE} --model org/m "${{A[@]}}"',
     ],
 )
 def test_the_value_is_known_where_the_assignment_surely_counts(script: str, tmp_path: Path) -> None:

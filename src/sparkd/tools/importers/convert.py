@@ -122,7 +122,7 @@ def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Con
 
     A form that is named twice counts once.
     """
-    forms = list({form.path: form for form in forms}.values())
+    forms = list({Path(form.path).absolute(): form for form in forms}.values())
     source, foreign, serve = combine(forms, place.image)
     name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
     return _make_result(

@@ -167,7 +167,7 @@ class Script(Struct):
     def _end_array(self) -> None:
         name = self.open_array.rstrip("=").rstrip("+")
         self.state.set_list(name, self.current.words, is_appended=self.open_array.endswith("+="))
-        self.open_array, self.current = "", Command()
+        self.open_array, self.current, self.operator = "", Command(), ""
 
     def _take_double_quoted(self, at: int) -> int:
         self._add_text("")
@@ -199,6 +199,7 @@ class Script(Struct):
     def _end_word(self) -> None:
         if self.word is None:
             return
+        self.operator = ""
         if self.is_redirected:
             self.current.lines.pop()
         else:

@@ -23,7 +23,10 @@ _BLOCK_CLOSING = ("fi", "done", "esac", "}")
 _FOLLOWED_BY_COMMAND = ("if", "while", "until", "{", *_BLOCK_CLOSING)
 """Words that open or close a block and may have a command behind them on the same line."""
 _BEFORE_COMMAND = ("then", "do", "else", "elif", "!", "time")
-_SUCCEEDING = ("cd", "set")
+_SUCCEEDING = (
+    ":", ".", "cd", "echo", "mkdir", "popd", "printf", "pushd", "set", "shopt", "sleep", "source", "trap", "true",
+    "ulimit", "umask", "unset",
+)  # fmt: skip
 """Programs that a script relies on: what follows their && runs."""
 
 
@@ -58,8 +61,10 @@ class ShellState(Struct):
     """Lines where the open blocks begin."""
     condition: str = ""
     """The operator that decides whether the next command runs: && behind a program, or ||; empty for none."""
-    doubtful: set[str] = field(default_factory=set)
-    """Variables that are assigned behind such a &&: their values are known up to the end of its list only."""
+    doubtful: dict[str, str] = field(default_factory=dict)
+    """Variables that are assigned behind such a &&, each with what is known of it from the end of its list on."""
+    doubtful_lists: dict[str, list[str]] = field(default_factory=dict)
+    """Lists, likewise."""
 
     def take(self, command: Command, operator: str) -> bool:
         """Follow the command's blocks and carry out its assignments. Whether it runs a program: it is left in `words`.
@@ -88,15 +93,16 @@ class ShellState(Struct):
     def _follow_operator(self, operator: str, *, may_fail: bool) -> None:
         """Follow the operator behind a command. `may_fail`: whether a && decides about the next command."""
         if operator in ("&&", "|", "("):  # in the same list
-            if operator == "&&" and may_fail:
-                self.condition = self.condition or "&&"
+            if operator == "&&" and (may_fail or self.condition == "||"):
+                self.condition = "&&"  # also behind a ||: what follows runs where one of those before it has not failed
             return
         self.condition = "||" if operator == "||" else ""
-        for name in self.doubtful:
-            self.variables.assign(name, _mark_variable(name))
+        for name, value in self.doubtful.items():
+            self.variables.assign(name, value)
             if name in self.exported:
                 self.exported[name] = self.variables.value(name)
-        self.doubtful.clear()
+        self.lists |= self.doubtful_lists
+        self.doubtful, self.doubtful_lists = {}, {}
 
     def _carry_out(self, command: Command) -> bool:
         command.drop_words(len([*takewhile(_BEFORE_COMMAND.__contains__, command.words)]))
@@ -122,8 +128,15 @@ class ShellState(Struct):
     def set_list(self, name: str, words: list[str], *, is_appended: bool = False) -> None:
         """Set a list, or append to it. Where a condition decides whether that happens, the words are not known."""
         earlier_words = self.lists.get(name, []) if is_appended else []
-        self.lists[name] = [*earlier_words, *([_mark_list(name)] if self.blocks or self.condition else words)]
+        uncertain_words = [*earlier_words, _mark_list(name)]
+        self.lists[name] = uncertain_words if self._is_uncertain() else [*earlier_words, *words]
+        if self.condition == "&&":
+            self.doubtful_lists.setdefault(name, uncertain_words)
         self.variables.spend(len(self.lists[name]) * COST_CHARACTERS)
+
+    def _is_uncertain(self) -> bool:
+        """Whether what an assignment sets is not known, not even to the end of its list."""
+        return bool(self.blocks) or self.condition == "||"
 
     def _follow_blocks(self, command: Command) -> None:
         """Open or close the block of the command's first word, and drop that word where a command follows it."""
@@ -159,10 +172,11 @@ class ShellState(Struct):
         """Assign or append. Where a condition decides whether that happens, the value is not known."""
         name, is_appended, value = assignment.groups()
         earlier_value = self.variables.values.get(name, "") if is_appended else ""
-        is_unknown = bool(self.blocks) or self.condition == "||"
-        self.variables.assign(name, _mark_variable(name) if is_unknown else earlier_value + value)
+        blank = " " if is_appended and value[:1].isspace() else ""  # the words before it stay known
+        uncertain_value = f"{earlier_value}{blank}{_mark_variable(name)}"
+        self.variables.assign(name, uncertain_value if self._is_uncertain() else earlier_value + value)
         if self.condition == "&&":
-            self.doubtful.add(name)
+            self.doubtful.setdefault(name, uncertain_value)
 
 
 def _mark_variable(name: str) -> str:

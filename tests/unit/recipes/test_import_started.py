@@ -267,6 +267,8 @@ RUN = f"docker run {IMAGE} --model org/m --port $P"
         f"test -f x && P=9000 || {RUN}",
         f"bash -c 'P=8000; test -f x && P=9000; {RUN}'",
         f"test -f x || true && P=9000\n{RUN}",
+        f': "${{P:=}}"\ntest -f x && : "${{P:=9000}}"\n{RUN}',
+        f'if test -f x; then : "${{P:=9000}}"; fi\n{RUN}',
         f"P=80\ntest -f x && P+=00\n{RUN}",
     ],
 )
@@ -296,6 +298,10 @@ def test_the_value_is_not_known_where_an_operator_decides_about_the_assignment(s
         f"mkdir -p x && source x && P=8000\n{RUN}",
         f'test -f x && A=(--port 8000) && docker run {IMAGE} --model org/m "${{A[@]}}"',
         f'C="{RUN.replace("$P", "8000")}"\ntest -f x && C+=" --seed 1"\n$C',
+        f'declare -a A=(--port 8000)\ndocker run {IMAGE} --model org/m "${{A[@]}}"',
+        f'f() {{ B=(1); }}\nA=(--port 8000)\ndocker run {IMAGE} --model org/m "${{A[@]}}"',
+        f': "${{P:=8000}}"\n{RUN}',
+        f"P=8000; : ${{P:=9000}}\n{RUN}",
         f'A=(--port 8000)\ntest -f x && A+=(--seed 1)\ndocker run {IMAGE} --model org/m "${{A[@]}}"',
     ],
 )

@@ -20,6 +20,8 @@ _OUTPUT = re.compile(r"&?>")
 """> and &>, which end a word, as in auto>log."""
 _TO_FILL_IN = re.compile(r"<\w[\w./:-]{0,60}>(?=\s|\Z)")
 """A place to fill in, such as <model>."""
+_DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?=", re.ASCII)
+"""${NAME:=VALUE}, which also assigns VALUE where NAME has none."""
 _HERE_DOCUMENT = re.compile(
     r"[0-9]?<<-?[ \t]*(?:'(?P<single>[^'\n]+)'|\"(?P<double>[^\"\n]+)\"|\\?(?P<bare>[^\s'\"\\;&|<>()`$]+))"
 )
@@ -107,7 +109,7 @@ class Script(Struct):
             return quoted.end()
         if self.text.startswith('$"', at):  # a text to translate, which stays as it is without a catalogue
             return at + 1
-        value, end = self.state.variables.use(self.text, at, in_shell=True)
+        value, end = self._use_variable(at)
         first, *others = re.split(r"[ \t\n]+", value)
         if first:
             self._add_text(first)
@@ -116,6 +118,13 @@ class Script(Struct):
             if other:
                 self._add_text(other)
         return end
+
+    def _use_variable(self, at: int) -> tuple[str, int]:
+        """The value, and the position behind its use."""
+        value, end = self.state.variables.use(self.text, at, in_shell=True)
+        if default := _DEFAULT.match(self.text, at):
+            self.state.keep_default(default[1], value)
+        return value, end
 
     def _take_word_start(self, at: int) -> int:
         """Take what has a meaning only where a word begins; return 0 if there is nothing of the kind."""
@@ -145,6 +154,7 @@ class Script(Struct):
     def _take_end(self, text: str, end: int) -> int:
         """Take what ends a command: it may also begin or end an array, or begin here-documents, which are skipped."""
         if text == "(" and self.word is not None and (name := ASSIGNMENT.fullmatch(self.word)) and not name[3]:
+            self.state.take_before_list(self.current)
             self.open_array, self.word = self.word, None
             return end
         self._end_word()
@@ -179,7 +189,7 @@ class Script(Struct):
                 self._add_text(self.text[at + 1].replace("\n", ""))
                 at += 2
             elif char in "$`":
-                value, at = self.state.variables.use(self.text, at, in_shell=True)
+                value, at = self._use_variable(at)
                 self._add_text(value)
             else:
                 special = re.compile(r"[\"\\$`]").finditer(self.text, at + 1)

@@ -125,6 +125,23 @@ class ShellState(Struct):
             return self.lists.get("@", [])
         return self.variables.override(name).split() or self.lists.get(name, [_mark_list(name)])
 
+    def take_before_list(self, command: Command) -> None:
+        """Carry out what is before a list's name on its line: a block's begin, `declare -a`, another assignment."""
+        command.drop_words(len([*takewhile(_BEFORE_COMMAND.__contains__, command.words)]))
+        self._follow_blocks(command)
+        self._take_declaration(command)
+        command.drop_words(len(command.words))
+
+    def keep_default(self, name: str, value: str) -> None:
+        """Keep the value that a use such as ${NAME:=VALUE} has given, unless a condition decides whether it does."""
+        if self.blocks or self.condition:
+            if self.variables.values.get(name, value) == value:
+                return
+            value = _mark_variable(name)
+        self.variables.assign(name, value)
+        if name in self.inherited:
+            self.exported[name] = self.variables.value(name)
+
     def set_list(self, name: str, words: list[str], *, is_appended: bool = False) -> None:
         """Set a list, or append to it. Where a condition decides whether that happens, the words are not known."""
         earlier_words = self.lists.get(name, []) if is_appended else []

@@ -113,11 +113,22 @@ class ShellState(Struct):
             self.set_list("@", command.words[2:])
             return False
         self._take_declaration(command)
+        if command.words[:1] == ["unset"]:
+            self._unset(command.words[1:])
         if command.words:
             self.variables.spend(len(self.exported) * COST_CHARACTERS)
             command.env |= self.exported
             _take_prefix(command)
         return bool(command.words)
+
+    def _unset(self, names: list[str]) -> None:
+        """Forget variables and lists. What one stands for after that is not known, also where it was not unset."""
+        for name in names:
+            if name not in self.variables.fixed:
+                self.variables.values.pop(name, None)
+            self.lists.pop(name, None)
+            if self.exported.pop(name, None) is not None and (self._is_uncertain() or self.condition):
+                self.exported[name] = _mark_variable(name)
 
     def find_list(self, name: str) -> list[str]:
         """The words that the user gives for a list; else its own, or a mark where they are not known."""
@@ -156,15 +167,17 @@ class ShellState(Struct):
         return bool(self.blocks) or self.condition == "||"
 
     def _follow_blocks(self, command: Command) -> None:
-        """Open or close the block of the command's first word, and drop that word where a command follows it."""
-        first_word = "".join(command.words[:1])
-        if first_word in _BLOCK_OPENING:
-            self.blocks.append(command.lines[0])
-        if first_word in _BLOCK_CLOSING and self.blocks:
-            self.blocks.pop()
-        command.block = self.blocks[0] if self.blocks else 0
-        if first_word in _FOLLOWED_BY_COMMAND:
+        """Open or close the blocks of the command's first words, and drop those that have a command behind them."""
+        while command.words:
+            first_word = command.words[0]
+            if first_word in _BLOCK_OPENING:
+                self.blocks.append(command.lines[0])
+            elif first_word in _BLOCK_CLOSING and self.blocks:
+                self.blocks.pop()
+            if first_word not in _FOLLOWED_BY_COMMAND:
+                break
             command.drop_words(1)
+        command.block = self.blocks[0] if self.blocks else 0
 
     def _take_declaration(self, command: Command) -> None:
         """Carry out assignments without a program, and `export`, in order. They leave the command empty."""

@@ -10,11 +10,9 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, warn
 from sparkd.base.host import Host
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.state import launch_history
 from sparkd.base.state.decline import describe_change
 from sparkd.base.state.facts import Facts
-from sparkd.base.state.file import ignore_report
-from sparkd.base.state.launch_history import LOADING, LaunchHistory
+from sparkd.base.state.launch_history import LOADING, read_history
 
 TOO_MANY = 3
 """Boots in a row that ended while one plan loaded. Three power cuts in a row, each during a load, are rare."""
@@ -51,7 +49,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         return cls(inputs.plan.backoff_key, f"sparkd-{inputs.role}")
 
     def probe(self, host: Host) -> LastBootFacts:
-        history = launch_history.FILE.load(host.files, ignore_report) or LaunchHistory()
+        history = read_history(host.files)
         if not history.boots:
             return LastBootFacts((), "")
         boot_id = host.files.value("/proc/sys/kernel/random/boot_id")

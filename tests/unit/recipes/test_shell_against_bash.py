@@ -42,7 +42,7 @@ class Writer:
         simple = (
             f"{name}={digit}", f"{name}=", f"{name}+={digit}", f"export {name}={digit}", f"{name}=${name}",
             f': "${{{name}:={digit}}}"', f"L=({digit})", f"L+=({digit} ${name})", f"declare -a L=({digit})",
-            f"unset {name}", "p", "q", "! p", "cd /", "set -e +e",
+            f"unset {name}", f'[ -z "${name}" ]', f'[[ -n "${{{name}}}" ]]', "p", "q", "! p", "cd /", "set -e +e",
         )  # fmt: skip
         if self._random.random() < 0.2:
             return self._server()

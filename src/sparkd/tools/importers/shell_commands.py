@@ -7,7 +7,7 @@ from typing import Self
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.tools.importers.variables import Variables, mark
+from sparkd.tools.importers.variables import Variables, is_unknown, mark, unknown
 
 COST_CHARACTERS = 8
 """Characters that a copied word or variable takes from those that may be filled in."""
@@ -28,6 +28,8 @@ _SUCCEEDING = (
     "ulimit", "umask", "unset",
 )  # fmt: skip
 """Programs that a script relies on: what follows their && runs."""
+_TESTS = ("[", "[[", "test")
+_RUN_WHERE_EMPTY = (("-z", "&&"), ("-n", "||"))
 
 
 class Command(Struct):
@@ -72,10 +74,19 @@ class ShellState(Struct):
         `operator`: the one behind it, or a newline. Raises CommandError where too much is copied.
         """
         first_word = "".join(command.words[:1])
+        is_next_sure = not self.condition and self._is_next_sure(command.words, operator)
         runs_program = self._carry_out(command)
         may_fail = first_word in _BLOCK_CLOSING or (runs_program and first_word not in _SUCCEEDING)
-        self._follow_operator(operator, may_fail=may_fail)
+        if not is_next_sure:
+            self._follow_operator(operator, may_fail=may_fail)
         return runs_program
+
+    def _is_next_sure(self, words: list[str], operator: str) -> bool:
+        """Whether the words are [ -z "$NAME" ] && or [ -n "$NAME" ] || for a name without a value: as ${NAME:-...}."""
+        if len(words) not in (3, 4) or words[0] not in _TESTS or (words[1], operator) not in _RUN_WHERE_EMPTY:
+            return False
+        name = unknown(words[2]).strip("${}") if is_unknown(words[2]) else ""
+        return not words[2] or (name.isidentifier() and name not in self.variables.values)
 
     def fork(self) -> Self:
         """The state of a subshell, in parentheses. Raises CommandError where too much is copied."""
@@ -122,13 +133,22 @@ class ShellState(Struct):
         return bool(command.words)
 
     def _unset(self, names: list[str]) -> None:
-        """Forget variables and lists. What one stands for after that is not known, also where it was not unset."""
+        """Forget variables and lists. Where a condition decides whether that happens, they are not known."""
         for name in names:
-            if name not in self.variables.fixed:
-                self.variables.values.pop(name, None)
-            self.lists.pop(name, None)
-            if self.exported.pop(name, None) is not None and (self._is_uncertain() or self.condition):
+            if not (self.blocks or self.condition):
+                self._forget(name)
+                continue
+            self.variables.assign(name, _mark_variable(name))
+            self.lists[name] = [_mark_list(name)]
+            if name in self.exported:
                 self.exported[name] = _mark_variable(name)
+
+    def _forget(self, name: str) -> None:
+        if name not in self.variables.fixed:
+            self.variables.values.pop(name, None)
+        self.lists.pop(name, None)
+        self.exported.pop(name, None)
+        self.inherited.discard(name)
 
     def find_list(self, name: str) -> list[str]:
         """The words that the user gives for a list; else its own, or a mark where they are not known."""
@@ -146,7 +166,7 @@ class ShellState(Struct):
     def keep_default(self, name: str, value: str) -> None:
         """Keep the value that a use such as ${NAME:=VALUE} has given, unless a condition decides whether it does."""
         if self.blocks or self.condition:
-            if self.variables.values.get(name, value) == value:
+            if self.variables.values.get(name) == value:
                 return
             value = _mark_variable(name)
         self.variables.assign(name, value)

@@ -188,15 +188,16 @@ class ShellState(Struct):
 
     def _follow_blocks(self, command: Command) -> None:
         """Open or close the blocks of the command's first words, and drop those that have a command behind them."""
-        while command.words:
-            first_word = command.words[0]
-            if first_word in _BLOCK_OPENING:
-                self.blocks.append(command.lines[0])
-            elif first_word in _BLOCK_CLOSING and self.blocks:
+        count = 0
+        for word in command.words:
+            if word in _BLOCK_OPENING:
+                self.blocks.append(command.lines[count])
+            elif word in _BLOCK_CLOSING and self.blocks:
                 self.blocks.pop()
-            if first_word not in _FOLLOWED_BY_COMMAND:
+            if word not in _FOLLOWED_BY_COMMAND:
                 break
-            command.drop_words(1)
+            count += 1
+        command.drop_words(count)
         command.block = self.blocks[0] if self.blocks else 0
 
     def _take_declaration(self, command: Command) -> None:
@@ -225,6 +226,8 @@ class ShellState(Struct):
         blank = " " if is_appended and value[:1].isspace() else ""  # the words before it stay known
         uncertain_value = f"{earlier_value}{blank}{_mark_variable(name)}"
         self.variables.assign(name, uncertain_value if self._is_uncertain() else earlier_value + value)
+        if self.blocks or self.condition:
+            self.variables.spend(len(earlier_value))  # it grows by a mark with each
         if self.condition == "&&":
             self.doubtful.setdefault(name, uncertain_value)
 

@@ -78,7 +78,9 @@ def test_a_cold_start_blocks_until_a_completion_works(spark: SparkdNode) -> None
     assert spark.active()
     assert complete(spark.node), "active, but no token"
     steps = {re.split(r"[,;]| \d", status)[0] for status in seen if status.startswith("loading: ")}
-    assert len(steps) >= 3, seen  # of ten; those shorter than the second between two reports may not show
+    # Of ten steps a fast machine shows only those longer than the second between two reports: the imports, and one more
+    # that the engine's log has named. tests/unit/engine/test_load_progress.py has all of them, of recorded logs.
+    assert "loading: starting" in steps and len(steps) >= 2, seen
     report = spark.report()
     assert report is not None
     assert report.engine.kv_cache_tokens == 524_288, "which the load has shown, for less than a second"

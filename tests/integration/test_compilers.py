@@ -89,7 +89,7 @@ def holding(machine: Machine, events: EventLines) -> Iterator[None]:
         resume_process=lambda key: signal_process(SIGCONT, *key, OWN_GROUP),
         events=events,
     )
-    until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # the next look is seconds away
+    until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # else the next look is a second away
     thread = threading.Thread(target=watch.run)
     thread.start()
     try:

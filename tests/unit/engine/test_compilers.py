@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.unit.clock import unstalled
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
@@ -100,6 +101,26 @@ def test_a_stopped_compiler_continues_once_the_watch_ends_also_after_errors(fail
     watch.ended.set()
     thread.join()
     assert (compilers.stopped, watch.count) == (set(), 0)
+
+
+def test_the_first_compilers_are_held_before_they_have_taken_the_reserve() -> None:
+    compilers = Compilers()
+    watch = compilers.watch()
+    looks: list[float] = []
+
+    def list_from_the_third_look() -> Iterator[Process]:
+        looks.append(unstalled())
+        yield from compilers.list() if len(looks) > 2 else ()
+
+    watch.processes = list_from_the_third_look
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    try:
+        until(lambda: compilers.stopped == {B, C})
+    finally:
+        watch.ended.set()
+        thread.join()
+    assert looks[2] - looks[1] < 2, "18 of them have taken 20 GiB within 20 s, and the reserve is 11 GiB"
 
 
 def test_a_compiler_that_an_earlier_agent_stopped_continues_where_memory_is_no_longer_watched() -> None:

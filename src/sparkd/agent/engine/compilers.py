@@ -25,8 +25,8 @@ PACE_SECONDS = 0.25
 """Pause between two looks while compilers run: 18 were seen to take 20 GiB within 20 s."""
 RESUME_SECONDS = 2.0
 """Pause between two that are resumed: the memory of the first one must show."""
-IDLE_PACE_SECONDS = 5.0
-"""Pause between two looks where no compiler has run for QUIET_SECONDS: their memory grows over minutes."""
+IDLE_PACE_SECONDS = 1.0
+"""Pause between two looks where no compiler has run for QUIET_SECONDS. Those 18 take 1 GiB of the reserve meanwhile."""
 QUIET_SECONDS = 30.0
 """After a compiler the next one may start within this time."""
 LONGEST_SECONDS = 600.0

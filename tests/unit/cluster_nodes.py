@@ -267,7 +267,9 @@ def base_under_test(tree: Tree, rank: int, configured: Settings, incarnation: st
         journal = Journal(file.fileno())
         log = RecordingLog(journal)
         try:
-            yield Base(configured, host, actions, main, notifier, journal, log, stamp_configuration(host.files.root))
+            role, stamp = "worker" if rank else "head", stamp_configuration(host.files.root)
+            process = (role, host, actions.owner, main, notifier, journal, log, stamp)
+            yield Base(*process, settings=configured, actions=actions)
         finally:
             journal.close(1)
 

@@ -24,9 +24,9 @@ from sparkd.base.lib.errors import Action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import utc_now
 from sparkd.base.state.launch_history import MachineEnd
 from sparkd.base.state.rank_record import read_boot_id
-from sparkd.base.status.model import utc_now
 
 LOOK_SECONDS = 30.0
 """Limit for reading the evidence."""

@@ -12,8 +12,8 @@ from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.switching import Switching
 from sparkd.base.host import caches, docker_image
 from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.times import utc_now
 from sparkd.base.state import known_good, launch_history
-from sparkd.base.status.model import utc_now
 
 CACHES_SECONDS = 5.0
 """Limit for listing some ten folders, while nothing else watches the engine."""

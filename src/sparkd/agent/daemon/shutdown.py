@@ -20,8 +20,9 @@ from sparkd.base.lib.endings import Stage, StopRequested
 from sparkd.base.lib.errors import NOT_RESTARTED, Cause, ExitCode, SparkdError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import never
+from sparkd.base.lib.times import utc_now
 from sparkd.base.state.launch_history import STOPPED, End
-from sparkd.base.status.model import Phase, utc_now
+from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import find_loss
 from sparkd.base.vllm.api import Endpoint
 

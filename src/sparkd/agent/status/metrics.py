@@ -16,8 +16,9 @@ from prometheus_client.registry import Collector
 from sparkd.base.host.kernel_events import COUNTED
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import Action, Cause, find_action
+from sparkd.base.lib.times import DAY_SECONDS, seconds_since
 from sparkd.base.status.bounds import ITEMS_LIMIT
-from sparkd.base.status.model import DAY_SECONDS, Contact, NodeReport, Phase, seconds_since
+from sparkd.base.status.model import Contact, NodeReport, Phase
 
 LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")

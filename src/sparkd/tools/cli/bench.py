@@ -14,7 +14,8 @@ import msgspec
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import EngineEndedError, ExitCode, UsageError
-from sparkd.base.lib.text import parse_time, sanitize
+from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import parse_time
 from sparkd.base.vllm.warm_up_steps import MOST_AT_ONCE as MOST_TO_WARM
 from sparkd.tools.cli import bench_table, console
 from sparkd.tools.cli.progress import Ticker

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from sparkd.base.lib.text import Parts, Table, format_utc, sanitize
+from sparkd.base.lib.text import Parts, Table, sanitize
+from sparkd.base.lib.times import format_utc
 from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Spread, expected_figure, find_level, ratio
 from sparkd.tools.measure.measuring import format_latency

@@ -209,7 +209,8 @@ class Actions:
 
         Raises LaunchError, TimeoutError, StopRequested.
         """
-        from sparkd.agent.actions.dockerd import ASSERT_SECONDS, program_body
+        from sparkd.agent.actions.container_bodies import program_body
+        from sparkd.agent.actions.dockerd import ASSERT_SECONDS
 
         containers = self.containers
         # Under the rank's name, by which a sweep finds it.

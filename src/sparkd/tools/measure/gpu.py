@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from sparkd.agent.actions.dockerd import Containers, program_body
+from sparkd.agent.actions.container_bodies import program_body
+from sparkd.agent.actions.dockerd import Containers
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.preflight.check import Finding, Verdict, block, ok, skipped, unknown, warn
 from sparkd.agent.preflight.checks.gpu import GB10, POWER_CYCLE

@@ -245,7 +245,7 @@ class AgentUnderTest:
 
     def watch(self) -> None:
         """Let its run end as a real one, and with the test."""
-        self.agent.loop.endings.end_by(Ending(self.raise_if_ended, until=Stage.INQUEST), *endings(self.agent))
+        self.agent.loop.endings.end_by(Ending(self.raise_if_ended, until=Stage.CLOSING), *endings(self.agent))
 
     def end(self) -> None:
         self.ended.set()

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
+from sparkd.agent.daemon.ended_engine import conclude_if_ended
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.image_check import check_image
-from sparkd.agent.daemon.inquest import conclude_if_ended
 from sparkd.agent.daemon.loading import make_ready
 from sparkd.agent.daemon.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.daemon.reloading import ReloadRequested, raise_if_requested, reload
@@ -60,9 +60,9 @@ def endings(agent: Agent) -> tuple[Ending, ...]:
     """
     return (
         # The driver may take seconds to end a killed rank: another node's end in that time would seem to be the cause.
-        Ending(agent.rank.raise_if_killed, until=Stage.INQUEST),
+        Ending(agent.rank.raise_if_killed, until=Stage.CLOSING),
         Ending(agent.switching.watch),
-        Ending(partial(_check_peers, agent), until=Stage.INQUEST),
+        Ending(partial(_check_peers, agent), until=Stage.CLOSING),
         Ending(agent.rank.raise_if_ended),
         Ending(agent.rank.raise_if_halted),
         Ending(partial(raise_if_requested, agent)),

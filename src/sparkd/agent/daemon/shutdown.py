@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.agreed import log_differences
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.ended_engine import LOST_GRACE_SECONDS
 from sparkd.agent.daemon.evidence import EvidenceSearch
 from sparkd.agent.daemon.hangs import keep_stacks, read_rank_stacks
-from sparkd.agent.daemon.inquest import LOST_GRACE_SECONDS
 from sparkd.agent.daemon.judgement import count_end, judge_end
 from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
 from sparkd.agent.daemon.reboot import reboot_if_due
@@ -40,7 +40,7 @@ GOODBYE_SECONDS = 0.3
 
 def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequested) -> None:
     """End the rank within its grace period, and count no failure."""
-    agent.loop.endings.enter(Stage.INQUEST)
+    agent.loop.endings.enter(Stage.CLOSING)
     try:
         leave(agent, running, request)
     except BaseException:  # a bug, or an error of a task: no rank is left behind

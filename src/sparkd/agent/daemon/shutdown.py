@@ -146,8 +146,6 @@ def clear_rank(agent: Agent, running: Running | None) -> None:
     running.rank.close(agent.loop)
 
 
-COUNTERS_SECONDS = 1.0
-LOOK_SECONDS = 0.5
 QUIET_SECONDS = 3.0
 """Time without a request after which a drain is over: a client that has just read 200 from /readyz may still send one.
 """
@@ -178,13 +176,13 @@ def _drain(agent: Agent, running: Running, request: SwitchRequested) -> None:
             return
         load = "requests run" if count is None else f"{count} request{'s' * (count != 1)} run{'s' * (count == 1)}"
         agent.reporter.update(message=f"draining for {request.to}: {load}, {left_seconds:.0f} s left")
-        agent.loop.wait_until(ended.is_set, LOOK_SECONDS)
+        agent.loop.wait_until(ended.is_set, 0.5)
 
 
 async def _count_requests(endpoint: Endpoint) -> int | None:
     """How many requests run or wait; None where the engine does not answer that."""
     try:
-        counters = await endpoint.counters(COUNTERS_SECONDS)
+        counters = await endpoint.counters(1.0)
     except HttpError:
         return None
     return None if counters is None else round(counters.running + counters.waiting)

@@ -24,7 +24,6 @@ than 10."""
 LONGEST_RUN = 16_000
 LONGEST_LINE = 65_000
 """Limit for a line of a Dockerfile: dockerd takes 65,535 bytes, and JSON writes a letter in up to twelve."""
-_SHELL = ("/bin/bash", "-eo", "pipefail", "-c")
 _CHECK_OUT = (
     'git init -q "$1"; cd "$1"; git fetch -q --depth 1 "$2" "$3" || { echo "sparkd: $2 does not give commit $3: where '
     'its branch was rebased the commit is gone, and the recipe needs the new one" >&2; exit 1; }; '
@@ -114,7 +113,7 @@ class Step(Section):
         if self.file:
             return f"COPY {json.dumps([self.file, self.to])}"
         program = [self.run] if self.run else [_CHECK_OUT, "git", self.to, self.git, self.commit]
-        return f"RUN {json.dumps([*_SHELL, *program])}"
+        return f"RUN {json.dumps(['/bin/bash', '-eo', 'pipefail', '-c', *program])}"
 
 
 class Build(Section):

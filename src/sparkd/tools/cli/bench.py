@@ -28,7 +28,6 @@ from sparkd.tools.node.served import Served, open_endpoint
 
 SHORTEST_SOAK_SECONDS = 40
 """A shorter soak has too few samples for a verdict."""
-LEAST_WARM_SECONDS = 10
 LONGEST_SECONDS = 7 * 86400
 """Of a soak, and of `warm`."""
 _NUMBERS = re.compile(r"[0-9]{1,7}(?:,[0-9]{1,7}){0,15}")
@@ -135,7 +134,7 @@ def add_warm(parser: argparse.ArgumentParser) -> None:
 
 
 def warm_endpoint(args: argparse.Namespace) -> int:
-    seconds = parse_time("--for", args.time, LEAST_WARM_SECONDS, LONGEST_SECONDS)
+    seconds = parse_time("--for", args.time, 10, LONGEST_SECONDS)
     with open_endpoint(MOST_TO_WARM) as served, measuring.only_one():
         try:
             with Ticker("warms the endpoint"):

@@ -31,7 +31,6 @@ from sparkd.tools.measure.interrupts import report_progress
 
 Read = Callable[[], Sequence[GpuClocks]]
 AGAIN = "then again: sudo sparkd preflight --deep"
-SAMPLE_SECONDS = 0.5
 NEED_BYTES, HELD_BYTES, BUSY_PERCENT = 8 * GIB, GIB, 20
 """Memory that the container may take; memory that others may hold, and their load: both are above a desktop's."""
 
@@ -99,7 +98,7 @@ def _sample_clocks(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterat
     has_ended = Event()
 
     def sample() -> None:
-        while not has_ended.wait(SAMPLE_SECONDS):
+        while not has_ended.wait(0.5):
             samples.extend((time.monotonic(), clocks) for clocks in read()[:1])
 
     start_thread(Thread(target=sample, name="gpu-clocks", daemon=True))

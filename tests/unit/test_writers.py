@@ -31,7 +31,7 @@ KERNEL = "a setting of the kernel's, below /proc or /sys"
 RUN = "in /run/sparkd, which is root's"
 WRITERS = {
     "agent/actions/__init__.py:Actions._private_file": GUARDED,
-    "agent/actions/__init__.py:Actions.set_aside_rank": RUN,
+    "agent/actions/__init__.py:Actions.disown_rank": RUN,
     "agent/actions/compile_caches.py:remove_empty_kernels": GUARDED,
     "agent/actions/compile_caches.py:make_cache_folder": GUARDED,
     "agent/actions/compile_caches.py:prune_caches": GUARDED,

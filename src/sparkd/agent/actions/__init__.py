@@ -186,21 +186,20 @@ class Actions:
         """Remove the record of a rank whose container is gone. Raises OSError."""
         self._act(partial(forget_rank, self._host), WRITE_SECONDS, "the record of the rank")
 
-    def disown_rank(self) -> None:
-        """Make a rank that this process does not take over nobody's, also where it was its own before a reload."""
-        record = read_rank(self._host).record
-        if record is not None and record.stage is RankStage.READY:
-            with suppress(OSError):  # then preflight blocks
-                self.write_rank(replace(record, stage=RankStage.ENDING, invocation=""))
+    def disown_rank(self) -> str:
+        """Make a rank that this process does not take over nobody's, also where it was its own before a reload.
 
-    def set_aside_rank(self) -> str:
-        """Rename a malformed record, and return why. This process has the lock: no other one has a rank."""
-        reason = ""
+        A malformed record is renamed, since this process has the lock: no other one has a rank. Returns its fault.
+        """
+        fault = ""
         with suppress(OSError):  # then preflight blocks
-            if reason := load_rank(self._host).error:
+            known = load_rank(self._host)
+            if fault := known.error:
                 path = Path(self._host.files.real(RANK_FILE.path))
                 path.replace(path.with_name(f"{path.name}.broken"))
-        return reason
+            elif known.record is not None and known.record.stage is RankStage.READY:
+                self.write_rank(replace(known.record, stage=RankStage.ENDING, invocation=""))
+        return fault
 
     def check_asserts(
         self, plan: LaunchPlan, image_id: str, program: str, labels: dict[str, str], more_seconds: int = 0

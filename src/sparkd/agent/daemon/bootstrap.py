@@ -159,9 +159,8 @@ def _disown_rank(actions: Actions, events: Events, refusals: Sequence[str]) -> N
     for reason in refusals:  # logged only now: only the unit of this node's role gets here
         hint = "nothing is to be done: it is ended, and another one is started"
         events.warning("engine.rank.refused", reason=reason, hint=hint)
-    actions.disown_rank()
-    if reason := actions.set_aside_rank():
-        events.warning("state.read.failed", reason=reason)
+    if fault := actions.disown_rank():
+        events.warning("state.read.failed", reason=fault)
 
 
 def _record_start(agent: Agent, origins: Mapping[str, str]) -> None:

@@ -7,12 +7,11 @@ a launch that is blocked waits, and is tried again. A worker runs the same steps
 of probing the endpoint.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
+from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.ended_engine import conclude_if_ended
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.image_check import check_image
@@ -24,13 +23,10 @@ from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_o
 from sparkd.agent.daemon.smoke_test import try_out
 from sparkd.agent.daemon.startup import await_docker, fingerprint, launch, require_count, watch
 from sparkd.agent.daemon.taking_over import keep_rank
+from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
-
-if TYPE_CHECKING:
-    from sparkd.agent.daemon.context import Agent
-    from sparkd.agent.engine.rank import Running
 
 
 def run(agent: Agent) -> ExitCode:

@@ -5,14 +5,12 @@ unencrypted, and every user of a node can read the digest and try likely secrets
 secret: of a secret's file, or of a variable that looks like one, only the name counts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,10 +18,8 @@ from msgspec import Meta, Struct
 from sparkd.base.host.weights import Manifest
 from sparkd.base.lib.text import Table, parse_json, sanitize
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import JsonValue, check_value
-
-if TYPE_CHECKING:
-    from sparkd.base.recipes.schema import Container
 
 PLAN_PATH = "/plan"
 """The path at which a node serves its values to the others."""

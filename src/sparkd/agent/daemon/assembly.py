@@ -136,7 +136,7 @@ def equip(context: Context) -> Agent:
     agreed = Agreed(context.host, context.loop, context.plan, context.reporter)
     switching = Switching(context)
     return Agent(
-        **{name: getattr(context, name) for name in Context.__struct_fields__},
+        **asdict(context),
         agreed=agreed,
         admission=Admission(context),
         backoff=Backoff(context),

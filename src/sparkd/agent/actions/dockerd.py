@@ -19,8 +19,7 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.model import LaunchPlan
 
 TIMEOUT_SECONDS = 120.0
-"""Limit for dockerd's answer to create and start: a first start after boot on a loaded machine takes tens of seconds.
-"""
+"""Limit for dockerd to create and start: a first start after boot on a loaded machine takes tens of seconds."""
 LAST_LINES = 200
 ASSERT_SECONDS = 300
 """Limit for all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""

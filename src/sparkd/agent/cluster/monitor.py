@@ -27,8 +27,7 @@ PROOF_SHARE = 0.25
 """Share of the timeout: the last part of a silence, in which the engine must prove that it works."""
 LATE_SECONDS = 10.0
 """Longest time from an agent's last answer to the first refusal after its crash: an answer is held for 5 s. A machine
-that was silent for longer has restarted, unless the engine makes tokens: then its agent hung until the watchdog ended
-it.
+that was silent for longer has restarted, unless the engine makes tokens: then its agent hung, and was ended for that.
 """
 RETRY_SECONDS = 1.0
 """Pause after a failed proof, while there is time."""

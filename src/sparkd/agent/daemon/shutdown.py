@@ -147,8 +147,7 @@ def clear_rank(agent: Agent, running: Running | None) -> None:
 
 
 QUIET_SECONDS = 3.0
-"""Time without a request after which a drain is over: a client that has just read 200 from /readyz may still send one.
-"""
+"""Time without a request that ends a drain: a client that has just read 200 from /readyz may still send one."""
 
 
 def leave(agent: Agent, running: Running | None, request: StopRequested) -> None:

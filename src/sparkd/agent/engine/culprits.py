@@ -31,8 +31,7 @@ class _Killers(Struct, frozen=True, forbid_unknown_fields=True):
     matches: tuple[str, ...]
     """Fields of journald that choose the lines."""
     reports: tuple[tuple[str, str], ...]
-    """What to report, with {} for the pattern's groups, and the pattern of the line. The file says what its groups
-    mean."""
+    """What to report, with {} for the pattern's groups, and the pattern of the line, whose groups the file explains."""
 
 
 _KILLERS = toml.decode(read_data("killers.toml"), type=_Killers)

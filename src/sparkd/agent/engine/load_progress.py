@@ -2,8 +2,7 @@
 
 Once the API answers, a client's text may begin a line, such as that of an exception with line ends. From then on no
 step is entered, and a cause is proven only by a line of vLLM's logger: of a stream and a process that logged during
-the load, from the file of vLLM that logs such ends. Other errors are symptoms, which never hide that the engine was
-killed.
+the load, from the file of vLLM that logs such ends. Other errors are symptoms, which never hide a kill of the engine.
 """
 
 from msgspec import Struct

@@ -19,8 +19,7 @@ _BY_FORM = Discriminator(lambda raw: MAPPING if isinstance(raw, Mapping | Sectio
 Text = Annotated[str, AfterValidator(lambda raw: check_text(raw))]
 MOST_STEPS = 64
 MOST_FILES, MOST_BYTES = 1000, 64 << 20
-"""Limits of what all steps copy. The largest published mod has 30 files and 2 MB; all 150 of one launcher have less
-than 10."""
+"""Limits of what all steps copy. The largest published mod has 30 files, 2 MB; all 150 of a launcher have below 10."""
 LONGEST_RUN = 16_000
 LONGEST_LINE = 65_000
 """Limit for a line of a Dockerfile: dockerd takes 65,535 bytes, and JSON writes a letter in up to twelve."""

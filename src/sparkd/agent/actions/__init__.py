@@ -147,10 +147,8 @@ class Actions:
         def start() -> Rank:
             if plan.hosts:
                 launch_files.write_hosts(self._host.files, script, plan.hosts)
-            gpu: gpu_access.GpuAccess | None = None
             try:
-                if plan.container.gpus == "all":
-                    gpu = gpu_access.read_access(self._host)
+                gpu = gpu_access.read_access(self._host) if plan.container.gpus == "all" else None
             except DockerError as error:
                 raise LaunchError(f"docker does not report its GPU support: {error}") from None
             return containers.start(plan, script, labels, gpu)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from msgspec.structs import replace
 
 from sparkd.agent.actions import compile_caches, files, kept_folders, launch_files, page_cache, processes
+from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body
 from sparkd.agent.actions.owner_lock import acquire_lock, remove_account, require_room
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import (
@@ -206,9 +207,6 @@ class Actions:
 
         Raises LaunchError, TimeoutError, StopRequested.
         """
-        from sparkd.agent.actions.container_bodies import program_body
-        from sparkd.agent.actions.dockerd import ASSERT_SECONDS
-
         containers = self.containers
         # Under the rank's name, by which a sweep finds it.
         body, name = program_body(image_id, program, labels), f"sparkd-rank{plan.node.rank}"

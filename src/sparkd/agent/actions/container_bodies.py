@@ -28,6 +28,8 @@ LESS: Mapping[str, object] = {
 }
 """What a rank that is not privileged lacks of docker's default rights."""
 PROGRAM_BYTES = 8 * GIB
+ASSERT_SECONDS = 300
+"""Limit for all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
 GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
     None: {},
     GpuAccess.GPUS: {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]},

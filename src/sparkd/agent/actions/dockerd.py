@@ -21,8 +21,6 @@ from sparkd.base.plan.model import LaunchPlan
 TIMEOUT_SECONDS = 120.0
 """Limit for dockerd to create and start: a first start after boot on a loaded machine takes tens of seconds."""
 LAST_LINES = 200
-ASSERT_SECONDS = 300
-"""Limit for all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
 
 
 class Containers:

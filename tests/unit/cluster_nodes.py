@@ -245,7 +245,7 @@ class AgentUnderTest:
 
     def watch(self) -> None:
         """Let its run end as a real one, and with the test."""
-        self.agent.loop.endings.end_by(Ending(self.raise_if_ended, until=Stage.INQUEST), *endings(self.agent))
+        self.agent.loop.endings.end_by(Ending(self.raise_if_ended, until=Stage.CLOSING), *endings(self.agent))
 
     def end(self) -> None:
         self.ended.set()
@@ -267,7 +267,9 @@ def base_under_test(tree: Tree, rank: int, configured: Settings, incarnation: st
         journal = Journal(file.fileno())
         log = RecordingLog(journal)
         try:
-            yield Base(configured, host, actions, main, notifier, journal, log, stamp_configuration(host.files.root))
+            role, stamp = "worker" if rank else "head", stamp_configuration(host.files.root)
+            process = (role, host, actions.owner, main, notifier, journal, log, stamp)
+            yield Base(*process, settings=configured, actions=actions)
         finally:
             journal.close(1)
 

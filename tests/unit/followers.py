@@ -10,7 +10,7 @@ from tests.unit.agent_steps import StepsThread, running_steps
 from tests.unit.cluster_nodes import AgentUnderTest, running
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.inquest import conclude_if_ended
+from sparkd.agent.daemon.ended_engine import conclude_if_ended
 from sparkd.agent.daemon.serving import follow_head
 from sparkd.agent.engine.rank import Running
 

@@ -31,15 +31,15 @@ KERNEL = "a setting of the kernel's, below /proc or /sys"
 RUN = "in /run/sparkd, which is root's"
 WRITERS = {
     "agent/actions/__init__.py:Actions._private_file": GUARDED,
-    "agent/actions/__init__.py:Actions.set_aside_rank": RUN,
+    "agent/actions/__init__.py:Actions.disown_rank": RUN,
     "agent/actions/compile_caches.py:remove_empty_kernels": GUARDED,
     "agent/actions/compile_caches.py:make_cache_folder": GUARDED,
     "agent/actions/compile_caches.py:prune_caches": GUARDED,
     "agent/actions/compile_caches.py:remove_empty": "within remove_empty_kernels, folder by folder without links",
     "agent/actions/owner_lock.py:remove_account": RUN,
     "agent/actions/owner_lock.py:require_room": RUN,
-    "agent/actions/dockerd.py:lock_scratch": "find_shared, before it",
-    "agent/actions/dockerd.py:save": "within lock_scratch",
+    "agent/actions/image_archive.py:lock_scratch": "find_shared, before it",
+    "agent/actions/image_archive.py:save": "within lock_scratch",
     "agent/actions/files.py:_make_folders": GUARDED,
     "agent/actions/files.py:remove": GUARDED,
     "agent/actions/files.py:write": GUARDED,

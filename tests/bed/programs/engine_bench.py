@@ -14,7 +14,8 @@ from itertools import chain
 from shlex import join
 
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
-from sparkd.agent.actions.dockerd import Containers, program_body  # noqa: E402  # only here can it be found
+from sparkd.agent.actions.container_bodies import program_body  # noqa: E402  # only here can it be found
+from sparkd.agent.actions.dockerd import Containers  # noqa: E402
 from sparkd.tools.measure.bench import Prompts, send  # noqa: E402
 from sparkd.tools.measure.figures import Reply, summarise  # noqa: E402
 from sparkd.tools.node.served import Served, open_endpoint  # noqa: E402

@@ -12,7 +12,8 @@ from msgspec import structs
 from tests.unit.docker_server import STREAM, STREAM_END, answers, chunk, dockerd, json_response, listening, plain
 from tests.unit.wire import http, serving
 
-from sparkd.agent.actions.dockerd import Containers, read_archive
+from sparkd.agent.actions.dockerd import Containers
+from sparkd.agent.actions.image_archive import read_archive
 from sparkd.agent.actions.processes import Rank
 from sparkd.base.config import Settings
 from sparkd.base.host.gpu_access import GpuAccess

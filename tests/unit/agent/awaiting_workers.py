@@ -26,7 +26,7 @@ def awaiting(base: Base) -> Iterator[list[SparkdError]]:
         with pytest.raises(HeadAwaitedError) as awaited:
             context(base.settings, base.host)
         try:
-            _await_head(base, "worker", awaited.value, EventLines(), os.getuid())
+            _await_head(base, awaited.value, EventLines(), os.getuid())
         except SparkdError as error:
             raised.append(error)
 

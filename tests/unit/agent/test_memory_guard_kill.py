@@ -14,7 +14,7 @@ from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, a
 from tests.unit.conftest import without_threads
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.inquest import conclude_end
+from sparkd.agent.daemon.ended_engine import conclude_end
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error
 from sparkd.agent.engine.rank import Running

@@ -20,7 +20,7 @@ from tests.unit.commands import INTERRUPTIBLE, sparkd
 from tests.unit.demo_nodes import encode, without_time
 
 from sparkd.base.lib.errors import UsageError
-from sparkd.base.status.model import seconds_since
+from sparkd.base.lib.times import seconds_since
 from sparkd.base.status.publisher import Published
 from sparkd.tools.cli.demo import NEXT, STATES, read_example, serve_pages
 

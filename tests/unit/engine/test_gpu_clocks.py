@@ -9,7 +9,6 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.gpu_watch import report_gpu
 from sparkd.agent.engine.gpu_throttle import (
     CLOCKS_SECONDS,
     HURRIED_SECONDS,
@@ -19,6 +18,7 @@ from sparkd.agent.engine.gpu_throttle import (
     ThrottleState,
     computes,
     decide_throttle,
+    report_gpu,
 )
 from sparkd.base.host.gpu import GpuClocks
 from sparkd.base.status.model import FindingReport, Phase
@@ -134,13 +134,13 @@ def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phas
     agent.reporter.update(phase=Phase.SERVING, findings=(preflight,))
     answers = [SLOW, SLOW, FAST]
     watch = GpuThrottleMonitor(at_once, EventLines(), lambda: answers.pop(0), clock())
-    assert report_gpu(agent, "m on port 8000", watch) == "m on port 8000"
-    assert report_gpu(agent, "m on port 8000", watch) == "m on port 8000"
-    assert report_gpu(agent, "m on port 8000", watch) == f"m on port 8000; {WARNING}: {THROTTLE_HINT}"
+    assert report_gpu(agent.reporter, "m on port 8000", watch) == "m on port 8000"
+    assert report_gpu(agent.reporter, "m on port 8000", watch) == "m on port 8000"
+    assert report_gpu(agent.reporter, "m on port 8000", watch) == f"m on port 8000; {WARNING}: {THROTTLE_HINT}"
     slow = FindingReport("gpu-clocks", "warn", WARNING, THROTTLE_HINT)
     assert list(agent.reporter.report.findings) == [preflight, slow]
     assert (
-        report_gpu(agent, "m on port 8000", GpuThrottleMonitor(at_once, EventLines(), lambda: FAST, clock()))
+        report_gpu(agent.reporter, "m on port 8000", GpuThrottleMonitor(at_once, EventLines(), lambda: FAST, clock()))
         == "m on port 8000"
     )
     assert list(agent.reporter.report.findings) == [preflight]

@@ -68,7 +68,7 @@ def test_a_wake_up_ends_a_wait_early(main: MainLoop) -> None:
     assert unstalled() - begun < 1
 
 
-@pytest.mark.parametrize("stage", [Stage.RUN, Stage.INQUEST])
+@pytest.mark.parametrize("stage", [Stage.RUN, Stage.CLOSING])
 def test_sigterm_ends_a_wait_but_no_shielded_one_and_none_at_the_end(
     main: MainLoop, signals: None, stage: Stage
 ) -> None:
@@ -229,9 +229,9 @@ def test_an_ending_ends_a_wait_and_the_first_in_order_counts(
 
 def test_an_ending_counts_up_to_its_stage(main: MainLoop) -> None:
     early, late = Loss(main, "early"), Loss(main, "late")
-    main.endings.end_by(Ending(early.raise_if_lost), Ending(late.raise_if_lost, until=Stage.INQUEST))
+    main.endings.end_by(Ending(early.raise_if_lost), Ending(late.raise_if_lost, until=Stage.CLOSING))
     early.lose()
-    main.endings.enter(Stage.INQUEST)
+    main.endings.enter(Stage.CLOSING)
     main.wait(0.01)
     late.lose()
     with pytest.raises(LookupError, match="late"):
@@ -443,7 +443,7 @@ def test_a_cause_that_was_kept_counts_no_more_in_a_stage_beyond_its_own(main: Ma
     main.endings.end_by(Ending(loss.raise_if_lost))
     loss.lose()
     main.wait_until(never, 0.05, shielded=True)
-    main.endings.enter(Stage.INQUEST)
+    main.endings.enter(Stage.CLOSING)
     main.wait(0.01)
 
 

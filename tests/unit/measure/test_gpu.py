@@ -21,7 +21,7 @@ from tests.unit.commands import sparkd
 from tests.unit.docker_server import json_response, listening, plain
 from tests.unit.wire import END, http, serving
 
-from sparkd.agent.actions.dockerd import program_body
+from sparkd.agent.actions.container_bodies import program_body
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.preflight.check import Finding
 from sparkd.base.cluster.membership import resolve_context

@@ -62,6 +62,9 @@ def test_many_merges_are_read_in_linear_time_with_the_lines_of_their_keys() -> N
     assert (document.line(("s", "k9", "x")), document.line(("s", "k0", "z"))) == (2, 6)
     text = "a:\n  <<: {x: 1, y: 1}\n  <<: [{x: 2, z: 2}, {z: 3, y: 3, q: 3}]\n  y: 4\n"
     assert parse_as_pyyaml(text, aliases=True).data == {"a": {"x": 1, "y": 4, "z": 2, "q": 3}}
+    text = "<<: {b: {d: 1}}\nb:\n  <<: [{}, {d: 2}]\n"
+    document = parse_as_pyyaml(text, aliases=True)
+    assert (document.data, document.line(("b", "d")), document.line(("x",))) == ({"b": {"d": 2}}, 3, 1)
 
 
 def test_aliases_of_a_long_text_are_bounded() -> None:

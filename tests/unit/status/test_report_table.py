@@ -8,17 +8,9 @@ from tests.unit.node_reports import ALONE, HEAD_REPORT, NOW, PEER, WORKER, ago
 from tests.unit.terminal import shown
 
 from sparkd.base.lib.text import plain
+from sparkd.base.lib.times import format_duration, seconds_since
 from sparkd.base.status.figures import EngineReport
-from sparkd.base.status.model import (
-    Contact,
-    FindingReport,
-    MemoryReport,
-    NodeReport,
-    PeerStatus,
-    Phase,
-    format_duration,
-    seconds_since,
-)
+from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase
 from sparkd.base.status.view import View
 from sparkd.tools.cli.status import CAUSE_LIMIT, render
 

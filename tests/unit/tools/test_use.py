@@ -17,7 +17,7 @@ from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, UsageError
-from sparkd.base.lib.text import parse_time
+from sparkd.base.lib.times import parse_time
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from msgspec.structs import replace
 
 from sparkd.agent.actions import compile_caches, files, kept_folders, launch_files, page_cache, processes
+from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body
 from sparkd.agent.actions.owner_lock import acquire_lock, remove_account, require_room
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import (
@@ -147,10 +148,8 @@ class Actions:
         def start() -> Rank:
             if plan.hosts:
                 launch_files.write_hosts(self._host.files, script, plan.hosts)
-            gpu: gpu_access.GpuAccess | None = None
             try:
-                if plan.container.gpus == "all":
-                    gpu = gpu_access.read_access(self._host)
+                gpu = gpu_access.read_access(self._host) if plan.container.gpus == "all" else None
             except DockerError as error:
                 raise LaunchError(f"docker does not report its GPU support: {error}") from None
             return containers.start(plan, script, labels, gpu)
@@ -186,21 +185,20 @@ class Actions:
         """Remove the record of a rank whose container is gone. Raises OSError."""
         self._act(partial(forget_rank, self._host), WRITE_SECONDS, "the record of the rank")
 
-    def disown_rank(self) -> None:
-        """Make a rank that this process does not take over nobody's, also where it was its own before a reload."""
-        record = read_rank(self._host).record
-        if record is not None and record.stage is RankStage.READY:
-            with suppress(OSError):  # then preflight blocks
-                self.write_rank(replace(record, stage=RankStage.ENDING, invocation=""))
+    def disown_rank(self) -> str:
+        """Make a rank that this process does not take over nobody's, also where it was its own before a reload.
 
-    def set_aside_rank(self) -> str:
-        """Rename a malformed record, and return why. This process has the lock: no other one has a rank."""
-        reason = ""
+        A malformed record is renamed, since this process has the lock: no other one has a rank. Returns its fault.
+        """
+        fault = ""
         with suppress(OSError):  # then preflight blocks
-            if reason := load_rank(self._host).error:
+            known = load_rank(self._host)
+            if fault := known.error:
                 path = Path(self._host.files.real(RANK_FILE.path))
                 path.replace(path.with_name(f"{path.name}.broken"))
-        return reason
+            elif known.record is not None and known.record.stage is RankStage.READY:
+                self.write_rank(replace(known.record, stage=RankStage.ENDING, invocation=""))
+        return fault
 
     def check_asserts(
         self, plan: LaunchPlan, image_id: str, program: str, labels: dict[str, str], more_seconds: int = 0
@@ -209,8 +207,6 @@ class Actions:
 
         Raises LaunchError, TimeoutError, StopRequested.
         """
-        from sparkd.agent.actions.dockerd import ASSERT_SECONDS, program_body
-
         containers = self.containers
         # Under the rank's name, by which a sweep finds it.
         body, name = program_body(image_id, program, labels), f"sparkd-rank{plan.node.rank}"

@@ -1,70 +1,26 @@
-"""Changes through dockerd: starts, stops and removes containers; saves an image to a file.
-
-`base.host.docker` only reads.
-"""
-
-from __future__ import annotations
+"""Starts, stops and removes containers through dockerd. `base.host.docker` only reads."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from posixpath import normpath
-from typing import TYPE_CHECKING
 
-from sparkd.agent.actions.compile_caches import make_cache_folder, remove_empty_kernels
-from sparkd.agent.actions.files import sync_folder
+from sparkd.agent.actions.compile_caches import remove_empty_kernels
+from sparkd.agent.actions.container_bodies import create_body
 from sparkd.agent.actions.processes import Rank
-from sparkd.agent.actions.shared_folders import find_shared
 from sparkd.base.host.docker_image import how_to_get
 from sparkd.base.host.files import Files
-from sparkd.base.host.gpu_access import CDI_KIND, GpuAccess
+from sparkd.base.host.gpu_access import GpuAccess
 from sparkd.base.host.processes import read_process
-from sparkd.base.lib.dockerd.client import SdkClient, docker_errors
+from sparkd.base.lib.dockerd.client import SdkClient
 from sparkd.base.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
-from sparkd.base.lib.errors import BlockedError, Cause, LaunchError
-from sparkd.base.lib.lock import try_lock
-from sparkd.base.lib.text import GIB, sanitize
-from sparkd.base.plan.script import (
-    HOSTS_FILE,
-    HOSTS_TARGET,
-    RAY_TOKEN_FILE,
-    SCRIPT_TARGET,
-    SECRETS_TARGET,
-    USER_SCRIPT_TARGET,
-)
-from sparkd.base.recipes.additions import RAY_TOKEN_TARGET
-
-if TYPE_CHECKING:
-    from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.lib.errors import Cause, LaunchError
+from sparkd.base.lib.text import sanitize
+from sparkd.base.plan.model import LaunchPlan
 
 TIMEOUT_SECONDS = 120.0
-"""Limit for dockerd's answer to create and start: a first start after boot on a loaded machine takes tens of seconds.
-"""
-STREAM_SECONDS = 300.0
-"""Limit for the beginning of an archive: dockerd gathers the layers of a large image first."""
-CHUNK_BYTES = 4 << 20
+"""Limit for dockerd to create and start: a first start after boot on a loaded machine takes tens of seconds."""
 LAST_LINES = 200
-LESS: Mapping[str, object] = {
-    # Capabilities of docker's default: with them a process in the node's network could sniff and forge packets, and
-    # make devices, lines of the audit log and files with capabilities. RDMA needs none: its memory is locked by the
-    # ulimit.
-    "CapDrop": ["NET_RAW", "MKNOD", "AUDIT_WRITE", "SETFCAP", "SYS_CHROOT", "SETPCAP"],
-    # Threads count. Room for a compile on 20 cores; a kernel of 64 bits gives up to 4,194,304 process ids.
-    "PidsLimit": 65536,
-}
-"""What a rank that is not privileged lacks of docker's default rights."""
-PROGRAM_BYTES = 8 * GIB
-ASSERT_SECONDS = 300
-"""Limit for all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
-GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
-    None: {},
-    GpuAccess.GPUS: {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]},
-    # As `docker run` sends it: a request of driver cdi may have no count (moby, daemon/cdi.go).
-    GpuAccess.DEVICE: {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"{CDI_KIND}=all"]}]},
-    GpuAccess.RUNTIME: {"Runtime": "nvidia"},
-}
-_VISIBLE = {None: ("NVIDIA_VISIBLE_DEVICES=void",), GpuAccess.RUNTIME: ("NVIDIA_VISIBLE_DEVICES=all",)}
 
 
 class Containers:
@@ -177,142 +133,3 @@ def _as_launch_error(what: str, *harmless: int) -> Iterator[None]:
     except DockerError as error:
         if error.status not in harmless:
             raise LaunchError(f"{what}: {error}") from None
-
-
-def create_body(
-    plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str], gpu: GpuAccess | None
-) -> dict[str, object]:
-    """The body of POST /containers/create for a plan. The restart policy is docker's default, `no`."""
-    container = plan.container
-    return {
-        "Image": image_id,
-        "Entrypoint": ["/bin/bash"],
-        "Cmd": [SCRIPT_TARGET],
-        "Labels": labels,
-        "Env": [*_VISIBLE.get(gpu, ())] if gpu else [],
-        "HostConfig": {
-            "NetworkMode": container.network,
-            "IpcMode": container.ipc,
-            "Privileged": container.privileged,
-            "SecurityOpt": ["no-new-privileges"] if container.keeps_rights else [],
-            **({} if container.privileged else LESS),
-            "Init": container.init,
-            "ShmSize": container.shm_size_bytes or 0,
-            "Memory": container.memory_limit_bytes or 0,
-            "Ulimits": [
-                {"Name": name, "Soft": limit.soft, "Hard": limit.hard} for name, limit in container.limits.items()
-            ],
-            "Devices": [
-                {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"} for path in container.devices
-            ],
-            # A mount, unlike a volume, fails on a missing source instead of making an empty folder as root.
-            "Mounts": [
-                {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
-                for source, target, read_only in _list_mounts(plan, image_id, script)
-            ],
-            "LogConfig": {"Type": "local", "Config": {"max-size": "20m", "max-file": "5"}},
-            **GPU_REQUESTS[gpu],
-        },
-    }
-
-
-def program_body(
-    image_id: str, program: str, labels: dict[str, str], gpu: GpuAccess | None = None
-) -> dict[str, object]:
-    """The body for bash in a container with less than a rank's: no network, no capabilities, a read-only root, and no
-    GPU where `gpu` is None.
-
-    HOME is writable, because libraries make caches there when they are imported. It is mounted with exec, which is not
-    docker's default for a tmpfs, because some libraries compile there what they then load.
-    """
-    return {
-        "Image": image_id,
-        "Entrypoint": ["/bin/bash"],
-        "Cmd": ["-c", program],
-        "Labels": labels,
-        # `void` keeps nvidia's runtime, if it is docker's default, from adding a GPU. --gpus sets it by itself.
-        "Env": ["HOME=/tmp", *_VISIBLE.get(gpu, ())],
-        "NetworkDisabled": True,
-        "HostConfig": {
-            "NetworkMode": "none",
-            "IpcMode": "private",
-            "ReadonlyRootfs": True,
-            "Tmpfs": {"/tmp": "size=268435456,exec"},  # noqa: S108  # the container's own
-            "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
-            "PidsLimit": 512,
-            "Memory": PROGRAM_BYTES,
-            "MemorySwap": PROGRAM_BYTES,
-            "Init": True,
-            "LogConfig": {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}},
-            **GPU_REQUESTS[gpu],
-        },
-    }
-
-
-def _list_mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[tuple[str, str, bool]]:
-    """Each mount's source, target, and whether it is read-only."""
-    yield str(script), SCRIPT_TARGET, True
-    for mount in plan.container.volumes:
-        yield mount.source, mount.target, mount.read_only
-    if plan.hosts and not any(normpath(mount.target) == HOSTS_TARGET for mount in plan.container.volumes):
-        # Not HostConfig.ExtraHosts: with it, docker leaves out what the node's own file has, such as the node's name.
-        yield str(script.with_name(HOSTS_FILE)), HOSTS_TARGET, True
-    for cache in plan.caches:
-        yield str(make_cache_folder(image_id, cache.name)), cache.target, False
-    for secret in plan.secrets:
-        yield secret.file, f"{SECRETS_TARGET}/{secret.name}", True
-    if plan.on_ray:
-        yield str(script.with_name(RAY_TOKEN_FILE)), RAY_TOKEN_TARGET, True
-    if plan.user_script:
-        yield plan.user_script, USER_SCRIPT_TARGET, True
-
-
-@contextmanager
-def lock_scratch(folder: Path) -> Iterator[None]:
-    """Allow one copy at a time: two would write and remove the same file. Raises BlockedError."""
-    if writable := find_shared(folder):
-        raise BlockedError(
-            f"others than root may write to {writable}, on the way to {folder}", "sudo -H sparkd image sync"
-        )
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise BlockedError(f"{folder}: {error.strerror}", f"ls -ld {folder}") from None
-    try:
-        # The lock is on the folder itself: a lock file would be left behind. On NFS no folder can be locked.
-        with suppress(OSError):
-            if not try_lock(fd):
-                raise BlockedError("another `sparkd image sync` is under way here", "let it end first")
-        yield
-    finally:
-        os.close(fd)
-
-
-def save(ref: str, file: Path, received: Callable[[int], None]) -> None:
-    """Save an image for `docker load`, whole or not at all. `received` gets each piece's size. Raises BlockedError."""
-    part = file.with_suffix(".part")
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as archive:
-            for piece in read_archive(ref):
-                archive.write(piece)
-                received(len(piece))
-            archive.flush()
-            os.fsync(archive.fileno())
-        part.replace(file)
-        sync_folder(file.parent)
-    except (DockerError, OSError) as error:
-        reason = f"{ref} can't be written to {file}: {sanitize(str(error))}"
-        raise BlockedError(reason, f"df -h {file.parent}") from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def read_archive(ref: str, socket_path: str = SOCKET) -> Iterator[bytes]:
-    """An image's archive, as `docker load` reads it, in pieces. Raises DockerError."""
-    client = SdkClient(socket_path, STREAM_SECONDS)
-    client.call(lambda api: api.inspect_image(ref))  # finds the API version, which a stream can't, and a missing image
-    with docker_errors(STREAM_SECONDS):
-        yield from client.call(lambda api: api.get_image(ref, chunk_size=CHUNK_BYTES))

@@ -74,7 +74,7 @@ def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS, limits: 
         try:
             _write(path, rows, busy_seconds, limits)
         except sqlite3.DatabaseError as error:
-            if _primary_code(error) not in BROKEN:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in BROKEN:  # SQLite adds higher bits for details
                 raise
             # The database last: its journal must not be applied to a new one.
             for suffix in ("-journal", "-wal", "-shm", ""):
@@ -237,8 +237,3 @@ def _as_oserror(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, UnicodeError) as error:  # a row may end within a character
         raise OSError(f"{path}: {error}") from error
-
-
-def _primary_code(error: sqlite3.Error) -> int:
-    """The primary result code: SQLite adds higher bits for details."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -4,7 +4,8 @@ import io
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 
-from sparkd.agent.actions.dockerd import ASSERT_SECONDS, TIMEOUT_SECONDS, Containers, program_body
+from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body
+from sparkd.agent.actions.dockerd import TIMEOUT_SECONDS, Containers
 from sparkd.agent.actions.kept_images import keep_images
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.docker_image import split_name

@@ -8,7 +8,8 @@ container prune` and `docker system prune -a` remove both: then the check `image
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import methodcaller
 
-from sparkd.agent.actions.dockerd import TIMEOUT_SECONDS, program_body
+from sparkd.agent.actions.container_bodies import program_body
+from sparkd.agent.actions.dockerd import TIMEOUT_SECONDS
 from sparkd.base.host.docker import LABEL
 from sparkd.base.lib.dockerd.client import APIClient, SdkClient
 from sparkd.base.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError

@@ -1,26 +1,21 @@
 """The lock that one process of sparkd holds while it may change this node, and the account of which one it is."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.json import encode
 from msgspec.structs import replace
 
 from sparkd.agent.actions import files
 from sparkd.agent.actions.shared_folders import refuse_shared
+from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, Handed, NodeOwner, read_account
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.lock import POLL_SECONDS, open_lock, try_lock
-
-if TYPE_CHECKING:
-    from sparkd.base.host import Host
 
 LOCK_SECONDS = 1.0
 """Limit for the lock. A process that only looks for an owner has it for an instant; a new owner may not have written

@@ -51,9 +51,7 @@ ROUNDING_SECONDS = 0.1
 
 
 class Rank(Struct):
-    """One container. `pidfd` becomes readable when its init ends, also while docker is away. Only the main loop waits
-    for it.
-    """
+    """One container. `pidfd`, for the main loop alone, becomes readable when its init ends, also without docker."""
 
     container_id: str
     name: str
@@ -241,8 +239,7 @@ def forget_rank(host: Host) -> None:
 def reboot() -> str:
     """Request a reboot, for which systemd stops all units in order. Returns and raises as `Actions.reboot`.
 
-    Only with --check-inhibitors=yes do blocking inhibitors count for root: else systemctl(1) heeds them on a terminal
-    only.
+    Only with --check-inhibitors=yes do blocking inhibitors count for root: else systemctl(1) does so on terminals only.
     """
     command = ("systemctl", "reboot", "--check-inhibitors=yes")
     try:

@@ -27,8 +27,7 @@ PROOF_SHARE = 0.25
 """Share of the timeout: the last part of a silence, in which the engine must prove that it works."""
 LATE_SECONDS = 10.0
 """Longest time from an agent's last answer to the first refusal after its crash: an answer is held for 5 s. A machine
-that was silent for longer has restarted, unless the engine makes tokens: then its agent hung until the watchdog ended
-it.
+that was silent for longer has restarted, unless the engine makes tokens: then its agent hung, and was ended for that.
 """
 RETRY_SECONDS = 1.0
 """Pause after a failed proof, while there is time."""
@@ -180,20 +179,19 @@ class PeerMonitor(Struct):
         `away_seconds`: since the first refusal; `silent_seconds`: from the last answer until then.
         """
         rank = f"rank {peer.rank} on {peer.name}"
+        reason = f"{rank} is gone: {peer.address} refuses connections, its agent ended without a report"
         is_serving = peer.report is None or phases.answers_requests(peer.report)
         limit = self.return_seconds if is_serving else 0.0
-        counted_seconds = away_seconds
+        if not limit:
+            raise PeerLostError(reason, HINT)
+        if away_seconds >= limit:
+            raise PeerLostError(f"{reason}, and none came for {limit:.0f} s", HINT)
         # A machine that was silent for longer has restarted, unless the engine works, which needs all ranks. Where it
         # does not, the silence counts, too; while a proof is under way, not yet.
-        if limit and silent_seconds > LATE_SECONDS and self._is_proven(silent_seconds) is False:
-            counted_seconds = away_seconds + silent_seconds - LATE_SECONDS
-        if counted_seconds >= limit:
-            reason = f"{peer.address} refuses connections, its agent ended without a report"
-            if away_seconds < limit:
-                reason += f", {silent_seconds:.0f} s after its last answer, as where its machine has restarted"
-            elif limit:
-                reason += f", and none came for {limit:.0f} s"
-            raise PeerLostError(f"{rank} is gone: {reason}", HINT)
+        late_seconds = silent_seconds - LATE_SECONDS
+        if late_seconds > 0 and self._is_proven(silent_seconds) is False and away_seconds + late_seconds >= limit:
+            what = f"{silent_seconds:.0f} s after its last answer, as where its machine has restarted"
+            raise PeerLostError(f"{reason}, {what}", HINT)
         return f"the agent of {rank} is away, and its rank serves: the next one is awaited for {limit:.0f} s"
 
     def _is_proven(self, silent_seconds: float) -> bool | None:

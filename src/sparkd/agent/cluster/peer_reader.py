@@ -19,17 +19,9 @@ from sparkd.agent.cluster.client import SignedClient, Source, UnsignedError, fet
 from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import ConnectRefused, HttpError, LocalAddressGone, Response
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import utc_now
 from sparkd.base.status.bounds import bounded
-from sparkd.base.status.model import (
-    PEER_LIMIT_BYTES,
-    Contact,
-    NodeReport,
-    PeerStatus,
-    fit,
-    parse,
-    utc_now,
-    without_figures,
-)
+from sparkd.base.status.model import PEER_LIMIT_BYTES, Contact, NodeReport, PeerStatus, fit, parse, without_figures
 
 PAUSE_SECONDS = 0.5
 """Pause after repeated failures."""

@@ -38,10 +38,11 @@ from sparkd.base.lib.errors import BlockedError, ExitCode, find_action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.redactor import Redactor
+from sparkd.base.lib.times import utc_now
 from sparkd.base.plan.model import Node
 from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.state.rank_record import read_boot_id
-from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
+from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase
 from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
 
 T = TypeVar("T")
@@ -135,7 +136,7 @@ def equip(context: Context) -> Agent:
     agreed = Agreed(context.host, context.loop, context.plan, context.reporter)
     switching = Switching(context)
     return Agent(
-        **{name: getattr(context, name) for name in Context.__struct_fields__},
+        **asdict(context),
         agreed=agreed,
         admission=Admission(context),
         backoff=Backoff(context),

@@ -105,9 +105,7 @@ class _BlockerWatch:
     """Watches what blocks for a change: the verdicts of checks, or else this node's agreement and the others' plans."""
 
     def __init__(self, agent: Agent, checks: tuple[str, ...], plans: object) -> None:
-        """Look for the first time, at once. `checks`: those that block. `plans`: those of the other nodes when the try
-        began.
-        """
+        """Look for the first time. `checks`: those that block; `plans`: the other nodes' when the try began."""
         self._agent = agent
         self._pending: Outcome[tuple[object, float]] | None = None
         """A look that hangs."""

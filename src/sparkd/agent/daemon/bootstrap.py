@@ -1,6 +1,5 @@
 """Builds the agent before its first step: settings, node lock, plan, report, connections to the other nodes."""
 
-import math
 import os
 import time
 import uuid
@@ -10,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from sparkd.agent.actions import Actions
 from sparkd.agent.cluster.service import join_cluster
@@ -24,7 +22,7 @@ from sparkd.agent.daemon.assembly import (
     unplaced_status,
 )
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration
-from sparkd.agent.daemon.context import USUAL_PACE, Agent, Base, Pace
+from sparkd.agent.daemon.context import USUAL_PACE, Agent, AgentProcess, Base, Pace
 from sparkd.agent.daemon.head_config import await_head, use_kept
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
@@ -55,40 +53,7 @@ from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.base.status.model import Phase
-from sparkd.base.status.publisher import Reporter, Sink
-
-
-class _Process(Struct, frozen=True):
-    """What an agent has before its settings are known, whether it takes a rank over or starts afresh."""
-
-    role: str
-    host: Host
-    owner: NodeOwner
-    loop: MainLoop
-    notifier: Notifier
-    journal: Journal
-    log: ProcessLog
-    configured_at: object
-    pace: Pace
-
-    def acquire_node(self, handed: Handed | None) -> Actions:
-        return Actions.acquire(self.host, self.loop, self.owner, handed)
-
-    def make_base(self, settings: Settings, actions: Actions, events: Events, *, switch_seen: object) -> Base:
-        """Make the agent's base, and start the notifications that the settings configure."""
-        return Base(
-            settings=settings,
-            host=self.host,
-            actions=actions,
-            loop=self.loop,
-            notifier=self.notifier,
-            journal=self.journal,
-            log=self.log,
-            configured_at=self.configured_at,
-            switch_seen=switch_seen,
-            notify=_start_notifications(settings, self.host, events),
-            pace=self.pace,
-        )
+from sparkd.base.status.publisher import Reporter
 
 
 def build_agent(
@@ -112,7 +77,7 @@ def build_agent(
         reap_inherited()
     invocation = invocation_id(env) or (handed.invocation if handed else "") or uuid.uuid4().hex
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation)
-    process = _Process(role, host, owner, loop, notifier, journal, log, configured_at, pace)
+    process = AgentProcess(role, host, owner, loop, notifier, journal, log, configured_at, pace)
     log.bind(node=host.name())
     log.events(Redaction())  # loads structlog, and routes libraries' records, while the machine can still be read
     loop.listen()
@@ -126,7 +91,7 @@ def build_agent(
     return _start_afresh(process, load_with_origins(env, root), handed, refusals)
 
 
-def _adopt_rank(process: _Process, adoptable: AdoptableRank, handed: Handed | None) -> Agent | None:
+def _adopt_rank(process: AgentProcess, adoptable: AdoptableRank, handed: Handed | None) -> Agent | None:
     """Build the agent for the rank of the one before it; None, without the node lock, where that has just ended.
 
     Raises BlockedError (exit 10) where something is missing that may come back: the next process tries again, for as
@@ -134,13 +99,13 @@ def _adopt_rank(process: _Process, adoptable: AdoptableRank, handed: Handed | No
     """
     settings, loop = adoptable.kept.configured, process.loop
     process.log.configure(as_json=settings.log.format == "json", level=settings.log.level)
-    actions = process.acquire_node(handed)
+    actions = Actions.acquire(process.host, loop, process.owner, handed)
     if (rank := open_rank(process.host, adoptable)) is None:
         actions.release()
         return None
     loop.endings.enter(Stage.END)  # what would end the rank is acted on once it is this agent's
     equals_no_stamp = object()  # so that a choice that was made while no agent ran is looked for at once
-    base = process.make_base(settings, actions, process.log.events(Redaction()), switch_seen=equals_no_stamp)
+    base = _make_base(process, settings, actions, process.log.events(Redaction()), switch_seen=equals_no_stamp)
     try:
         agent = assemble(base, adoptable.kept.context, adoptable=adoptable)
     except ConfigError as error:
@@ -151,7 +116,7 @@ def _adopt_rank(process: _Process, adoptable: AdoptableRank, handed: Handed | No
     return agent
 
 
-def _start_afresh(process: _Process, loaded: Loaded, handed: Handed | None, refusals: Sequence[str]) -> Agent:
+def _start_afresh(process: AgentProcess, loaded: Loaded, handed: Handed | None, refusals: Sequence[str]) -> Agent:
     """Build the agent by what is configured or chosen. `refusals`: why a rank that was left is not taken over."""
     settings, host, loop = loaded.settings, process.host, process.loop
     process.log.configure(as_json=settings.log.format == "json", level=settings.log.level)
@@ -160,16 +125,16 @@ def _start_afresh(process: _Process, loaded: Loaded, handed: Handed | None, refu
     # Before the lock, so that a unit of the wrong role changes nothing. `begin_switch` below drops a newly chosen plan
     # that can't be made.
     with suppress(AwaitedError, ChoiceError):
-        place = _resolve_place(settings, process.role, host, loop)
-    actions = process.acquire_node(handed)
+        place = _resolve_place(process, settings)
+    actions = Actions.acquire(host, loop, process.owner, handed)
     _disown_rank(actions, events, refusals)
     note_machine_end(host, actions, loop, events)
     switch, switch_seen = begin_switch(settings, host, actions, events)
     if place is not None and place.switch != switch:
         place = None  # its plan is that of the choice before this step: `_await_agent` makes that of the present one
-    base = process.make_base(settings, actions, events, switch_seen=switch_seen)
+    base = _make_base(process, settings, actions, events, switch_seen=switch_seen)
     try:
-        agent = _await_agent(base, process.role, place, events, limit_seconds=waiting_limit(switch))
+        agent = _await_agent(base, place, events, limit_seconds=waiting_limit(switch))
     except (StopRequested, SparkdError) as error:
         end_start(switch, host, actions, events, error)
         raise
@@ -177,14 +142,25 @@ def _start_afresh(process: _Process, loaded: Loaded, handed: Handed | None, refu
     return agent
 
 
+def _make_base(
+    process: AgentProcess, settings: Settings, actions: Actions, events: Events, switch_seen: object
+) -> Base:
+    """Make the agent's base, and start the notifications that the settings configure."""
+    notify = None
+    if settings.notify.configured_ways:
+        from sparkd.agent.daemon.notify import start_notifications
+
+        notify = start_notifications(process.host, settings.notify, events)
+    return Base(**asdict(process), settings=settings, actions=actions, switch_seen=switch_seen, notify=notify)
+
+
 def _disown_rank(actions: Actions, events: Events, refusals: Sequence[str]) -> None:
     """Disown the rank that is not taken over, and log why it is not."""
     for reason in refusals:  # logged only now: only the unit of this node's role gets here
         hint = "nothing is to be done: it is ended, and another one is started"
         events.warning("engine.rank.refused", reason=reason, hint=hint)
-    actions.disown_rank()
-    if reason := actions.set_aside_rank():
-        events.warning("state.read.failed", reason=reason)
+    if fault := actions.disown_rank():
+        events.warning("state.read.failed", reason=fault)
 
 
 def _record_start(agent: Agent, origins: Mapping[str, str]) -> None:
@@ -199,28 +175,19 @@ def _record_start(agent: Agent, origins: Mapping[str, str]) -> None:
     use_kept(agent, origins)
 
 
-def _resolve_place(config: Settings, role: str, host: Host, loop: MainLoop) -> NodeContext:
+def _resolve_place(process: AgentProcess, settings: Settings) -> NodeContext:
     """This node's place and plan. Raises as `resolve_context`, and BlockedError (exit 10) where a disk fails or hangs:
     in good time before TimeoutStartSec=.
     """
     try:
-        return loop.beside(partial(resolve_context, config, role, host), 20.0, "reading the plan")
+        resolve = partial(resolve_context, settings, process.role, process.host)
+        return process.loop.beside(resolve, 20.0, "reading the plan")
     except OSError as error:
         hint = "what holds /var/lib/sparkd, or a file that the configuration names? look at: sudo dmesg"
         raise BlockedError(str(error), hint) from None
 
 
-def _start_notifications(config: Settings, host: Host, events: Events) -> Sink | None:
-    if not config.notify.configured_ways:
-        return None
-    from sparkd.agent.daemon.notify import start_notifications
-
-    return start_notifications(host, config.notify, events)
-
-
-def _await_agent(
-    base: Base, role: str, place: NodeContext | None, events: Events, limit_seconds: float = math.inf
-) -> Agent:
+def _await_agent(base: Base, place: NodeContext | None, events: Events, limit_seconds: float) -> Agent:
     """Wait until the agent can be built. Raises NotReadyError after `limit_seconds`.
 
     The fabric address, which the rank depends on, may come up half a minute after the other networks, and files that
@@ -229,11 +196,11 @@ def _await_agent(
     last_reported, deadline = "", time.monotonic() + limit_seconds
     while True:
         try:
-            place = place or _resolve_place(base.settings, role, base.host, base.loop)
+            place = place or _resolve_place(base, base.settings)
             return assemble(base, place)
         except HeadAwaitedError as error:
             try:
-                _await_head(base, role, error, events)
+                _await_head(base, error, events)
             except AwaitedError as lacking:  # its place, key or port: without these it can't follow the head
                 awaited = lacking
         except AwaitedError as error:
@@ -245,7 +212,7 @@ def _await_agent(
             message = f"waiting {'for the fabric ' if is_fabric else ''}since {since}: {awaited}"
             phase = Phase.AWAITING_PEERS if is_fabric else Phase.BLOCKED
             events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
-            report = unplaced_status(role, base.host, base.actions.owner.invocation, message, phase)
+            report = unplaced_status(base.role, base.host, base.owner.invocation, message, phase)
             report = replace(report, action="" if is_fabric else awaited.action)
             Reporter(report, report_sinks(base)).publish()
         if time.monotonic() > deadline:
@@ -260,7 +227,7 @@ def _raise_if_outdated(base: Base) -> None:
         raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
 
 
-def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
+def _await_head(base: Base, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
     """On a worker without a configuration, report to the other nodes until the head's configuration has come.
 
     Raises OutdatedPlanError then, and AwaitedError where this node has no place, no key or no port.
@@ -268,7 +235,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     place = find_place(base.settings, base.host)
     keys = read_keys_beside(base, base.settings, owner_uid)
     cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid, keys)
-    first_status = unplaced_status(role, base.host, base.actions.owner.invocation, str(awaited))
+    first_status = unplaced_status(base.role, base.host, base.owner.invocation, str(awaited))
     first_status = replace(first_status, rank=place.rank, address=place.address)
     reporter = Reporter(first_status, (*report_sinks(base), *cluster.sinks))
     events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)

@@ -18,6 +18,7 @@ from sparkd.agent.preflight.gate import LOOK_SECONDS
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
+from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import start_thread
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
@@ -66,23 +67,30 @@ class Pace(Struct, frozen=True):
 USUAL_PACE = Pace()
 
 
-class Base(Struct, frozen=True):
-    """The part of the context that needs no place in the cluster."""
+class AgentProcess(Struct, frozen=True):
+    """The part of the context that is known before the settings, whether a rank is taken over or one is started."""
 
-    settings: Settings
+    role: str
     host: Host
-    actions: Actions
+    owner: NodeOwner
     loop: MainLoop
     notifier: Notifier
     journal: Journal
     log: ProcessLog
     configured_at: object
     """Stamp of the configuration, from before it was read."""
+    pace: Pace = USUAL_PACE
+
+
+class Base(AgentProcess, frozen=True, kw_only=True):
+    """The part of the context that needs no place in the cluster."""
+
+    settings: Settings
+    actions: Actions
     switch_seen: object = None
     """Stamp of the choice that may replace its plan, likewise from before it was read."""
     notify: Sink | None = None
     """Takes each report, for messages to people; None where none are configured."""
-    pace: Pace = USUAL_PACE
 
 
 class Context(Base, frozen=True, kw_only=True):
@@ -118,7 +126,7 @@ class Context(Base, frozen=True, kw_only=True):
     @property
     def incarnation(self) -> str:
         """Identifies this agent's process."""
-        return self.actions.owner.invocation
+        return self.owner.invocation
 
     def endpoint(self, running: Running) -> Endpoint:
         return running.endpoint(self.plan, self.api_key, self.events)

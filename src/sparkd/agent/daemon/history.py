@@ -24,12 +24,13 @@ from sparkd.base.host.journal import Line, read_warnings
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import seconds_since, utc_now
 from sparkd.base.state.decline import describe_slower_load
 from sparkd.base.state.facts import Facts
 from sparkd.base.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, last_load
 from sparkd.base.state.launch_history import KILLED, End
 from sparkd.base.status.figures import ActivityReport
-from sparkd.base.status.model import FindingReport, seconds_since, utc_now
+from sparkd.base.status.model import FindingReport
 from sparkd.base.status.publisher import REDACT_LIKELY
 
 COLD_START_SECONDS = "cold_start_seconds"

@@ -20,7 +20,8 @@ from sparkd.base.host.kernel_events import Event, parse_event
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
-from sparkd.base.status.model import FindingReport, seconds_since, utc_now
+from sparkd.base.lib.times import seconds_since, utc_now
+from sparkd.base.status.model import FindingReport
 from sparkd.base.status.publisher import Reporter
 
 REPEAT_SECONDS = 3600.0

@@ -8,15 +8,16 @@ from functools import partial
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.gpu_watch import make_gpu_monitor, report_gpu
 from sparkd.agent.daemon.history import expected_load
 from sparkd.agent.daemon.warming import make_warm, note_warmth
 from sparkd.agent.engine import readiness
+from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor, report_gpu
 from sparkd.agent.engine.load_monitor import LoadMonitor
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.engine.readiness import ReadinessStage
-from sparkd.base.status.model import Phase, describe_time_left, format_duration, utc_now
+from sparkd.base.lib.times import format_duration, utc_now
+from sparkd.base.status.model import Phase, describe_time_left
 
 
 def make_ready(agent: Agent, running: Running) -> None:
@@ -25,7 +26,7 @@ def make_ready(agent: Agent, running: Running) -> None:
     monitor, gpu = make_load_monitor(agent, running), make_gpu_monitor(agent)
 
     def show_waiting(awaited: str) -> LoadProgress:
-        report_gpu(agent, "", gpu)
+        report_gpu(agent.reporter, "", gpu)
         return follow_load(agent, running, monitor, awaited)
 
     def show(stage: ReadinessStage) -> LoadProgress:
@@ -71,6 +72,10 @@ def _prune_caches(agent: Agent, image_id: str) -> None:
 def make_load_monitor(agent: Agent, running: Running) -> LoadMonitor:
     gpus, limit_seconds = agent.plan.container.gpus == "all", agent.settings.readiness.stall_seconds
     return LoadMonitor(agent.host, running.rank.pid, gpus, limit_seconds, agent.loop.start)
+
+
+def make_gpu_monitor(agent: Agent) -> GpuThrottleMonitor | None:
+    return GpuThrottleMonitor(agent.loop.start, agent.events) if agent.plan.container.gpus == "all" else None
 
 
 def begin_load(agent: Agent) -> None:

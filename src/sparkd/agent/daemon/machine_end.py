@@ -24,9 +24,9 @@ from sparkd.base.lib.errors import Action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_clock, utc_now
 from sparkd.base.state.launch_history import MachineEnd
 from sparkd.base.state.rank_record import read_boot_id
-from sparkd.base.status.model import utc_now
 
 LOOK_SECONDS = 30.0
 """Limit for reading the evidence."""
@@ -116,7 +116,7 @@ def classify(facts: BootFacts) -> tuple[str, str]:
     for kind, evidence in _list_candidates(facts):
         if evidence:
             return kind, sanitize(evidence)
-    at = datetime.fromtimestamp(facts.lines[0].at_seconds, UTC).isoformat(timespec="seconds")
+    at = format_clock(facts.lines[0].at_seconds)
     return "power-lost", f"the journal ends at {at} without a shutdown or a fault: a power cut, or a reset by hand"
 
 

@@ -21,9 +21,7 @@ from sparkd.base.status.phases import PHASES, find_loss
 POLL_SECONDS = 1.0
 """Longest pause between two looks: reports wake the loop earlier."""
 RANKS_SECONDS = 450.0
-"""Limit for the workers' ranks to run: docker takes up to 300 s, a preflight 120. vLLM's own rendezvous ends after
-600 s.
-"""
+"""Limit for the workers' ranks to run: docker takes up to 300 s, preflight 120. vLLM's rendezvous ends after 600 s."""
 
 
 def wait_for_peers(agent: Agent) -> bool:

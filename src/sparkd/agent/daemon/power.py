@@ -24,9 +24,10 @@ from sparkd.agent.preflight.hooks import check_program
 from sparkd.base.host import network
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_duration, seconds_since
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.status.model import Contact, PeerStatus, Phase, format_duration, seconds_since
+from sparkd.base.status.model import Contact, PeerStatus, Phase
 
 if TYPE_CHECKING:
     from sparkd.agent.daemon.context import Agent

@@ -12,12 +12,11 @@ from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.switching import Switching
 from sparkd.base.host import caches, docker_image
 from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.times import utc_now
 from sparkd.base.state import known_good, launch_history
-from sparkd.base.status.model import utc_now
 
 CACHES_SECONDS = 5.0
 """Limit for listing some ten folders, while nothing else watches the engine."""
-DOCKER_SECONDS = 5.0
 AGAIN_SECONDS = 60.0
 """Pause before a plan is kept again whose facts or entry could not be read or written."""
 
@@ -89,7 +88,7 @@ class ProvingPeriod(Struct):
         digest = ""  # where docker does not answer, the digest of the last proof stays
         look = partial(docker_image.read_digest, agent.host, agent.reporter.report.engine.image, agent.plan.image)
         with suppress(OSError, DockerError):
-            digest = agent.loop.beside(look, DOCKER_SECONDS, "docker's digest of the image")
+            digest = agent.loop.beside(look, 5.0, "docker's digest of the image")
         proven_plan = known_good.Entry(
             since=now,
             until=now,

@@ -12,8 +12,8 @@ from msgspec import Struct
 from sparkd.base.host.units import is_stop_ordered
 from sparkd.base.lib.errors import Action, NeedsPersonError, SparkdError
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_duration
 from sparkd.base.state.file import StateFile
-from sparkd.base.status.model import format_duration
 
 if TYPE_CHECKING:
     from sparkd.agent.daemon.context import Agent

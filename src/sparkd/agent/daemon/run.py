@@ -7,15 +7,14 @@ a launch that is blocked waits, and is tried again. A worker runs the same steps
 of probing the endpoint.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.ended_engine import conclude_if_ended
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.image_check import check_image
-from sparkd.agent.daemon.inquest import conclude_if_ended
 from sparkd.agent.daemon.loading import make_ready
 from sparkd.agent.daemon.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.daemon.reloading import ReloadRequested, raise_if_requested, reload
@@ -24,13 +23,10 @@ from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_o
 from sparkd.agent.daemon.smoke_test import try_out
 from sparkd.agent.daemon.startup import await_docker, fingerprint, launch, require_count, watch
 from sparkd.agent.daemon.taking_over import keep_rank
+from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
-
-if TYPE_CHECKING:
-    from sparkd.agent.daemon.context import Agent
-    from sparkd.agent.engine.rank import Running
 
 
 def run(agent: Agent) -> ExitCode:
@@ -60,9 +56,9 @@ def endings(agent: Agent) -> tuple[Ending, ...]:
     """
     return (
         # The driver may take seconds to end a killed rank: another node's end in that time would seem to be the cause.
-        Ending(agent.rank.raise_if_killed, until=Stage.INQUEST),
+        Ending(agent.rank.raise_if_killed, until=Stage.CLOSING),
         Ending(agent.switching.watch),
-        Ending(partial(_check_peers, agent), until=Stage.INQUEST),
+        Ending(partial(_check_peers, agent), until=Stage.CLOSING),
         Ending(agent.rank.raise_if_ended),
         Ending(agent.rank.raise_if_halted),
         Ending(partial(raise_if_requested, agent)),

@@ -11,17 +11,16 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.gpu_watch import make_gpu_monitor, report_gpu
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
-from sparkd.agent.daemon.loading import begin_load, follow_load, make_load_monitor, mark_ready
+from sparkd.agent.daemon.loading import begin_load, follow_load, make_gpu_monitor, make_load_monitor, mark_ready
 from sparkd.agent.daemon.own_rank import look_at_dockerd, may_have_lost_dockerd, note_kept_rank
 from sparkd.agent.daemon.page_cache import PageCacheWatch
 from sparkd.agent.daemon.smoke_test import start_smoke_test
 from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower
 from sparkd.agent.engine.activity import ActivityMeter
-from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor
+from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor, report_gpu
 from sparkd.agent.engine.health_monitor import Check, HealthMonitor
 from sparkd.agent.engine.load_monitor import pace_seconds
 from sparkd.agent.engine.rank import Running
@@ -63,7 +62,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         agent.launch_row.note_activity(activity)
         trouble = check.trouble or agent.monitor.trouble
         message = (trouble or serving_message) + _report_kernels(agent, running)
-        agent.phase.enter(Phase.DEGRADED if trouble else Phase.SERVING, report_gpu(agent, message, gpu))
+        agent.phase.enter(Phase.DEGRADED if trouble else Phase.SERVING, report_gpu(agent.reporter, message, gpu))
         agent.proving.tick()
         running.follow_segments()
         if may_have_lost_dockerd(running):
@@ -114,7 +113,7 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
             running.follow_segments()
             page_cache.tick(_is_idle(report.activity))
         elif not running.ready:  # a rank that is ready waits: its head's agent is away, or has just come back
-            report_gpu(agent, "", gpu)
+            report_gpu(agent.reporter, "", gpu)
             follow_load(agent, running, monitor)
         is_dockerd_away = may_have_lost_dockerd(running)
         agent.loop.wait(DOCKER_AWAY_SECONDS if is_dockerd_away else pause_seconds)
@@ -160,7 +159,7 @@ def _report_head(agent: Agent, running: Running, name: str, report: NodeReport, 
     elif not trouble and report.draining:
         trouble = f"it is {report.message}"
     message = f"rank {agent.context.rank} of the engine that {name} serves" + (f"; {trouble}" if trouble else "")
-    agent.phase.enter(phase, report_gpu(agent, message + _report_kernels(agent, running), gpu))
+    agent.phase.enter(phase, report_gpu(agent.reporter, message + _report_kernels(agent, running), gpu))
 
 
 async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:

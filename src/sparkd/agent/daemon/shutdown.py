@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.agreed import log_differences
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.ended_engine import LOST_GRACE_SECONDS
 from sparkd.agent.daemon.evidence import EvidenceSearch
 from sparkd.agent.daemon.hangs import keep_stacks, read_rank_stacks
-from sparkd.agent.daemon.inquest import LOST_GRACE_SECONDS
 from sparkd.agent.daemon.judgement import count_end, judge_end
 from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
 from sparkd.agent.daemon.reboot import reboot_if_due
@@ -20,8 +20,9 @@ from sparkd.base.lib.endings import Stage, StopRequested
 from sparkd.base.lib.errors import NOT_RESTARTED, Cause, ExitCode, SparkdError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import never
+from sparkd.base.lib.times import utc_now
 from sparkd.base.state.launch_history import STOPPED, End
-from sparkd.base.status.model import Phase, utc_now
+from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import find_loss
 from sparkd.base.vllm.api import Endpoint
 
@@ -39,7 +40,7 @@ GOODBYE_SECONDS = 0.3
 
 def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequested) -> None:
     """End the rank within its grace period, and count no failure."""
-    agent.loop.endings.enter(Stage.INQUEST)
+    agent.loop.endings.enter(Stage.CLOSING)
     try:
         leave(agent, running, request)
     except BaseException:  # a bug, or an error of a task: no rank is left behind
@@ -145,11 +146,8 @@ def clear_rank(agent: Agent, running: Running | None) -> None:
     running.rank.close(agent.loop)
 
 
-COUNTERS_SECONDS = 1.0
-LOOK_SECONDS = 0.5
 QUIET_SECONDS = 3.0
-"""Time without a request after which a drain is over: a client that has just read 200 from /readyz may still send one.
-"""
+"""Time without a request that ends a drain: a client that has just read 200 from /readyz may still send one."""
 
 
 def leave(agent: Agent, running: Running | None, request: StopRequested) -> None:
@@ -177,13 +175,13 @@ def _drain(agent: Agent, running: Running, request: SwitchRequested) -> None:
             return
         load = "requests run" if count is None else f"{count} request{'s' * (count != 1)} run{'s' * (count == 1)}"
         agent.reporter.update(message=f"draining for {request.to}: {load}, {left_seconds:.0f} s left")
-        agent.loop.wait_until(ended.is_set, LOOK_SECONDS)
+        agent.loop.wait_until(ended.is_set, 0.5)
 
 
 async def _count_requests(endpoint: Endpoint) -> int | None:
     """How many requests run or wait; None where the engine does not answer that."""
     try:
-        counters = await endpoint.counters(COUNTERS_SECONDS)
+        counters = await endpoint.counters(1.0)
     except HttpError:
         return None
     return None if counters is None else round(counters.running + counters.waiting)

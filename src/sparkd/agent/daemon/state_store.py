@@ -15,12 +15,12 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.times import utc_now
 from sparkd.base.state import launch_history
 from sparkd.base.state.file import FOLDER, Content, FolderError, Report, StateFile
 from sparkd.base.state.launch_history import LaunchHistory
 from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.base.state.rank_record import RankRecord
-from sparkd.base.status.model import utc_now
 
 READ_SECONDS = 10.0
 """Limit for a read: as long as a write may take."""

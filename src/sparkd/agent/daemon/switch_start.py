@@ -20,10 +20,10 @@ from sparkd.base.lib.errors import (
     SparkdError,
 )
 from sparkd.base.lib.log import Events
+from sparkd.base.lib.times import utc_now
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import End
 from sparkd.base.state.switch import FILE, NO_REASON, NOTICE, Event, Stage, Switch, label, step
-from sparkd.base.status.model import utc_now
 
 RETURNS_HINT = "repair it, and choose it again; what can be chosen: sudo sparkd use --list"
 

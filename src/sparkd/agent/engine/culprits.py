@@ -16,7 +16,8 @@ from sparkd.base.host.oom_kills import names_container
 from sparkd.base.lib import read_data
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import Cause
-from sparkd.base.lib.text import format_clock, sanitize
+from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_clock
 
 WITHIN_SECONDS = 120.0
 """Span of the search, back from now: an engine ends within 12 s after one of its processes, where memory is left."""
@@ -30,8 +31,7 @@ class _Killers(Struct, frozen=True, forbid_unknown_fields=True):
     matches: tuple[str, ...]
     """Fields of journald that choose the lines."""
     reports: tuple[tuple[str, str], ...]
-    """What to report, with {} for the pattern's groups, and the pattern of the line. The file says what its groups
-    mean."""
+    """What to report, with {} for the pattern's groups, and the pattern of the line, whose groups the file explains."""
 
 
 _KILLERS = toml.decode(read_data("killers.toml"), type=_Killers)

@@ -10,7 +10,7 @@ from sparkd.base.host import Host, docker, kernel, meminfo
 from sparkd.base.host.oom_kills import find_oom_kills, names_container
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import Cause
-from sparkd.base.lib.text import format_clock
+from sparkd.base.lib.times import format_clock
 
 EXIT_CODE_SECONDS = 0.5
 """Limit for docker to know the exit code. It knows a container's end some 20 ms after the kernel does (seen)."""

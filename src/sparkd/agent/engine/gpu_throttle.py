@@ -1,4 +1,4 @@
-"""Whether a GPU works, idles, or is slow under load, by its clocks. What decides is pure."""
+"""Whether a GPU works, idles, or is slow under load, by its clocks, and its report. What decides is pure."""
 
 import time
 from collections.abc import Callable
@@ -9,6 +9,9 @@ from msgspec import Struct
 from sparkd.base.host.gpu import GpuClocks, read_clocks
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import Outcome
+from sparkd.base.status.figures import GpuReport
+from sparkd.base.status.model import FindingReport
+from sparkd.base.status.publisher import Reporter
 
 THROTTLE_ID = "gpu-clocks"
 THROTTLE_HINT = "shut the node down, unplug it for 60 s, start it again; if it happens again, replace the node"
@@ -114,3 +117,18 @@ class GpuThrottleMonitor(Struct):
             self._started_at, self._is_hurried = now, False
             self._reading = self.start(self.read)
         return self._state.warning
+
+
+def report_gpu(reporter: Reporter, message: str, monitor: GpuThrottleMonitor | None) -> str:
+    """Report the GPU. Returns the message, with what slows the GPU, which still serves: a finding, not a phase."""
+    if monitor is None:
+        return message
+    throttling = monitor.check()
+    if (sample := monitor.first) is not None:
+        watts = None if sample.power_watts is None else round(sample.power_watts)
+        figures = GpuReport(sample.name, sample.sm_mhz, watts, sample.temperature_celsius, sample.utilization_percent)
+        reporter.update(gpu=figures)
+    reporter.replace_finding(
+        THROTTLE_ID, FindingReport(THROTTLE_ID, "warn", throttling, THROTTLE_HINT) if throttling else None
+    )
+    return f"{message}; {throttling}: {THROTTLE_HINT}" if throttling else message

@@ -108,8 +108,7 @@ class HealthState(Struct, frozen=True):
     def known_until(self) -> float:
         """Until when it is known whether there was progress.
 
-        Without a canary that awaits a token only the counters show it: requests may have been served since the last
-        read.
+        Without a canary that awaits a token only the counters show it: requests may be served between two reads.
         """
         return self.probed_at if self.awaits_token else self.read_at
 

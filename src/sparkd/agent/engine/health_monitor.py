@@ -33,11 +33,6 @@ class Check(Struct, frozen=True):
     figures: HealthReport
 
 
-def no_unanswered() -> tuple[PendingRequest, ...]:
-    """Report no request that waits for an answer, where the kernel's sockets are not read."""
-    return ()
-
-
 class HealthMonitor(Struct):
     """Probes one serving engine, and requests canaries."""
 
@@ -49,8 +44,8 @@ class HealthMonitor(Struct):
     """The limit of one canary."""
     on_check: Callable[[Check], None]
     """Called after each probe of an engine that is kept."""
-    unanswered: Callable[[], tuple[PendingRequest, ...]] = no_unanswered
-    """Requests to the API that wait for an answer."""
+    unanswered: Callable[[], tuple[PendingRequest, ...]] = tuple
+    """Requests to the API that wait for an answer; none where the kernel's sockets are not read."""
     computes: Callable[[], bool] = never
     """Whether the GPU is known to be at work."""
     compiles: Callable[[], bool] = never

@@ -2,8 +2,7 @@
 
 Once the API answers, a client's text may begin a line, such as that of an exception with line ends. From then on no
 step is entered, and a cause is proven only by a line of vLLM's logger: of a stream and a process that logged during
-the load, from the file of vLLM that logs such ends. Other errors are symptoms, which never hide that the engine was
-killed.
+the load, from the file of vLLM that logs such ends. Other errors are symptoms, which never hide a kill of the engine.
 """
 
 from msgspec import Struct
@@ -104,14 +103,14 @@ def advance_progress(progress: LoadProgress, line: str, now: float, stream: int 
             progress = replace(progress, sources=progress.sources | {source})
         return _note_own_text(progress, prefix, text, now)
     origin, located_text = source + place, f"{place} {text}"
-    if place and source in progress.sources:
-        is_api_server = "(apiserver" in prefix.lower()  # with more than one: ApiServer_0
-        if not is_api_server and (after := _note_event(progress, origin, located_text)) is not None:
-            return after
-        end = log_patterns.API_END if is_api_server else log_patterns.END
-        if origin == progress.fatal or end.match(located_text):
-            return _note_own_text(progress, origin, text, now)
-    return _note_symptom(progress, origin, text, now)
+    if not place or source not in progress.sources:
+        return _note_symptom(progress, origin, text, now)
+    is_api_server = "(apiserver" in prefix.lower()  # with more than one: ApiServer_0
+    if not is_api_server and (after := _note_event(progress, origin, located_text)) is not None:
+        return after
+    end = log_patterns.API_END if is_api_server else log_patterns.END
+    is_own_text = origin == progress.fatal or end.match(located_text)
+    return (_note_own_text if is_own_text else _note_symptom)(progress, origin, text, now)
 
 
 def _note_event(progress: LoadProgress, origin: str, text: str) -> LoadProgress | None:

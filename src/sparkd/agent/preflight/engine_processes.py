@@ -104,8 +104,7 @@ def is_serve(argv: tuple[str, ...]) -> bool:
 def find_engines(host: Host, table: ProcessTable) -> tuple[tuple[Engine, ...], dict[int, int]]:
     """Every engine; and the topmost processes of those that only look like one, as uids by pid.
 
-    Any user may choose the names and arguments of his processes: a real engine is root's, in a container, or has the
-    GPU open.
+    Any user may choose names and arguments of processes: a real engine is root's, in a container, or has the GPU open.
     """
     candidates = {process.pid: process for process in table if not process.dead and _looks_like_engine(host, process)}
     tops = {pid: details for pid in table.topmost(candidates) if (details := host.details(candidates[pid])) is not None}

@@ -1,7 +1,5 @@
 """Every change that preflight may propose, as data with the identity that was judged; and its result."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, assert_never
 
 from msgspec import Struct

@@ -13,7 +13,6 @@ from sparkd.base.lib.text import MIB
 PERSISTENCED = "nvidia-persiste"
 """nvidia-persistenced, which the driver's package installs (the kernel keeps 15 letters): it always has the devices
 open, and holds hardly any memory."""
-PERSISTENCED_GROUP = Group(unit="nvidia-persistenced.service")
 PERSISTENCED_BYTES = 64 * MIB
 """Most that it may hold. It makes no context of CUDA, which alone takes some 500 MiB on an H200."""
 
@@ -68,5 +67,5 @@ def _is_persistenced(host: Host, process: Process, size: int | None) -> bool:
     if process.comm != PERSISTENCED or size is None or size > PERSISTENCED_BYTES:
         return False
     with suppress(OSError):
-        return read_group(host.files, process.pid) == PERSISTENCED_GROUP
+        return read_group(host.files, process.pid) == Group(unit="nvidia-persistenced.service")
     return False

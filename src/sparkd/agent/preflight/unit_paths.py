@@ -51,9 +51,7 @@ def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
 
 
 def _strictness(use: NeededPath) -> tuple[bool, bool]:
-    """Order of uses of one path: the strictest is judged, since a program that may fail in one command may not in
-    another.
-    """
+    """Order of uses of one path. The strictest is judged: what may fail in one command may not in another."""
     return not use.may_fail, use.requirement is Requirement.PROGRAM
 
 

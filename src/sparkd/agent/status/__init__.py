@@ -1,3 +1,1 @@
-"""The outlets of the NodeReport: page, metrics, HTTP for observers, messages. They render a report, and decide
-nothing.
-"""
+"""The outlets of the NodeReport: page, metrics, HTTP for observers, messages. They render it, and decide nothing."""

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
 
@@ -16,8 +16,9 @@ from prometheus_client.registry import Collector
 from sparkd.base.host.kernel_events import COUNTED
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import Action, Cause, find_action
+from sparkd.base.lib.times import DAY_SECONDS, seconds_since
 from sparkd.base.status.bounds import ITEMS_LIMIT
-from sparkd.base.status.model import DAY_SECONDS, Contact, NodeReport, Phase, seconds_since
+from sparkd.base.status.model import Contact, NodeReport, Phase
 
 LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")
@@ -85,7 +86,7 @@ def make_families(report: NodeReport, now: datetime) -> Iterator[Family]:
 def _count_findings(report: NodeReport) -> Samples:
     counts = Counter[tuple[str, str, str]]()
     for finding in report.findings[:ITEMS_LIMIT]:
-        counts[finding.id, finding.level if finding.level in LEVELS else OTHER, _bound_action(finding.action)] += 1
+        counts[finding.id, _limit_to(LEVELS, finding.level), _limit_to(ACTIONS, finding.action)] += 1
     return (({"id": id_, "level": level, "action": action}, count) for (id_, level, action), count in counts.items())
 
 
@@ -98,10 +99,10 @@ def _make_phase_metrics(report: NodeReport, now: datetime) -> Iterator[Family]:
     seconds_by_phase[report.phase.value] += phase_seconds or 0
     times = (({"phase": phase}, max(0.0, seconds)) for phase, seconds in seconds_by_phase.items() if phase in PHASES)
     yield _make_counter("phase_time_seconds", "Time in each phase, of this agent.", times)
-    labels = {"cause": _bound_cause(report.cause), "action": _bound_action(report.action)}
+    labels = {"cause": _limit_to(CAUSES, report.cause), "action": _limit_to(ACTIONS, report.action)}
     documentation = "1 for the cause of the end that the agent is about to come to, and its action."
     yield _make_gauge("failed", documentation, [(labels, 1)] if report.cause else [])
-    blocked = [({"action": _bound_action(report.action)}, 1)] if report.phase is Phase.BLOCKED else []
+    blocked = [({"action": _limit_to(ACTIONS, report.action)}, 1)] if report.phase is Phase.BLOCKED else []
     yield _make_gauge("blocked", "1 for the action that is required where the node is blocked.", blocked)
 
 
@@ -124,7 +125,7 @@ def _count_recent_ends(report: NodeReport, now: datetime) -> Samples:
     counts: Counter[str] = Counter()
     for restarts in report.restarts:
         if (age := seconds_since(restarts.last, now)) is not None and age < DAY_SECONDS:
-            counts[_bound_cause(restarts.cause)] += restarts.count
+            counts[_limit_to(CAUSES, restarts.cause)] += restarts.count
     return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
 
 
@@ -132,7 +133,7 @@ def _count_ends(report: NodeReport) -> Samples:
     """Ends by cause. Every cause has a sample from the start: Prometheus counts no series that appears later."""
     counts = dict.fromkeys((*map(str, Cause), OTHER), 0)
     for cause, count in report.ends.items():
-        counts[_bound_cause(cause)] += max(0, count)
+        counts[_limit_to(CAUSES, cause)] += max(0, count)
     return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
 
 
@@ -161,7 +162,7 @@ def _make_peer_metrics(report: NodeReport) -> Iterator[Family]:
     )
     yield _make_gauge("peer_phase", "1 for the last known phase of another node.", phases)
     failures = (
-        ({**labels, "cause": _bound_cause(peer_report.cause), "action": _bound_action(peer_report.action)}, 1)
+        ({**labels, "cause": _limit_to(CAUSES, peer_report.cause), "action": _limit_to(ACTIONS, peer_report.action)}, 1)
         for peer_report, labels in reports
         if peer_report.cause
     )
@@ -176,13 +177,9 @@ def _make_state_samples(
     return (({**(labels or {}), label: state}, state == current) for state in states)
 
 
-def _bound_cause(text: str) -> str:
-    return text if text in CAUSES else OTHER
-
-
-def _bound_action(text: str) -> str:
-    """The action, if this version knows it. It may be empty, as in a report of an earlier version."""
-    return text if text in ACTIONS else OTHER
+def _limit_to(known: Collection[str], text: str) -> str:
+    """The text, if this version knows it. No action is known, too: reports of earlier versions have none."""
+    return text if text in known else OTHER
 
 
 @cache

@@ -12,6 +12,7 @@ from msgspec.json import decode
 from sparkd.agent.status.page import Element, element
 from sparkd.agent.status.page_history import POINTS, Disk, PageHistory, Point, find_spans
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import DAY_SECONDS, format_duration, seconds_since
 from sparkd.base.state.history import Bench, Launch, Smoke
 from sparkd.base.status.figure_texts import (
     activity_figures,
@@ -21,7 +22,7 @@ from sparkd.base.status.figure_texts import (
     memory_text,
     progress_text,
 )
-from sparkd.base.status.model import DAY_SECONDS, IN_SERVICE, NodeReport, Phase, format_duration, seconds_since
+from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase
 from sparkd.base.status.view import SERVES, NodeView, Note, View, overview
 from sparkd.base.vllm.args import KEY_VARIABLE
 

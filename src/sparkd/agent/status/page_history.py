@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from sparkd.base.host.journal import Line
 from sparkd.base.lib.slow_document import SlowDocument
+from sparkd.base.lib.times import DAY_SECONDS, seconds_since
 from sparkd.base.state.history import Launch, Row
 from sparkd.base.status.figure_texts import MOST, memory_share
-from sparkd.base.status.model import DAY_SECONDS, NodeReport, seconds_since
+from sparkd.base.status.model import NodeReport
 from sparkd.base.status.publisher import Published
 
 SAMPLE_SECONDS, SAMPLES = 10.0, 6

@@ -12,7 +12,6 @@ from sparkd.base.host.ownership import read_private
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.slow_document import SlowDocument
 
-TOKEN_LIMIT_BYTES = 4096
 FRESH_SECONDS = 0.5
 """Longest time until a new token counts."""
 _TOKEN = re.compile(rb"[!-~]{16,512}")
@@ -59,7 +58,7 @@ class TokenFile:
 def read_token(files: Files, path: str, owner_uid: int = 0) -> bytes:
     """Read the token. Raises ConfigError where there is none, or others than its owner may read the file."""
     try:
-        token = read_private(files, path, TOKEN_LIMIT_BYTES, owner_uid).content.strip()
+        token = read_private(files, path, 4096, owner_uid).content.strip()
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist", _CREATION_HINT.format(path=path)) from None
     if not _TOKEN.fullmatch(token):

@@ -23,9 +23,7 @@ _FRAME = re.compile(r"\] ([\w.]+)\+")
 
 
 class Activity(Struct, frozen=True):
-    """Sums since the processes began, with ended children. `faults`: page faults without a read, as at the first touch
-    of memory.
-    """
+    """Sums since the processes began, with ended children. `faults`: page faults without a read (first touches)."""
 
     disk_bytes: int = 0
     """Read from disks and file servers, not from the page cache, and written to files on them: a download counts. A

@@ -1,7 +1,5 @@
 """Messages of the kernel's log that matter, from kernel-log.toml: their meaning, and the action that they require."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal

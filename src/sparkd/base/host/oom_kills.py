@@ -11,7 +11,6 @@ from sparkd.base.lib.text import sanitize, size
 
 SHOWN = 4
 """The largest processes that are named."""
-_OOM_TABLE = "Tasks state (memory values in pages):"
 _OOM_ROW = re.compile(r"\[ *(\d{1,10})\](?: +\d{1,20}){3} +(\d{1,20})(?: +\d{1,20}){2,6} +-?\d{1,5} (.{1,64})")
 """mm/oom_kill.c, dump_task: pid, uid, tgid, total_vm, rss, since 6.8 its parts."""
 _OOM_KILL = re.compile(
@@ -42,7 +41,7 @@ def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
     """The kernel's OOM kills, each described with the table of processes that precedes it."""
     rows = list[tuple[int, str, str]]()
     for record in records:
-        if record.text.startswith(_OOM_TABLE):
+        if record.text.startswith("Tasks state (memory values in pages):"):
             rows.clear()
         elif row := _OOM_ROW.fullmatch(record.text):
             rows.append((int(row[2]) * mmap.PAGESIZE, row[1], sanitize(row[3], 20)))

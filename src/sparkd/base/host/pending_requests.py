@@ -28,8 +28,7 @@ def read_pending(port: int) -> tuple[PendingRequest, ...]:
 
     The kernel reports when data last came and was sent on each TCP connection of this network namespace, not what. A
     request is pending while nothing was sent since its last byte, or only within BEGIN_MILLISECONDS after it. So a
-    stream is not pending. A slow upload is, and so is an idle connection whose answer came at once: as begun. Raises
-    OSError.
+    stream is not pending. A slow upload is, and an idle connection whose answer came at once: as begun. Raises OSError.
     """
     pending: list[PendingRequest] = []
     for family in (socket.AF_INET, socket.AF_INET6):

@@ -11,7 +11,7 @@ class Stage(IntEnum):
 
     RUN = 0
     """Every ending counts."""
-    INQUEST = 1
+    CLOSING = 1
     """An engine has ended, or drains. A stop and a bug count, and the endings whose `until` is not RUN."""
     END = 2
     """No ending counts: the rank is stopped, and the last report is read."""

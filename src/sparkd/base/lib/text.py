@@ -3,11 +3,8 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple, TypeAlias
 from unicodedata import combining, east_asian_width
-
-from sparkd.base.lib.errors import UsageError
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -80,26 +77,6 @@ def size(size_bytes: int) -> str:
 def natural_order(text: str) -> list[tuple[int, str]]:
     """A key to sort by: numbers in it count as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
-
-
-def format_clock(seconds: float) -> str:
-    """Date and time in UTC. `seconds`: since 1970."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
-def format_utc(stamp: str) -> str:
-    """The stamp for people, to the minute."""
-    return f"{sanitize(stamp[:16]).replace('T', ' ')} UTC"
-
-
-def parse_time(flag: str, text: str, least: int, most: int) -> int:
-    """Seconds of a duration such as 90s. Raises UsageError, also outside of `least` to `most` seconds."""
-    match = re.fullmatch(r"([0-9]{1,7})(s|min|m|h|d)", text, re.ASCII)
-    units = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
-    seconds = int(match[1]) * units[match[2]] if match else -1
-    if not least <= seconds <= most:
-        raise UsageError(f"{flag} {sanitize(text, 40)}: needed is {least}s to {most // 3600}h, such as 90s, 30min, 2h")
-    return seconds
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -20,7 +20,6 @@ with without("rich", "click"):
 
 logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO it logs each URL
 
-TOTAL_SECONDS = 10.0
 OFFLINE = "is the network up? a proxy is taken from the environment alone"
 REFUSED = (400, 413, 422)
 """The receiver does not take this message, and will not take it later."""
@@ -51,7 +50,7 @@ def _is_private(host: str) -> bool:
         return host == "localhost"
 
 
-def post(url: str, content: bytes, headers: Mapping[str, str], total_seconds: float = TOTAL_SECONDS) -> None:
+def post(url: str, content: bytes, headers: Mapping[str, str], total_seconds: float = 10.0) -> None:
     """Post one message. Raises LaunchError where it may work later, RefusedError where this message is not taken."""
     try:
         # asyncio's own loop looks names up in a thread that Python waits for at its exit: it may hang there.

@@ -5,14 +5,12 @@ unencrypted, and every user of a node can read the digest and try likely secrets
 secret: of a secret's file, or of a variable that looks like one, only the name counts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,10 +18,8 @@ from msgspec import Meta, Struct
 from sparkd.base.host.weights import Manifest
 from sparkd.base.lib.text import Table, parse_json, sanitize
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import JsonValue, check_value
-
-if TYPE_CHECKING:
-    from sparkd.base.recipes.schema import Container
 
 PLAN_PATH = "/plan"
 """The path at which a node serves its values to the others."""
@@ -184,7 +180,7 @@ def format_table(differences: Sequence[Difference], own_name: str, peer_name: st
         return ()
     rows = [("", _shorten(own_name, VALUE_WIDTH), _shorten(peer_name, VALUE_WIDTH))]
     for difference in differences[:MOST_ROWS]:
-        own, theirs = diff_excerpt(difference, VALUE_WIDTH)
+        own, theirs = diff_excerpt(difference)
         rows.append((_shorten(difference.name, NAME_WIDTH), own or ABSENT, theirs or ABSENT))
     return (*str(Table(rows)).split("\n"), *_format_rest(len(differences) - MOST_ROWS, "and "))
 
@@ -194,7 +190,7 @@ def format_summary(differences: Sequence[Difference]) -> str:
     if not differences:
         return ""
     first, *others = differences
-    own, theirs = diff_excerpt(first, VALUE_WIDTH)
+    own, theirs = diff_excerpt(first)
     sentence = f"{_shorten(first.name, NAME_WIDTH)} is {own or 'not set'} here and {theirs or 'not set'} there"
     return "; and ".join((sentence, *_format_rest(len(others), "")))
 
@@ -210,11 +206,11 @@ def _shorten(text: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - half - 1]}…{line[-half:]}"
 
 
-def diff_excerpt(difference: Difference, width: int) -> tuple[str, str]:
+def diff_excerpt(difference: Difference) -> tuple[str, str]:
     """Both values, cut to the part around their first difference."""
     own, theirs = sanitize(difference.own, _ESCAPED_LIMIT), sanitize(difference.theirs, _ESCAPED_LIMIT)
     start = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
-    return _cut_around(own, start, width), _cut_around(theirs, start, width)
+    return _cut_around(own, start, VALUE_WIDTH), _cut_around(theirs, start, VALUE_WIDTH)
 
 
 def _cut_around(line: str, place: int, width: int) -> str:

@@ -19,7 +19,6 @@ from sparkd.base.vllm.args import JsonValue, command_line
 from sparkd.base.vllm.container_paths import kept_caches
 from sparkd.base.vllm.flag_values import api_host, check_ranks, gpu_memory_share
 
-MODELS_TARGET = "/models"
 POOL_SIZE_FLAGS = frozenset(
     ("block-size", "gpu-memory-utilization", "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes",
      "max-num-batched-tokens", "num-gpu-blocks-override", "quantization", "speculative-config")
@@ -176,7 +175,7 @@ def _configure_engine(recipe: Recipe, settings: Settings, nodes: int) -> _Engine
     is_absolute = path.startswith("/")
     if is_absolute and path in (*(volume.target for volume in volumes), *recipe.caches.values()):
         raise ConfigError(f"recipe {recipe.name}: {path} is mounted twice, once as model.path", "take the volume out")
-    source, target, subpath = (path, path, "") if is_absolute else (chosen.models_dir, MODELS_TARGET, f"/{path}")
+    source, target, subpath = (path, path, "") if is_absolute else (chosen.models_dir, "/models", f"/{path}")
     # model_construct, because validation reserves this target.
     model_volume = Volume.model_construct(source=source, target=target, read_only=True)
     mounted = (target, *(volume.target for volume in volumes))

@@ -5,19 +5,14 @@ then the engine, which waits until every node offers its GPU. A worker's contain
 which the head's engine starts a rank.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from sparkd.base.plan.model import Node, Secret
-
-if TYPE_CHECKING:
-    from sparkd.base.recipes.image import Lines
+from sparkd.base.recipes.image import Lines
 
 SCRIPT_FILE = "/run/sparkd/private/launch.sh"
 """The file is in a folder of root's. Besides root only the container's user can read it, by the mount."""

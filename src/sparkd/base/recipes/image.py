@@ -19,12 +19,10 @@ _BY_FORM = Discriminator(lambda raw: MAPPING if isinstance(raw, Mapping | Sectio
 Text = Annotated[str, AfterValidator(lambda raw: check_text(raw))]
 MOST_STEPS = 64
 MOST_FILES, MOST_BYTES = 1000, 64 << 20
-"""Limits of what all steps copy. The largest published mod has 30 files and 2 MB; all 150 of one launcher have less
-than 10."""
+"""Limits of what all steps copy. The largest published mod has 30 files, 2 MB; all 150 of a launcher have below 10."""
 LONGEST_RUN = 16_000
 LONGEST_LINE = 65_000
 """Limit for a line of a Dockerfile: dockerd takes 65,535 bytes, and JSON writes a letter in up to twelve."""
-_SHELL = ("/bin/bash", "-eo", "pipefail", "-c")
 _CHECK_OUT = (
     'git init -q "$1"; cd "$1"; git fetch -q --depth 1 "$2" "$3" || { echo "sparkd: $2 does not give commit $3: where '
     'its branch was rebased the commit is gone, and the recipe needs the new one" >&2; exit 1; }; '
@@ -114,7 +112,7 @@ class Step(Section):
         if self.file:
             return f"COPY {json.dumps([self.file, self.to])}"
         program = [self.run] if self.run else [_CHECK_OUT, "git", self.to, self.git, self.commit]
-        return f"RUN {json.dumps([*_SHELL, *program])}"
+        return f"RUN {json.dumps(['/bin/bash', '-eo', 'pipefail', '-c', *program])}"
 
 
 class Build(Section):

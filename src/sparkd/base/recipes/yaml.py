@@ -19,6 +19,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 Key = tuple[str, ...]
 
 _TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 _SCALAR = re.compile(
     r"(?P<bool>true|True|TRUE|false|False|FALSE)|(?P<merge><<)|(?P<null>~|null|Null|NULL|)"
@@ -178,43 +179,36 @@ class _Builder(Struct):
     lines: dict[Key, int] = field(default_factory=dict)
     seen_nodes: set[int] = field(default_factory=set)
 
-    def build_mapping(self, node: MappingNode, path: Key) -> dict[str, object]:
-        values: dict[str, object] = {}
-        merged_parts: list[dict[str, object]] = []
+    def build_mapping(self, node: MappingNode, path: Key, depth: int = 0) -> dict[str, object]:
+        """`depth`: levels above the node. Each `<<` on the way counts as a level, and has no key in the path."""
+        values = self._build_merged(node, path, depth)
         for key, value in node.value:
             line = key.start_mark.line + 1
-            if key.tag == f"{_TAG}merge" and self.most_values:
-                merged_parts += self._build_merged(value, (*path, "<<"))
+            if key.tag == _MERGE and self.most_values:
                 continue
-            if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
+            if not isinstance(key, ScalarNode) or key.tag == _MERGE:
                 raise YamlError(line, "a key must be text; `extends:` of a recipe does what << would")
             name = str(key.value)
             inner = (*path, name)
             if name in values and not self.last_wins:
                 raise YamlError(line, f"{'.'.join(inner)} is given twice")
             self.lines[inner] = line
-            values[name] = self.build_value(value, inner)
-        merged: dict[str, object] = {}
-        for part in reversed(merged_parts):  # the first `<<` wins, and a key of the mapping itself over all
-            merged |= part
-        return merged | values
+            values[name] = self.build_value(value, inner, depth + 1)
+        return values
 
-    def _build_merged(self, node: Node, path: Key) -> list[dict[str, object]]:
-        """The mappings of `<<`, one or a list of them. Their lines are also those of the keys that they give."""
-        lines, self.lines = self.lines, {}
-        value = self.build_value(node, path)
-        merged_lines, self.lines = self.lines, lines
-        lines.update(merged_lines)
-        parts = value if isinstance(value, list) else [value]
-        mappings = [part for part in parts if isinstance(part, dict)]
-        if len(mappings) < len(parts):
-            raise YamlError(node.start_mark.line + 1, "<< needs a mapping")
-        depth = len(path) + isinstance(value, list)  # keys of a list have the mapping's place in it
-        for key, line in merged_lines.items():
-            self.lines.setdefault((*path[:-1], *key[depth:]), line)
-        return mappings
+    def _build_merged(self, node: MappingNode, path: Key, depth: int) -> dict[str, object]:
+        """The values that `<<` adds to a mapping, from one other mapping or a list of them; the first one wins."""
+        values: dict[str, object] = {}
+        added = [value for key, value in node.value if key.tag == _MERGE and self.most_values]
+        parts = [part for value in added for part in (value.value if isinstance(value, SequenceNode) else [value])]
+        for part in reversed(parts):
+            mapping = self.build_value(part, path, depth + 1)
+            if not isinstance(mapping, dict):
+                raise YamlError(part.start_mark.line + 1, "<< needs a mapping")
+            values |= mapping
+        return values
 
-    def build_value(self, node: Node, path: Key) -> object:
+    def build_value(self, node: Node, path: Key, depth: int) -> object:
         line = node.start_mark.line + 1
         self.value_count += 1 + len(node.value) // 256  # each alias of a long text is written out in full
         if self.most_values and self.value_count > self.most_values:
@@ -222,16 +216,16 @@ class _Builder(Struct):
         if id(node) in self.seen_nodes and not self.most_values:
             raise YamlError(line, "an alias (*name) is not followed: write the value out")
         self.seen_nodes.add(id(node))
-        if len(path) > _DEEPEST:
+        if depth > _DEEPEST:
             raise YamlError(line, "is nested too deep")
         if isinstance(node, ScalarNode):
             return self.build_scalar(node, path)
         if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
             children = [((*path, f"[{index}]"), child) for index, child in enumerate(node.value)]
             self.lines.update({inner: child.start_mark.line + 1 for inner, child in children})
-            return [self.build_value(child, inner) for inner, child in children]
+            return [self.build_value(child, inner, depth + 1) for inner, child in children]
         if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
-            return self.build_mapping(node, path)
+            return self.build_mapping(node, path, depth)
         raise YamlError(line, f"the tag {node.tag} is not known")
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from statistics import median
 
-from sparkd.base.lib.text import format_utc, sanitize
+from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_utc
 from sparkd.base.state.facts import Facts, excerpt_values, find_differences, group_files
 from sparkd.base.state.history import Launch
 

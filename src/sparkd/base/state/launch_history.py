@@ -18,8 +18,9 @@ from msgspec.structs import replace
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import Cause, ExitCode
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import DAY_SECONDS, seconds_since
 from sparkd.base.state.file import PUBLIC, Report, StateFile, ignore_report
-from sparkd.base.status.model import DAY_SECONDS, RestartReport, seconds_since
+from sparkd.base.status.model import RestartReport
 
 BACKOFF_SECONDS = (0, 5, 15, 60, 300)
 """Wait before a launch after 0, 1, 2, 3, 4 failed launches in a row. After five a person is needed."""

@@ -18,11 +18,11 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from sparkd.base.config import Engine, Settings
-from sparkd.base.lib.text import format_utc
+from sparkd.base.lib.times import format_utc, seconds_since, utc_now
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.known_good import Entry, ImageId, Plain
-from sparkd.base.status.model import FindingReport, seconds_since, utc_now
+from sparkd.base.status.model import FindingReport
 
 AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
 """Settings of `engine` that a chosen plan leaves as configured: the unit is made for them, and no plan has them."""

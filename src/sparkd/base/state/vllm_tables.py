@@ -48,8 +48,7 @@ def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:
 def find_table(host: Host, ref: str, version: str = "") -> FlagTable:
     """The table of the image that has this name on this node now.
 
-    Where that is away, or has given no answer, it is the table of its release. `version`: the release, where a recipe
-    names it.
+    Where that is away, or gave no answer, it is the table of its release: `version`, where a recipe names it.
     """
     release = find_release(version or ref)
     try:

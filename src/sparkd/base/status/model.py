@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum
 
 from msgspec import UNSET, Struct, UnsetType, convert, field
@@ -15,6 +15,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import is_alive
 from sparkd.base.lib import prepared
 from sparkd.base.lib.text import parse_json
+from sparkd.base.lib.times import format_duration, seconds_since
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 
@@ -49,7 +50,6 @@ GUARD_STATES = ("off", "starting", "watching", "unlocked", "failed")
 """States of the memory guard. Unlocked: it works, but may be swapped out and late."""
 IN_SERVICE = (Phase.SERVING, Phase.DEGRADED)
 UNKNOWN_RANK = -1
-DAY_SECONDS = 24 * 3600
 
 
 class FindingReport(Struct, frozen=True):
@@ -203,33 +203,6 @@ class NodeReport(Struct, frozen=True):
     def head(self) -> NodeReport | None:
         """The report of the head, where its agent answers. It alone says where clients reach the API."""
         return self if self.rank == 0 else next((peer.living for peer in self.peers if peer.rank == 0), None)
-
-
-def utc_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def seconds_since(stamp: str, now: datetime) -> float | None:
-    """Seconds since a stamp, at least 0: another node's clock may be ahead. None where `stamp` is no time.
-
-    A stamp without a zone is UTC.
-    """
-    with suppress(ValueError, OverflowError):
-        then = datetime.fromisoformat(stamp)
-        return max(0.0, (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds())
-    return None
-
-
-def format_duration(seconds: float | None) -> str:
-    """`12 s`, `3 min`, `2 h 5 min`, `4 d 3 h`; `?` for None."""
-    if seconds is None:
-        return "?"
-    minutes, hours, days = (int(seconds) // unit for unit in (60, 3600, 86400))
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min" if minutes else f"{int(seconds)} s"
 
 
 def without_figures(report: NodeReport) -> NodeReport:

@@ -10,8 +10,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.base.lib.errors import Cause
-from sparkd.base.lib.text import format_clock, sanitize
-from sparkd.base.status.model import IN_SERVICE, UNKNOWN_RANK, Contact, NodeReport, Phase, format_duration
+from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_clock, format_duration
+from sparkd.base.status.model import IN_SERVICE, UNKNOWN_RANK, Contact, NodeReport, Phase
 
 SERVING, SWITCHED, LOST, DEGRADED = "serving", "switched", "lost", "degraded"
 MEMORY_GUARD, NEEDS_PERSON, SUMMARY, TEST = "memory-guard", "needs-person", "summary", "test"

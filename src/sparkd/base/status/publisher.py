@@ -7,6 +7,7 @@ from typing import NamedTuple, TypedDict, Unpack
 from msgspec.structs import replace
 
 from sparkd.base.lib.redaction import Redaction
+from sparkd.base.lib.times import utc_now
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 from sparkd.base.status.model import (
     IN_SERVICE,
@@ -17,7 +18,6 @@ from sparkd.base.status.model import (
     PeerStatus,
     Phase,
     fit,
-    utc_now,
     without_figures,
 )
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import DAY_SECONDS, format_duration, seconds_since
 from sparkd.base.status.figure_texts import progress_text, shorten
 from sparkd.base.status.figures import ActivityReport, EngineReport
 from sparkd.base.status.model import (
-    DAY_SECONDS,
     IN_SERVICE,
     Contact,
     FindingReport,
@@ -23,8 +23,6 @@ from sparkd.base.status.model import (
     Phase,
     RestartReport,
     describe_time_left,
-    format_duration,
-    seconds_since,
 )
 
 TEXT_LIMIT = 2000

@@ -1,8 +1,7 @@
 """The KV cache of a rank, by config.json and flags: what a request takes of it, and the tokens that a size holds. Pure.
 
 vLLM's own arithmetic (v1/core/kv_cache_planning.py and v1/kv_cache_interface.py of 0.33): layers of one kind share the
-numbers of their blocks, in groups of equal size; a block has the same bytes in each group, and a request takes blocks
-of each.
+numbers of their blocks, in groups of equal size; a block has equal bytes in each, and a request takes some of each.
 """
 
 from collections import Counter

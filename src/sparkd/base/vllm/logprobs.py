@@ -84,8 +84,7 @@ def parse_scored(body: bytes) -> Scored:
 def find_nonsense(texts: Iterable[Scored], expected: float | None) -> tuple[float, str]:
     """The mean log-probability of known texts, and what is wrong with it. Raises ValueError.
 
-    Chance is that of a vocabulary which ends with the highest token seen: the real one is no smaller, its chance no
-    higher.
+    Chance is that of a vocabulary which ends with the highest token seen: the real one is no smaller.
     """
     tokens = [token for text in texts for token in text.prompt]
     mean = sum(logprob for _, logprob in tokens) / len(tokens)

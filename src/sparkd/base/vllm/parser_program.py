@@ -22,7 +22,6 @@ from typing import Any, Literal, get_args, get_origin
 
 MARK = "sparkd-vllm-parser:"
 ARGS = tuple(f"vllm.entrypoints.{where}.cli_args" for where in ("common", "launchers", "openai"))
-PARSERS = ("vllm.utils.argparse_utils", "vllm.utils")
 MANAGERS = (
     ("--reasoning-parser", "ReasoningParserManager", "vllm.reasoning"),
     ("--tool-call-parser", "ToolParserManager", "vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers"),
@@ -192,7 +191,7 @@ def find_kind(takes: set[str]) -> str:
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parsers of `vllm`, and of its subcommand, which has the flags."""
-    parser = load("FlexibleArgumentParser", *PARSERS)(prog="vllm")
+    parser = load("FlexibleArgumentParser", "vllm.utils.argparse_utils", "vllm.utils")(prog="vllm")
     serve = parser.add_subparsers(dest="subparser").add_parser("serve")
     return parser, load("make_arg_parser", *ARGS)(serve)
 

@@ -14,7 +14,8 @@ import msgspec
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import EngineEndedError, ExitCode, UsageError
-from sparkd.base.lib.text import parse_time, sanitize
+from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import parse_time
 from sparkd.base.vllm.warm_up_steps import MOST_AT_ONCE as MOST_TO_WARM
 from sparkd.tools.cli import bench_table, console
 from sparkd.tools.cli.progress import Ticker
@@ -27,7 +28,6 @@ from sparkd.tools.node.served import Served, open_endpoint
 
 SHORTEST_SOAK_SECONDS = 40
 """A shorter soak has too few samples for a verdict."""
-LEAST_WARM_SECONDS = 10
 LONGEST_SECONDS = 7 * 86400
 """Of a soak, and of `warm`."""
 _NUMBERS = re.compile(r"[0-9]{1,7}(?:,[0-9]{1,7}){0,15}")
@@ -134,7 +134,7 @@ def add_warm(parser: argparse.ArgumentParser) -> None:
 
 
 def warm_endpoint(args: argparse.Namespace) -> int:
-    seconds = parse_time("--for", args.time, LEAST_WARM_SECONDS, LONGEST_SECONDS)
+    seconds = parse_time("--for", args.time, 10, LONGEST_SECONDS)
     with open_endpoint(MOST_TO_WARM) as served, measuring.only_one():
         try:
             with Ticker("warms the endpoint"):

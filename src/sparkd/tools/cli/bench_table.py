@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from sparkd.base.lib.text import Parts, Table, format_utc, sanitize
+from sparkd.base.lib.text import Parts, Table, sanitize
+from sparkd.base.lib.times import format_utc
 from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Spread, expected_figure, find_level, ratio
 from sparkd.tools.measure.measuring import format_latency
@@ -29,7 +30,7 @@ def markdown(benchmark: Benchmark, expect: ExpectedFigures, usual: Usual | None)
     title = f"`{sanitize(benchmark.model)}`, recipe `{sanitize(benchmark.recipe)}`"
     lines = [f"{title}, sparkd {benchmark.version}, {benchmark.made[:10]}: {_describe_lengths(benchmark)}"]
     for headings, *rows in _make_tables(benchmark, expect, usual):
-        lines += ["", *map(_format_row, (headings, ["---:"] * len(headings), *rows))]
+        lines += ["", *(f"| {' | '.join(cells)} |" for cells in (headings, ["---:"] * len(headings), *rows))]
     return "\n".join([*lines, *notes(benchmark, usual)])
 
 
@@ -41,10 +42,6 @@ def _make_tables(benchmark: Benchmark, expect: ExpectedFigures, usual: Usual | N
 def _describe_lengths(benchmark: Benchmark) -> str:
     arrivals = ", staggered" if any(level.arrivals == "staggered" for level in benchmark.levels) else ""
     return f"{benchmark.prompt_tokens} tokens in, {benchmark.answer_tokens} out{arrivals}"
-
-
-def _format_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def level_rows(benchmark: Benchmark, expect: ExpectedFigures, usual: Usual | None) -> list[tuple[str, ...]]:

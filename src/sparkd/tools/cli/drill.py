@@ -7,8 +7,8 @@ from sparkd.agent.actions import history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.lib.times import format_duration
 from sparkd.base.state.history import last_load
-from sparkd.base.status.model import format_duration
 from sparkd.tools.cli import console
 from sparkd.tools.node import drill
 

@@ -22,7 +22,8 @@ from sparkd.base.host.journal import Query
 from sparkd.base.host.kernel_events import parse_printed
 from sparkd.base.lib.errors import BlockedError, UsageError
 from sparkd.base.lib.log import PRIORITIES
-from sparkd.base.lib.text import Table, parse_time, sanitize
+from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.lib.times import parse_time
 from sparkd.base.vllm.known_errors import KnownError, explain
 from sparkd.base.vllm.log_lines import LineSplitter
 from sparkd.tools.cli import console

@@ -10,8 +10,8 @@ import msgspec
 
 from sparkd.base.lib.errors import ExitCode
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import utc_now
 from sparkd.base.state.history import Smoke
-from sparkd.base.status.model import utc_now
 from sparkd.base.vllm.smoke import Round
 from sparkd.tools.cli import console
 from sparkd.tools.measure import measuring

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 
+from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import Parts, Table, cell_width, pad, sanitize
@@ -104,7 +105,6 @@ def describe_endpoint(files: Files, _plan_digest: str) -> str:
     from sparkd.base.cluster.endpoint import find_url
     from sparkd.base.cluster.membership import resolve_context
     from sparkd.base.config import load_settings
-    from sparkd.base.host import Host
 
     with suppress(SparkdError, OSError, ValueError):
         host = Host(files.root)
@@ -118,7 +118,6 @@ def _describe_idle(files: Files) -> Parts:
     from sparkd.base.cluster.chosen_plan import current_switch
     from sparkd.base.cluster.membership import find_place, resolve_context
     from sparkd.base.config import load_settings
-    from sparkd.base.host import Host
     from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
 
     with suppress(ConfigError):

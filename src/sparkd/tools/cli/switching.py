@@ -18,7 +18,8 @@ from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, ExitCode, UsageError
-from sparkd.base.lib.text import Table, format_utc, parse_time, sanitize
+from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.lib.times import format_utc, parse_time
 from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
 from sparkd.base.state.known_good import Entry
 from sparkd.base.state.switch import CONFIGURED, Stage, Switch, label

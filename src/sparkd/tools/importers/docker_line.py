@@ -20,7 +20,6 @@ _SHORT_OPTIONS = {
     "p": "publish", "u": "user", "w": "workdir", "h": "hostname", "l": "label", "m": "memory", "c": "cpu-shares",
     "a": "attach",
 }  # fmt: skip
-_PROGRAMS = ("docker", "podman")
 
 
 def read_script(text: str, variables: Variables) -> list[Launch]:
@@ -36,7 +35,7 @@ def read_script(text: str, variables: Variables) -> list[Launch]:
 def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
     """What the command starts; of a shell with -c, what its text starts, to three levels."""
     words, line = command.words, command.lines[0] if command.lines else 1
-    at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
+    at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in ("docker", "podman")), -1)
     verb = [word for word in words[at + 1 : at + 3] if word != "container"][:1] if at >= 0 else []
     inner = inner_commands(words, command.env, overrides, line) if depth < 3 else None
     if verb in (["run"], ["exec"], ["create"]):

@@ -18,11 +18,10 @@ with without("rich", "click"):
 LIMIT_BYTES = 1 << 20
 WAIT_SECONDS = 10.0
 """Limit for each step: the connection, the answer, the next bytes."""
-TOTAL_SECONDS = 30.0
 MOST_REDIRECTS = 5
 
 
-def download_text(url: str, total_seconds: float = TOTAL_SECONDS) -> str:
+def download_text(url: str, total_seconds: float = 30.0) -> str:
     """Download UTF-8 text of at most LIMIT_BYTES. Raises ConfigError."""
     shown = sanitize(url)
     try:

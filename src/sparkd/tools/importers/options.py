@@ -37,7 +37,6 @@ _IGNORED_OPTIONS = (
 _MOUNTS = ("volume", "mount")
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
-_PORT_OF_VLLM = "8000"
 redact = Redaction()
 
 
@@ -208,7 +207,7 @@ class KeptSettings(Struct):
             if option.name != "publish":
                 continue
             ports = [flag.values[-1] for flag in flags if flag.name == "port" and flag.values]
-            port = ports[-1] if ports else _PORT_OF_VLLM  # of several, vLLM takes the last
+            port = ports[-1] if ports else "8000"  # vLLM's own; of several, it takes the last
             match = _PORT.fullmatch(option.value)
             if match and match[3] == port and published is flags:  # the first that leads to the engine
                 address = [Flag("port", (match[2],)), *([Flag("host", (match[1].strip("[]"),))] if match[1] else [])]

@@ -14,7 +14,6 @@ from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
 from sparkd.tools.importers.source import Overrides, UnusableRecipeError
 from sparkd.tools.importers.variables import CommandError, mark
 
-_LONGEST_SPEC = 32
 _SPEC = re.compile(r"[^\d{}]*\d{0,3}(?:[^\d{}]+\d{0,3})?[^\d{}]*")
 """Format specifications with widths below 1000, so that the result stays small."""
 _UP_TO_LAST_BRACE = re.compile(r"^.*\}", re.MULTILINE)
@@ -68,7 +67,7 @@ def _format_field(formatter: string.Formatter, name: str, spec: str, conversion:
         values.used.add(name)
         raise CommandError(f"{placeholder} is given no value; a brace that is meant as one is written twice")
     # Format c makes a character of a number, possibly one that can't be encoded.
-    if len(spec) > _LONGEST_SPEC or not _SPEC.fullmatch(spec) or spec.endswith("c"):
+    if len(spec) > 32 or not _SPEC.fullmatch(spec) or spec.endswith("c"):
         raise CommandError(f"{placeholder} has a format that is not taken: {spec[:60]}")
     value = formatter.convert_field(values.get(name), conversion)
     try:

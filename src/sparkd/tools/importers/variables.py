@@ -34,7 +34,6 @@ _NAMED = re.compile(
 """$NAME and ${NAME} in full; of ${NAME:-ALTERNATIVE}, what comes before the alternative."""
 _SCRIPT_FOLDER = re.compile(r'\$\(cd "?\$\(dirname "?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)"? && pwd(?: -P)?\)')
 """The folder that a script lies in."""
-_DEEPEST = 8
 _MOST_FILLED_IN = 1 << 22
 """Characters, of all values of one file together: text that doubles itself must end."""
 
@@ -130,7 +129,7 @@ class Variables(Struct):
         return self._expand_alternative(alternative, depth) if mode.endswith(("-", "=")) else mark(f"${name}")
 
     def _expand_alternative(self, text: str, depth: int) -> str:
-        if depth > _DEEPEST:
+        if depth > 8:
             raise CommandError("variables are nested too deep")
         is_quoted = re.fullmatch(r"'[^']*'|\"[^\"]*\"", text)
         return self.fill(text[1:-1] if is_quoted else text, depth + 1)

@@ -16,9 +16,10 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, NotReadyError
 from sparkd.base.lib.text import GIB, sanitize, size
+from sparkd.base.lib.times import utc_now
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
-from sparkd.base.status.model import read_living_report, utc_now
+from sparkd.base.status.model import read_living_report
 from sparkd.tools.measure.knobs import Knob, Value, set_values
 from sparkd.tools.measure.ladder import BASE_STEP, MeasuredStep, Position, Step, find_position
 from sparkd.tools.measure.measuring import run_warm

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from sparkd.agent.actions.dockerd import Containers, program_body
+from sparkd.agent.actions.container_bodies import program_body
+from sparkd.agent.actions.dockerd import Containers
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.preflight.check import Finding, Verdict, block, ok, skipped, unknown, warn
 from sparkd.agent.preflight.checks.gpu import GB10, POWER_CYCLE
@@ -30,7 +31,6 @@ from sparkd.tools.measure.interrupts import report_progress
 
 Read = Callable[[], Sequence[GpuClocks]]
 AGAIN = "then again: sudo sparkd preflight --deep"
-SAMPLE_SECONDS = 0.5
 NEED_BYTES, HELD_BYTES, BUSY_PERCENT = 8 * GIB, GIB, 20
 """Memory that the container may take; memory that others may hold, and their load: both are above a desktop's."""
 
@@ -98,7 +98,7 @@ def _sample_clocks(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterat
     has_ended = Event()
 
     def sample() -> None:
-        while not has_ended.wait(SAMPLE_SECONDS):
+        while not has_ended.wait(0.5):
             samples.extend((time.monotonic(), clocks) for clocks in read()[:1])
 
     start_thread(Thread(target=sample, name="gpu-clocks", daemon=True))

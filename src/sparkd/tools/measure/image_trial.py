@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, SparkdError
-from sparkd.base.lib.text import format_utc, sanitize
+from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_utc
 from sparkd.base.state.facts import find_differences
 from sparkd.base.state.history import Launch, Row
 from sparkd.base.state.switch import Chosen, Stage, Switch, label

@@ -15,11 +15,11 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError, NotReadyError, UsageError
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_duration, utc_now
 from sparkd.base.recipes.lookup import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Recipe
 from sparkd.base.state.history import Row, last_load
 from sparkd.base.state.switch import Chosen
-from sparkd.base.status.model import format_duration, utc_now
 from sparkd.base.vllm.args import JsonValue
 from sparkd.tools.measure.climb import Climb, Tuning
 from sparkd.tools.measure.figures import DECODE, FIRST

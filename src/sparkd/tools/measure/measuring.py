@@ -18,9 +18,9 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.text import sanitize, size
+from sparkd.base.lib.times import utc_now
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.history import PATH, Bench, Row
-from sparkd.base.status.model import utc_now
 from sparkd.base.vllm.streaming import StreamError
 from sparkd.tools.measure.bench import Benchmark, Wanted, measure
 from sparkd.tools.measure.figures import DECODE, Depth, LevelFigures

@@ -8,7 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkd.base.lib import prepared
-from sparkd.base.lib.text import format_utc, sanitize
+from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_utc
 from sparkd.base.state.decline import describe_change, describe_slower_load, find_decline, median_before
 from sparkd.base.state.history import Bench, Launch, Row
 from sparkd.tools.measure.bench import Benchmark

@@ -31,8 +31,6 @@ from sparkd.tools.models.peers import SPARE_BYTES
 if TYPE_CHECKING:
     from huggingface_hub._local_folder import LocalDownloadFileMetadata
 
-_ANSWER_SECONDS = 60.0
-_PAUSE_SECONDS = 2.0
 _MAX_VAIN_TRIES = 3
 """Tries in a row without a new byte. The client itself tries again only after some kinds of broken connections."""
 _AGAIN = "run it again: it resumes"
@@ -92,7 +90,7 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
         from huggingface_hub import HfApi
 
         with _limit_memory():
-            info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=_ANSWER_SECONDS)
+            info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=60.0)
         files = {
             file.rfilename: RepoFile(file.rfilename, file.size, (file.lfs.sha256 if file.lfs else file.blob_id) or "")
             for file in info.siblings or ()
@@ -233,7 +231,7 @@ def _fetch_until_complete(fetch: Callable[[], object], count_received: Callable[
             if is_of_disk or vain_tries == _MAX_VAIN_TRIES or (vain_tries and isinstance(error, HfHubHTTPError)):
                 raise
             bytes_before = bytes_now
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(2.0)
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:

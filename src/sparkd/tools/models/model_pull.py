@@ -23,7 +23,6 @@ from sparkd.tools.models.hub import Repo
 from sparkd.tools.models.peers import require_room
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
-_TOKEN_LIMIT_BYTES = 4096
 
 
 class ModelSource(NamedTuple):
@@ -128,7 +127,7 @@ def read_token(path: str | None, files: Files) -> str | None:
         return None
     hint = f"chmod 600 {path}, of root or yourself; the token alone on one line"
     try:
-        file = read_private(files, os.path.abspath(path), _TOKEN_LIMIT_BYTES, *ROOT, os.geteuid())  # noqa: PTH100
+        file = read_private(files, os.path.abspath(path), 4096, *ROOT, os.geteuid())  # noqa: PTH100
     except FileNotFoundError as error:
         raise UsageError(f"the token can't be read from {path}: {error.strerror}", hint) from None
     except ConfigError as error:

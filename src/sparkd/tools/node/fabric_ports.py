@@ -20,7 +20,6 @@ ETHERNET, INFINIBAND = "1", "32"
 FAST_MBPS = 25_000
 """A port of at least this speed without an RDMA device may be one whose driver is missing."""
 MOST = 16
-LLDPD_SOCKET = "/run/lldpd.socket"
 MOST_NAMES = 32
 """Interfaces of lldpd's answer that are read."""
 
@@ -92,7 +91,7 @@ def _sort_key(port: FabricPort) -> tuple[bool, bool, bool, int, str]:
 
 def read_names(host: Host) -> dict[str, tuple[str, ...]]:
     """Names of machines at the other end, by interface; empty without lldpd, or where this user may not query it."""
-    if not host.live or not host.files.exists(LLDPD_SOCKET):
+    if not host.live or not host.files.exists("/run/lldpd.socket"):
         return {}
     try:
         command = ("lldpcli", "-f", "json0", "show", "neighbors")

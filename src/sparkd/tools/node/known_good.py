@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from sparkd.base.host import Host, docker, versions
 from sparkd.base.host.weights import Manifest
 from sparkd.base.lib.errors import SparkdError
-from sparkd.base.lib.text import format_utc, sanitize
+from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_utc
 from sparkd.base.plan.agreement import format_table, make_agreement
 from sparkd.base.plan.fingerprint import hash_user_script, read_image_identity, read_weights
 from sparkd.base.plan.model import LaunchPlan

@@ -9,7 +9,8 @@ from msgspec import Struct, to_builtins
 from sparkd.agent.preflight.check import Finding, Level
 from sparkd.agent.preflight.fixes import FixState
 from sparkd.agent.preflight.runner import fixes_to_apply, overall
-from sparkd.base.lib.text import Parts, Table, format_utc
+from sparkd.base.lib.text import Parts, Table
+from sparkd.base.lib.times import format_utc
 
 CONFIGURATION = "configuration"
 """Id of the finding on a configuration that makes no plan."""

@@ -26,7 +26,6 @@ from sparkd.base.vllm.smoke import Round, run_rounds
 from sparkd.base.vllm.streaming import StreamError
 from sparkd.tools.node.endpoint import context_tokens
 
-REQUEST_SECONDS = 60.0
 CONNECTIONS = 8
 
 
@@ -99,7 +98,7 @@ async def run_smoke(served: Served, show: Callable[[Round], object] = lambda _: 
     plan, recipe, rounds = served.node.plan, served.node.recipe, []
     tokens, random_weights = context_tokens(plan, Host()), recipe.model.random_weights
     capabilities = Capabilities.from_argv(plan.argv, recipe.expect, tokens, random_weights=random_weights)
-    async for round_ in run_rounds(served.endpoint, capabilities, REQUEST_SECONDS):
+    async for round_ in run_rounds(served.endpoint, capabilities, 60.0):
         rounds.append(round_)
         show(round_)
     return rounds

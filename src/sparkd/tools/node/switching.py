@@ -24,12 +24,13 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, NotReadyError, UsageError
 from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.lib.times import utc_now
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
-from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, parse, read_living_report, read_report, utc_now
+from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, parse, read_living_report, read_report
 from sparkd.base.status.publisher import status_line
 from sparkd.tools.node.next_start import NextStart
 

@@ -25,10 +25,8 @@ from sparkd.base.host.network import canonical
 from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import UsageError
 
-_PURPOSE = b"sparkd join 1"
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """Crockford's base 32."""
-_ALIKE = str.maketrans("OIL", "011")
 _SECRET_BITS, _CHECK_BITS = 90, 10
 _COUNT, _GROUP = 20, 5
 """Letters of a code, and of each group of it."""
@@ -54,7 +52,7 @@ class JoinCode(NamedTuple):
     def parse(cls, text: str) -> JoinCode:
         """Parse what a person typed, in any case and with any blanks. Raises UsageError, which does not quote it."""
         address, _, typed = text.strip().partition("-") if len(text) <= 200 else ("", "", "")
-        letters = re.sub(r"[\s-]", "", typed).upper().translate(_ALIKE)
+        letters = re.sub(r"[\s-]", "", typed).upper().translate(str.maketrans("OIL", "011"))
         try:
             head, digits = canonical(address), [_LETTERS.index(letter) for letter in letters]
             if len(digits) != _COUNT:
@@ -92,7 +90,7 @@ class Ephemeral:
         """
         shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
         public_keys = (self.public, theirs) if head else (theirs, self.public)
-        inputs = (_PURPOSE, code.head.encode(), node.encode(), *public_keys, challenge.encode())
+        inputs = (b"sparkd join 1", code.head.encode(), node.encode(), *public_keys, challenge.encode())
         info = b"".join(len(text).to_bytes(4, "big") + text for text in inputs)  # lengths: no byte can move to the next
         salt = code.secret.to_bytes(_NONCE_BYTES, "big")
         material = HKDF(SHA256(), 2 * _KEY_BYTES, salt, info).derive(shared)

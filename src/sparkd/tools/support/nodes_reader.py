@@ -27,14 +27,13 @@ OpenLogs: TypeAlias = Callable[[Settings, Host], AbstractAsyncContextManager[tup
 RECENT = timedelta(days=1)
 BEFORE_FAILURE, AFTER_FAILURE = timedelta(minutes=15), timedelta(minutes=1)
 """The window of log lines around a failure."""
-MOST_FAILURES = 2
 
 
 def find_failures(files: Files) -> list[datetime]:
-    """Times of the last failures of this node, the newest first."""
+    """Times of the last two failures of this node, the newest first."""
     history = launch_history.read_history(files)
     ends = (*history.ends, *([history.last_cause] if history.last_cause else []))
-    stamps = sorted({end.at for end in ends if end.at}, reverse=True)[:MOST_FAILURES]
+    stamps = sorted({end.at for end in ends if end.at}, reverse=True)[:2]
     failures = []
     for stamp in stamps:
         with suppress(ValueError):

@@ -16,7 +16,6 @@ from sparkd.base.lib.text import MIB, size
 
 LEAST_BYTES = 256 * MIB
 """Smaller growth is noise."""
-SHOWN = 3
 
 
 class Tenants(Struct, frozen=True):
@@ -75,7 +74,7 @@ def describe_growth(at_launch: Tenants, at_end: Tenants, spare_bytes: int) -> Gr
     growths.sort(key=lambda growth: (-growth[0], growth[1].kind == "files"))
     names = ", ".join(
         f"{consumer.user} {size(grown_bytes)} ({_describe_place(consumer)})"
-        for grown_bytes, consumer in growths[:SHOWN]
+        for grown_bytes, consumer in growths[:3]
         if grown_bytes > LEAST_BYTES
     )
     if taken_bytes > max(spare_bytes, LEAST_BYTES):

@@ -10,7 +10,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_v
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.kernel import Record
 from sparkd.base.host.kernel_events import KINDS, Event, parse_event
-from sparkd.base.status.model import format_duration as age
+from sparkd.base.lib.times import format_duration as age
 
 MOST_OF_A_KIND = 32
 """How many different events of a kind are kept, such as Xids by device and code: the latest. So a flood of one kind

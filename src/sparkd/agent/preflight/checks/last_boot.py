@@ -16,7 +16,6 @@ from sparkd.base.state.launch_history import LOADING, read_history
 
 TOO_MANY = 3
 """Boots in a row that ended while one plan loaded. Three power cuts in a row, each during a load, are rare."""
-PHASE_LENGTH = 60
 
 
 class LastLaunch(Struct, frozen=True):
@@ -58,7 +57,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
             good, tried = (Facts(values, {}, {}) for values in (history.good, history.tried))
             changes = f"since the last good start {describe_change(good, tried)}"
         launches = tuple(
-            LastLaunch(sanitize(boot.phase, PHASE_LENGTH), boot.digest == self.digest, not boot.open)
+            LastLaunch(sanitize(boot.phase, 60), boot.digest == self.digest, not boot.open)
             for boot in history.boots_before(boot_id)
         )
         machine_end = str(history.machine_end) if history.machine_end and history.machine_end.boot_id == boot_id else ""

@@ -16,7 +16,6 @@ from sparkd.base.plan.inputs import MemoryNeed
 
 LEAST_BYTES = GIB
 """Smaller users are not named."""
-SHOWN = 5
 
 
 class HeldMemory(Struct, frozen=True):
@@ -50,7 +49,7 @@ class OtherTenants(Check[TenantFacts], frozen=True):
         memory = host.meminfo()
         gpu = host.gpu() if self.uses_gpu and host.gpu_present() else NO_GPU
         consumers = [consumer for consumer in find_consumers(host, gpu) if consumer.bytes > LEAST_BYTES]
-        shown = consumers[:SHOWN]
+        shown = consumers[:5]
         has_containers = any(consumer.kind == "container" for consumer in shown)
         docker = host.docker() if has_containers else AWAY
         return TenantFacts(

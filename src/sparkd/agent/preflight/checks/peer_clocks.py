@@ -10,8 +10,7 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.status.model import Contact, read_living_report
 
 APART_SECONDS = 5.0
-"""Clocks may differ by so much. Those that chrony or timesyncd keep differ by milliseconds; an answer's date has whole
-seconds."""
+"""Clocks may differ so much. Those kept by chrony or timesyncd differ by milliseconds; an answer's date has seconds."""
 
 
 class PeerClock(Struct, frozen=True):

@@ -157,7 +157,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         if engine.container_id and not facts.docker_known:
             return _judge_unidentified(f"{description}: docker can't identify its container", facts.docker_error)
         container_name = _find_container_name(facts, engine)
-        if not container_name and _is_left_by_agent(facts, engine):
+        if not container_name and engine.container_id and engine.container_id == facts.rank_container:
             return self._judge_stray(facts, engine)  # also where it serves: docker has removed the container
         by_hand = stop_by_hand(engine.top.pid, engine.service_stop)
         command = f"sudo docker stop {quote(container_name)}" if container_name else by_hand
@@ -198,11 +198,6 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
             reason = f"an orphaned engine does not end: {_describe_engine(facts, engine)}"
             return block(reason, f"look at: cat /proc/{survivors[0].pid}/stack")
         return block(f"an orphaned engine: {_describe_engine(facts, engine)}", FIX_HINT, fixes=fixes)
-
-
-def _is_left_by_agent(facts: StrayFacts, engine: Engine) -> bool:
-    """Whether the engine is that of the recorded rank, whose agent is gone."""
-    return bool(engine.container_id) and engine.container_id == facts.rank_container
 
 
 def _build_fixes(engine: Engine) -> tuple[EndProcess, ...]:

@@ -110,11 +110,11 @@ def _find_cause(agent: Agent, running: Running, code: str) -> tuple[Cause, str]:
 
 
 def _await_peer_reports(agent: Agent, reason: str) -> None:
-    """Wait PEER_REPORT_SECONDS for the failed node's report. Only in this wait a stop ends the inquest.
+    """Wait PEER_REPORT_SECONDS for the failed node's report. Only in this wait a stop ends the search for the cause.
 
     Raises PeerLostError where a node reports its end or refuses connections, and where rank 0 was never started.
     """
-    agent.loop.endings.enter(Stage.INQUEST)
+    agent.loop.endings.enter(Stage.CLOSING)
     agent.loop.wait_until(never, PEER_REPORT_SECONDS)  # the monitor's check raises PeerLostError in this wait
     head = agent.monitor.check()[0]
     agent.loop.endings.enter(Stage.END)

@@ -507,6 +507,24 @@ def test_an_agent_whose_rank_does_not_serve_is_not_awaited(phase: Phase) -> None
         monitor.check()
 
 
+def test_a_second_agent_that_is_not_awaited_is_lost_at_once_while_another_one_is_away() -> None:
+    peers, _, monitor = tracked(1, 2, proves=False, return_seconds=15)
+    refuse(peers[1], 0)
+    monitor.check()
+    assert "the agent of rank 1 on spark2" in monitor.trouble
+    peers[2].status = status(Contact.REFUSED, report(2, phase=Phase.LOADING, epoch="e"))
+    with pytest.raises(PeerLostError, match=r"rank 2 on spark3 \(10\.0\.0\.3\) is gone"):
+        monitor.check()
+
+
+def test_of_two_agents_that_are_away_the_first_is_reported() -> None:
+    peers, _, monitor = tracked(1, 2, proves=False, return_seconds=15)
+    for peer in peers.values():
+        peer.status = replace(peer.status, contact=Contact.REFUSED)
+    monitor.check()
+    assert monitor.trouble.startswith("the agent of rank 1 on spark2 (10.0.0.2) is away")
+
+
 def test_no_agent_is_awaited_where_that_is_set_to_0() -> None:
     peers, monitor, _ = awaiting(0)
     refuse(peers[1], 0)

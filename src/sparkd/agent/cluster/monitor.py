@@ -166,7 +166,8 @@ class PeerMonitor(Struct):
             heard_at = max(self.readers[peer.rank].heard_at or self._tracked_since, self.resumed_at())
             if peer.contact is Contact.REFUSED:
                 refused_at = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_since)
-                away = away or self._await_agent(peer, now - refused_at, refused_at - heard_at)
+                awaited = self._await_agent(peer, now - refused_at, refused_at - heard_at)  # it may raise for each
+                away = away or awaited
             else:
                 self._refused_at.pop(peer.rank, None)
                 silences.append((max(0.0, now - heard_at), peer))

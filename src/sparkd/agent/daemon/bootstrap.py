@@ -164,6 +164,8 @@ def _start_afresh(process: _Process, loaded: Loaded, handed: Handed | None, refu
     actions = process.acquire_node(handed)
     _disown_rank(actions, events, refusals)
     note_machine_end(host, actions, loop, events)
+    with suppress(AwaitedError):  # a bad key is raised before the step of `begin_switch`: no plan is at fault
+        read_keys_beside(loop, host, settings)
     switch, switch_seen = begin_switch(settings, host, actions, events)
     if place is not None and place.switch != switch:
         place = None  # its plan is that of the choice before this step: `_await_agent` makes that of the present one
@@ -266,7 +268,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     Raises OutdatedPlanError then, and AwaitedError where this node has no place, no key or no port.
     """
     place = find_place(base.settings, base.host)
-    keys = read_keys_beside(base, base.settings, owner_uid)
+    keys = read_keys_beside(base.loop, base.host, base.settings, owner_uid)
     cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid, keys)
     first_status = unplaced_status(role, base.host, base.actions.owner.invocation, str(awaited))
     first_status = replace(first_status, rank=place.rank, address=place.address)

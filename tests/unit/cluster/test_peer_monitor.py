@@ -368,6 +368,16 @@ def test_an_agent_that_continues_is_no_loss_whatever_it_does(phase: Phase, epoch
     assert peer_lost_error(EXPECTED, status(answer=report(phase=phase, epoch=epoch))) is None
 
 
+def test_a_head_that_has_taken_its_call_back_is_lost_also_where_its_blocked_phase_was_not_read() -> None:
+    """As over a link that was down for those seconds: it would wait for this worker, and this worker's rank for it."""
+    expected = ExpectedPeer(0, "incarnation-0", "e1")
+    waiting = report(0, phase=Phase.AWAITING_PEERS, epoch="", incarnation="incarnation-0")
+    assert peer_lost_error(expected, status(answer=replace(waiting, epoch="e1"))) is None
+    loss = peer_lost_error(expected, status(answer=waiting))
+    assert loss is not None
+    assert loss.reason == "rank 0 on spark1 (10.0.0.1) belongs to another launch"
+
+
 @pytest.mark.parametrize("contact", [Contact.ANSWERS, Contact.SILENT, Contact.UNSIGNED])
 def test_silence_is_never_a_loss_by_itself(contact: Contact) -> None:
     silent = status(contact, RUNNING, why="no answer within 8 s")

@@ -61,7 +61,8 @@ def peer_lost_error(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError |
         return PeerLostError(f"{rank} has restarted{last_end}", HINT, cause=Cause.PEER_FAILED if has_failed else None)
     if (loss := phases.find_loss(report)) is not None:
         return PeerLostError(f"{rank} {loss.text}: {report.message}", HINT, cause=loss.cause)
-    if report.epoch not in ("", expected.epoch):
+    # A worker joins late. A head without an epoch has called before, was blocked since, and takes other ranks.
+    if report.epoch != expected.epoch and (report.epoch or not expected.rank):
         return PeerLostError(f"{rank} belongs to another launch", HINT)
     return None
 

@@ -49,6 +49,7 @@ from sparkd.base.lib.errors import (
     NotReadyError,
     OutdatedPlanError,
     SparkdError,
+    UnreadableError,
 )
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
@@ -123,7 +124,11 @@ def build_agent(
             return agent
         handed = None  # the node lock is free again
         refusals.append("its first process has just ended, or is in another container")
-    return _start_afresh(process, load_with_origins(env, root), handed, refusals)
+    try:
+        loaded = load_with_origins(env, root)
+    except UnreadableError as error:  # the next process may read it
+        raise BlockedError(error.reason, "look at: sudo dmesg") from None
+    return _start_afresh(process, loaded, handed, refusals)
 
 
 def _adopt_rank(process: _Process, adoptable: AdoptableRank, handed: Handed | None) -> Agent | None:

@@ -27,6 +27,8 @@ from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.schema import Container, Limit, Volume
 
 ID = "ab" * 32
+WHY = r" \(see why: sudo journalctl -u docker -e\)"
+"""The hint behind dockerd's own reason."""
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_a_refusal_is_an_error_with_dockers_reason_unless_the_container_is_gone(
         requests.append(request)
         return (http(b"" if status < 400 else b'{"message": "driver failed:\\n  no space"}', status=status),)
 
-    reason = f"^container {ID[:12]} can't be {act}: driver failed: no space$"
+    reason = f"^container {ID[:12]} can't be {act}: driver failed: no space{WHY}$"
     with dockerd(answer) as path, nullcontext() if harmless else pytest.raises(LaunchError, match=reason):
         if act == "stopped":
             Containers(path).stop(ID, 3)
@@ -172,7 +174,7 @@ def start(docker: FakeDockerd, plan: LaunchPlan, gpu: GpuAccess | None = None) -
 @pytest.mark.parametrize(
     ("pids", "refusal", "reason"),
     [
-        ((), "no /bin/bash", "can't be started: no /bin/bash"),
+        ((), "no /bin/bash", f"can't be started: no /bin/bash{WHY}"),
         ((0,), "", "ended as soon as it was started: no such file"),
         ((1 << 22,), "", "ended as soon as it was started: no such file"),
         ((os.getpid(),), "", "ended as soon as it was started: no such file"),
@@ -190,9 +192,9 @@ def test_a_container_that_does_not_run_is_removed(
 
 def test_the_reason_of_a_failed_start_outlives_a_failed_removal(plan: LaunchPlan) -> None:
     docker = FakeDockerd((), "the driver hangs", keeps="device or resource busy")
-    with pytest.raises(LaunchError, match=r"^container sparkd-rank0 can't be started: the driver hangs$"):
+    with pytest.raises(LaunchError, match=rf"^container sparkd-rank0 can't be started: the driver hangs{WHY}$"):
         start(docker, plan)
-    with docker.serve() as path, pytest.raises(LaunchError, match=r"can't be run to its end: the driver hangs$"):
+    with docker.serve() as path, pytest.raises(LaunchError, match=rf"can't be run to its end: the driver hangs{WHY}$"):
         Containers(path).run_program({}, "sparkd-rank0", 1)
 
 

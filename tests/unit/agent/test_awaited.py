@@ -1,5 +1,6 @@
 """What the configuration names may come late, by a mount or by a person: the agent waits for it in its process."""
 
+import errno
 import json
 import os
 import threading
@@ -7,14 +8,26 @@ import threading
 import pytest
 from tests.tree import Tree
 from tests.unit.agent.late_files import RECIPE, LateFiles
+from tests.unit.agent_runs import record
 from tests.unit.cluster_nodes import EventLines, base_under_test
 from tests.unit.plans import configured
 
-from sparkd.agent.daemon.bootstrap import _await_agent
+from sparkd.agent.daemon.bootstrap import _await_agent, build_agent
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import ConfigError, ExitCode, NotReadyError, OutdatedPlanError, UnreadableError
+from sparkd.base.lib.errors import (
+    BlockedError,
+    ConfigError,
+    ExitCode,
+    NotReadyError,
+    OutdatedPlanError,
+    UnreadableError,
+    unreadable,
+)
+from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.recipes.loader import load_recipe
 
 
@@ -40,6 +53,25 @@ def test_a_key_file_or_recipe_whose_disk_fails_may_be_readable_later() -> None:
         read_keys(Files(), "/proc/self/mem", os.getuid())
     with pytest.raises(UnreadableError):
         load_recipe("/proc/self/mem", [])
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM, errno.ENFILE])
+def test_what_a_machine_can_not_read_just_now_is_waited_for(number: int) -> None:
+    """Such as one that ends an engine for want of memory: with exit code 78 its unit would stay down."""
+    assert unreadable(OSError(number, os.strerror(number))) is UnreadableError
+    assert unreadable(OSError(errno.EACCES, os.strerror(errno.EACCES))) is ConfigError
+
+
+def test_settings_that_can_not_be_read_just_now_are_read_by_the_next_process(late: LateFiles) -> None:
+    share = late.tree.root / "share.toml"
+    share.symlink_to("/proc/self/mem")  # EIO
+
+    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+        env = {"SPARKD_CONFIG": str(share)}
+        build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root)
+
+    with pytest.raises(BlockedError, match=r"share\.toml: cannot be read: input/output error"):
+        record(start)
 
 
 def test_a_recipe_and_a_secret_on_a_late_mount_are_waited_for_with_one_line_each(late: LateFiles) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent_runs import CONTAINER, World, end, open_world, run_agent
 from tests.unit.docker_server import json_response, plain
+from tests.unit.nodes import until
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode
@@ -74,6 +75,27 @@ def test_the_rank_has_a_record_from_before_its_container_to_after_it(recorded: R
     assert signalled == replace(ready, stage=RankStage.ENDING)
     assert recorded.record_at["DELETE"] == signalled, "until its container is gone"
     assert not (recorded.tree.root / RECORD).exists()
+
+
+def test_a_rank_that_could_not_be_kept_is_kept_once_there_is_room(recorded: RecordedWorld) -> None:
+    """Else an agent that crashes or is reloaded later would end it."""
+    stages: list[object] = []
+    plan = recorded.tree.root / "run/sparkd/private/rank-plan.json"
+    plan.mkdir(parents=True, mode=0o700)  # as where /run is full
+
+    def make_room() -> None:
+        record = recorded.record()
+        stages.append(record and record.stage)
+        plan.rmdir()
+        until(lambda: (record := recorded.record()) is not None and record.stage is RankStage.READY, 20)
+        stages.append(plan.is_file())
+        end()
+
+    thread = recorded.once("serving", make_room)
+    code, journal = run_agent(recorded)
+    thread.join()
+    assert (code, stages) == (ExitCode.GOOD, [RankStage.STARTING, True]), journal
+    assert journal.count("state.write.failed file=rank-plan.json") == 1
 
 
 def test_only_root_can_read_the_record(recorded: RecordedWorld) -> None:

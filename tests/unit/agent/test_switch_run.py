@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.agent_runs import World, end, open_world, phases, run_agent, serving
 from tests.unit.engine_server import Reply
 from tests.unit.nodes import until
@@ -14,7 +15,7 @@ from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.endings import StopRequested
-from sparkd.base.lib.errors import ExitCode, NotReadyError
+from sparkd.base.lib.errors import ConfigError, ExitCode, NotReadyError
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 
 
@@ -120,6 +121,24 @@ def test_a_chosen_plan_whose_secret_can_not_be_used_is_left_for_the_configured_o
         run_agent(switched)  # systemd starts the next process
     assert stage(switched) == "none"
     assert switched.last_exit.cause == "switch-failed"
+
+
+@pytest.mark.parametrize("before", ["draining", "trying"])
+def test_a_bad_cluster_key_is_no_verdict_on_a_chosen_plan(switched: World, before: str) -> None:
+    pair = 'cluster.nodes = ["10.0.0.1", "10.0.0.2"]\nfabric = {interface = "bond0", hcas = ["rocep1s0f0"]}\n'
+    switched.tree.file("/etc/sparkd/conf.d/pair.toml", pair + 'engine.recipe = "tiny-cpu-pair"\n')
+    switched.tree.file("/proc/net/fib_trie", "     |-- 10.0.0.1\n        /32 host LOCAL\n")
+    choose_new(switched, min_nodes=2)
+    files = Host(switched.tree.root).files
+    chosen = FILE.read(files)
+    assert chosen is not None
+    if before == "trying":
+        draining, chosen = chosen, replace(chosen, stage=Stage.TRYING, tries=1)
+        compare_and_swap(files, FILE, draining, chosen)
+    switched.tree.file("/etc/sparkd/cluster.key", "no key\n", 0o600)
+    with pytest.raises(ConfigError, match=r"cluster\.key"):
+        run_agent(switched)  # the unit stays down until somebody repairs the key
+    assert FILE.read(files) == chosen
 
 
 def test_a_stop_while_a_chosen_plan_waits_for_its_secret_is_no_try(switched: World, tmp_path: Path) -> None:

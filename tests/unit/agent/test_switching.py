@@ -505,6 +505,8 @@ def test_no_plan_is_launched_without_its_try_where_a_full_disk_kept_that_from_be
     write_switch(started, Stage.DRAINING)
     full = FullDisk(agent.host, agent.loop, "full")
     stamp = begin_switch(agent.context.configured, agent.host, full, agent.events)[1]
+    (line,) = (line for line in started.events.lines if line.startswith("state.write.failed"))
+    assert line.startswith("state.write.failed file=switch.json reason=No space left on device hint=df -h"), line
     node = membership.resolve_context(agent.context.configured, None, agent.host)
     agent = started.remake(context=node, switch_seen=stamp)
     agent.switching.settle()

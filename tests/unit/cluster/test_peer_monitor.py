@@ -368,6 +368,16 @@ def test_an_agent_that_continues_is_no_loss_whatever_it_does(phase: Phase, epoch
     assert peer_lost_error(EXPECTED, status(answer=report(phase=phase, epoch=epoch))) is None
 
 
+def test_a_head_that_has_taken_its_call_back_is_lost_also_where_its_blocked_phase_was_not_read() -> None:
+    """As over a link that was down for those seconds: it would wait for this worker, and this worker's rank for it."""
+    expected = ExpectedPeer(0, "incarnation-0", "e1")
+    waiting = report(0, phase=Phase.AWAITING_PEERS, epoch="", incarnation="incarnation-0")
+    assert peer_lost_error(expected, status(answer=replace(waiting, epoch="e1"))) is None
+    loss = peer_lost_error(expected, status(answer=waiting))
+    assert loss is not None
+    assert loss.reason == "rank 0 on spark1 (10.0.0.1) belongs to another launch"
+
+
 @pytest.mark.parametrize("contact", [Contact.ANSWERS, Contact.SILENT, Contact.UNSIGNED])
 def test_silence_is_never_a_loss_by_itself(contact: Contact) -> None:
     silent = status(contact, RUNNING, why="no answer within 8 s")
@@ -505,6 +515,24 @@ def test_an_agent_whose_rank_does_not_serve_is_not_awaited(phase: Phase) -> None
     refuse(peers[1], 0, phase=phase)
     with pytest.raises(PeerLostError):
         monitor.check()
+
+
+def test_a_second_agent_that_is_not_awaited_is_lost_at_once_while_another_one_is_away() -> None:
+    peers, _, monitor = tracked(1, 2, proves=False, return_seconds=15)
+    refuse(peers[1], 0)
+    monitor.check()
+    assert "the agent of rank 1 on spark2" in monitor.trouble
+    peers[2].status = status(Contact.REFUSED, report(2, phase=Phase.LOADING, epoch="e"))
+    with pytest.raises(PeerLostError, match=r"rank 2 on spark3 \(10\.0\.0\.3\) is gone"):
+        monitor.check()
+
+
+def test_of_two_agents_that_are_away_the_first_is_reported() -> None:
+    peers, _, monitor = tracked(1, 2, proves=False, return_seconds=15)
+    for peer in peers.values():
+        peer.status = replace(peer.status, contact=Contact.REFUSED)
+    monitor.check()
+    assert monitor.trouble.startswith("the agent of rank 1 on spark2 (10.0.0.2) is away")
 
 
 def test_no_agent_is_awaited_where_that_is_set_to_0() -> None:

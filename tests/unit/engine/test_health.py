@@ -169,6 +169,22 @@ def test_canaries_can_be_switched_off() -> None:
     assert not decision.wants_canary
 
 
+@pytest.mark.parametrize("running", [0, 1])
+def test_without_canaries_an_engine_whose_counters_are_unreadable_is_not_taken_for_a_sound_one(running: int) -> None:
+    limits = Supervise(stall_seconds=360, canary_seconds=0)
+    unreadable = [unread(seconds, 200) for seconds in range(15, 3600, 5)]
+    decision = observe(at(10, running=running), *unreadable, limits=limits)
+    assert isinstance(decision, Continue), "nothing proves that it hangs"
+    assert decision.degraded.startswith("/metrics could not be read for 3585 s, and canaries are off: ")
+    assert "supervise.canary_seconds" in decision.degraded
+    early = observe(at(10, running=running), *unreadable[:5], limits=limits)
+    assert isinstance(early, Continue)
+    assert not early.degraded
+    without_statistics = observe(*unreadable, limits=limits)
+    assert isinstance(without_statistics, Continue)
+    assert not without_statistics.degraded
+
+
 @pytest.mark.parametrize("health", [200, None])
 def test_rest_that_came_after_the_last_read_is_no_hang(health: int | None) -> None:
     """A step of 35 s, then /metrics can't be read, the request ends, and the engine has nothing to do."""

@@ -14,6 +14,7 @@ from tests.unit.commands import stdin_of
 from tests.unit.tools.node_settings import HEAD_OWN, KEY, OWN, PAIR, TOML, files, settings
 
 from sparkd.base.host import Host, docker_config
+from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.cli.main import main
@@ -252,6 +253,15 @@ def test_a_node_on_which_nothing_fits_gets_to_know_what_to_do(
         run()
     assert "sparkd recipe list" in caught.value.hint
     assert "needs a GPU" in capsys.readouterr().out
+
+
+def test_a_node_without_a_whole_recipe_gets_to_know_what_to_do(spark: Tree, run: Run) -> None:
+    """As where the package's recipes are gone: here a broken file of one's own stands before each."""
+    for path in recipes_dir().glob("*.yaml"):
+        spark.file(f"/etc/sparkd/recipes/{path.name}", "schema: 2\n")
+    with pytest.raises(BlockedError, match="no recipe on this node can be read") as caught:
+        run(plan=True)
+    assert caught.value.hint == "sparkd recipe check; where none is there: sudo apt install --reinstall sparkd"
 
 
 def test_a_head_without_an_address_gets_the_commands_for_one(

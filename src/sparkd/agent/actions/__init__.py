@@ -151,7 +151,8 @@ class Actions:
             try:
                 gpu = gpu_access.read_access(self._host) if plan.container.gpus == "all" else None
             except DockerError as error:
-                raise LaunchError(f"docker does not report its GPU support: {error}") from None
+                hint = "look at: systemctl status docker"
+                raise LaunchError(f"docker does not report its GPU support: {error}", hint) from None
             return containers.start(plan, script, labels, gpu)
 
         rank = self._act(start, LAUNCH_SECONDS, "docker")

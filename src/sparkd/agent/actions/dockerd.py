@@ -132,4 +132,4 @@ def _as_launch_error(what: str, *harmless: int) -> Iterator[None]:
         yield
     except DockerError as error:
         if error.status not in harmless:
-            raise LaunchError(f"{what}: {error}") from None
+            raise LaunchError(f"{what}: {error}", "see why: sudo journalctl -u docker -e") from None

@@ -60,7 +60,8 @@ def peer_lost_error(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError |
         return PeerLostError(f"{rank} has restarted{last_end}", HINT, cause=Cause.PEER_FAILED if has_failed else None)
     if (loss := phases.find_loss(report)) is not None:
         return PeerLostError(f"{rank} {loss.text}: {report.message}", HINT, cause=loss.cause)
-    if report.epoch not in ("", expected.epoch):
+    # A worker joins late. A head without an epoch has called before, was blocked since, and takes other ranks.
+    if report.epoch != expected.epoch and (report.epoch or not expected.rank):
         return PeerLostError(f"{rank} belongs to another launch", HINT)
     return None
 
@@ -165,7 +166,8 @@ class PeerMonitor(Struct):
             heard_at = max(self.readers[peer.rank].heard_at or self._tracked_since, self.resumed_at())
             if peer.contact is Contact.REFUSED:
                 refused_at = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_since)
-                away = away or self._await_agent(peer, now - refused_at, refused_at - heard_at)
+                awaited = self._await_agent(peer, now - refused_at, refused_at - heard_at)  # it may raise for each
+                away = away or awaited
             else:
                 self._refused_at.pop(peer.rank, None)
                 silences.append((max(0.0, now - heard_at), peer))

@@ -36,6 +36,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, ExitCode, find_action
 from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.times import utc_now
@@ -55,12 +56,12 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, adoptable: Adopt
     """
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
-    keys = read_keys_beside(base, node.settings, owner_uid)
+    keys = read_keys_beside(loop, host, node.settings, owner_uid)
     if adoptable is not None:
         secrets = adoptable.kept.secrets
     else:
         read_engine_secrets = partial(read_secrets, Files(), node.plan)
-        secrets = _read_beside(base, read_engine_secrets, "reading the secrets", "a file of engine.secrets")
+        secrets = _read_beside(loop, read_engine_secrets, "reading the secrets", "a file of engine.secrets")
     redact = Redaction(secrets.values())
     events = base.log.events(redact)
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid, keys)
@@ -114,19 +115,19 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, adoptable: Adopt
     return agent
 
 
-def read_keys_beside(base: Base, settings: Settings, owner_uid: int) -> tuple[bytes, ...]:
+def read_keys_beside(loop: MainLoop, host: Host, settings: Settings, owner_uid: int = 0) -> tuple[bytes, ...]:
     """Read the cluster's keys beside the loop, since the file may lie on a share. A node alone has none.
 
     Raises as `join_cluster`, and BlockedError (exit 10) where the share hangs.
     """
     path = settings.cluster.key_file
-    read = partial(read_keys, base.host.files, path, owner_uid)
-    return _read_beside(base, read, "reading the cluster's key", path) if len(settings.cluster.nodes) > 1 else ()
+    read = partial(read_keys, host.files, path, owner_uid)
+    return _read_beside(loop, read, "reading the cluster's key", path) if len(settings.cluster.nodes) > 1 else ()
 
 
-def _read_beside(base: Base, read: Callable[[], T], what: str, path: str) -> T:
+def _read_beside(loop: MainLoop, read: Callable[[], T], what: str, path: str) -> T:
     try:
-        return base.loop.beside(read, 10.0, what)
+        return loop.beside(read, 10.0, what)
     except (TimeoutError, BlockingIOError) as error:
         raise BlockedError(str(error), f"what holds {path}? look at: sudo dmesg") from None
 

@@ -47,6 +47,7 @@ from sparkd.base.lib.errors import (
     NotReadyError,
     OutdatedPlanError,
     SparkdError,
+    UnreadableError,
 )
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
@@ -88,7 +89,11 @@ def build_agent(
             return agent
         handed = None  # the node lock is free again
         refusals.append("its first process has just ended, or is in another container")
-    return _start_afresh(process, load_with_origins(env, root), handed, refusals)
+    try:
+        loaded = load_with_origins(env, root)
+    except UnreadableError as error:  # the next process may read it
+        raise BlockedError(error.reason, "look at: sudo dmesg") from None
+    return _start_afresh(process, loaded, handed, refusals)
 
 
 def _adopt_rank(process: AgentProcess, adoptable: AdoptableRank, handed: Handed | None) -> Agent | None:
@@ -129,6 +134,8 @@ def _start_afresh(process: AgentProcess, loaded: Loaded, handed: Handed | None, 
     actions = Actions.acquire(host, loop, process.owner, handed)
     _disown_rank(actions, events, refusals)
     note_machine_end(host, actions, loop, events)
+    with suppress(AwaitedError):  # a bad key is raised before the step of `begin_switch`: no plan is at fault
+        read_keys_beside(loop, host, settings)
     switch, switch_seen = begin_switch(settings, host, actions, events)
     if place is not None and place.switch != switch:
         place = None  # its plan is that of the choice before this step: `_await_agent` makes that of the present one
@@ -233,7 +240,7 @@ def _await_head(base: Base, awaited: HeadAwaitedError, events: Events, owner_uid
     Raises OutdatedPlanError then, and AwaitedError where this node has no place, no key or no port.
     """
     place = find_place(base.settings, base.host)
-    keys = read_keys_beside(base, base.settings, owner_uid)
+    keys = read_keys_beside(base.loop, base.host, base.settings, owner_uid)
     cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid, keys)
     first_status = unplaced_status(base.role, base.host, base.owner.invocation, str(awaited))
     first_status = replace(first_status, rank=place.rank, address=place.address)

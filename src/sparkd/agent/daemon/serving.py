@@ -64,6 +64,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         message = (trouble or serving_message) + _report_kernels(agent, running)
         agent.phase.enter(Phase.DEGRADED if trouble else Phase.SERVING, report_gpu(agent.reporter, message, gpu))
         agent.proving.tick()
+        keep_rank(agent, running)
         running.follow_segments()
         if may_have_lost_dockerd(running):
             note_kept_rank(running, look_at_dockerd(agent, running))  # the rank's end is noticed without it
@@ -127,10 +128,10 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
 
 
 def _begin_service(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> None:
-    """Enter service on a worker, once."""
+    """Enter service on a worker, and do again what could not be done."""
     if not running.ready:
         mark_ready(agent, running)
-        keep_rank(agent, running)
+    keep_rank(agent, running)
     is_in_service = running.hang is not None  # since then it is watched for hangs
     if not is_in_service:
         agent.proving.begin(again=running.taken_over)

@@ -37,7 +37,11 @@ CHANGED = "configuration"
 
 
 def keep_rank(agent: Agent, running: Running) -> None:
-    """Keep a rank that serves: from now on it may outlive this agent, unless /run is full or read-only."""
+    """Keep a rank that serves, once: from then on it may outlive this agent. Where /run is full, the next look tries it
+    again.
+    """
+    if running.record.stage is not RankStage.STARTING:
+        return
     context, rank, service_digest = agent.context, running.rank, ""
     with suppress(OSError):
         read_service = partial(units.digest_service, context.role, context.configured)

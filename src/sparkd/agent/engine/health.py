@@ -25,7 +25,8 @@ DEAD_STATUS = 503
 CANARY_PAUSE_SECONDS = 30.0
 """Pause after a canary that failed."""
 UNREAD_SECONDS = 30.0
-"""Time that /metrics may fail while requests run, before a canary decides whether the engine works."""
+"""Time that /metrics may fail while requests run, before a canary decides whether the engine works; where canaries are
+off, before that is reported as unknown."""
 DOUBT_SECONDS = 2.0
 """Time that a request may wait for the first byte of its answer, before it is a reason for a canary."""
 BEGUN_DOUBT_SECONDS = 6.0
@@ -277,6 +278,10 @@ def _find_trouble(state: HealthState, probe: Observation, limits: Supervise) -> 
         return _describe_silence(state)
     if state.canary_failed and not state.is_compiling:
         return f"a canary completion failed: {state.canary_failed}"
+    unread_seconds = probe.at - state.read_at
+    if state.work is not None and not limits.canary_seconds and unread_seconds >= UNREAD_SECONDS:
+        unread = f"/metrics could not be read for {unread_seconds:.0f} s, and canaries are off"
+        return f"{unread}: nothing shows whether tokens come; supervise.canary_seconds: 300 would"
     patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if probe.computes else 0)
     return _describe_stall(state) if state.still_seconds >= patience_seconds else ""
 

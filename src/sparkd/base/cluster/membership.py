@@ -158,7 +158,7 @@ def find_place(settings: Settings, host: Host) -> Node:
     """This node's place in the cluster: its rank is the index of its own address in cluster.nodes.
 
     A single node needs no address: it is the head. Raises AddressAwaitedError where none of several addresses is this
-    node's (yet), ConfigError where more than one is, or where addresses are unreadable.
+    node's (yet), AwaitedError where addresses are unreadable, ConfigError where more than one is.
     """
     nodes = settings.cluster.nodes
     rank = _find_own_rank(nodes, host) if len(nodes) > 1 else 0
@@ -178,7 +178,7 @@ def _find_own_rank(nodes: tuple[str, ...], host: Host) -> int:
     try:
         addresses = host.addresses()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"this node's addresses can't be read: {error}", "look at: ip -brief address") from None
+        raise AwaitedError(f"this node's addresses can't be read: {error}", "look at: ip -brief address") from None
     ranks = [rank for rank, address in enumerate(nodes) if network.canonical(address) in addresses]
     if len(ranks) > 1:
         repeated = " and ".join(nodes[rank] for rank in ranks)

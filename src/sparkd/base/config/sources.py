@@ -14,7 +14,7 @@ from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 from sparkd.base.config.layers import Check, Key, Layers, Location, known_keys
 from sparkd.base.config.settings import Settings
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.errors import ConfigError, UnreadableError
 from sparkd.base.lib.text import did_you_mean, parse_json
 from sparkd.base.lib.text_file import read_file
 from sparkd.base.vllm.args import TABLES as ARG_TABLES
@@ -66,7 +66,7 @@ class Variable(EnvSettingsSource):
 
 
 def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
-    """Settings of this node. Raises ConfigError that names every fault at once.
+    """Settings of this node. Raises ConfigError that names every fault at once, UnreadableError.
 
     `SPARKD_CONFIG` names the file, else it is /etc/sparkd/sparkd.toml below `root`. Only the last may be missing.
     """
@@ -151,6 +151,8 @@ def _open_files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iter
                 problems.append(f"{path}: is a link to a file that does not exist")
             elif named_file or path != main_path:
                 problems.append(f"{path}: does not exist")
+        except UnreadableError:
+            raise
         except ConfigError as error:
             problems.append(error.reason)
         except (ValueError, RecursionError) as error:

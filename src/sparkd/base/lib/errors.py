@@ -155,8 +155,10 @@ class ChoiceError(ConfigError):
 
 NOT_NOW = frozenset(
     {errno.EIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+    | {errno.ENOMEM, errno.ENFILE}
 )
-"""What a read says on a share whose server is away, or a mount by systemd's automount that failed."""
+"""What a read says on a share whose server is away, on a mount by systemd's automount that failed, and on a machine
+that has just run out of memory or of open files."""
 
 
 def unreadable(error: OSError) -> type[ConfigError]:

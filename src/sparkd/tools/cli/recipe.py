@@ -5,7 +5,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,9 +32,9 @@ HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    list_parser = actions.add_parser("list", help="name every recipe")
-    list_parser.set_defaults(run=list_recipes)
-    console.add_json(list_parser)
+    listing = actions.add_parser("list", help="name every recipe")
+    listing.set_defaults(run=list_recipes)
+    console.add_json(listing)
     show = actions.add_parser("show", help="print what would be launched, each value with who says it and where")
     show.set_defaults(run=show_recipe)
     show.add_argument("--json", action="store_true", help="print the recipe alone, as one JSON object")
@@ -44,34 +44,34 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("left", metavar="recipe", help="name or file")
     diff.add_argument("right", metavar="other", help="name or file")
     console.add_json(diff)
-    check = actions.add_parser("check", help="say what is wrong with recipes")
-    check.set_defaults(run=check_recipes)
-    check.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
-    console.add_json(check)
-    check.add_argument(
-        "--memory",
-        type=_parse_gigabytes,
-        metavar="GB",
-        help="memory of a node that it is judged for: 128, or what is given",
-    )
-    check.add_argument("--model", type=Path, metavar="FOLDER", help="judge them with the model in this folder")
-    import_parser = actions.add_parser("import", help="make recipes of those of others, and of what starts vLLM today")
-    import_parser.set_defaults(run=import_recipes)
-    import_parser.add_argument(
-        "path", nargs="*", metavar="FILE|DIR|URL", help="a URL: of the raw file, by https; -: standard input"
-    )
-    import_parser.add_argument("--container", metavar="NAME", help="a container of this machine's docker")
-    import_parser.add_argument("--service", default="", metavar="NAME", help="service of a compose file with several")
-    import_parser.add_argument("--image", default="", metavar="REF", help="image for a vLLM that runs in none")
-    import_parser.add_argument(
-        "-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="put in another default"
-    )
-    import_parser.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml there, with what it needs")
-    import_parser.add_argument("--mods", type=Path, metavar="FOLDER", help="further folder that holds mods")
-    import_parser.add_argument("--yes", action="store_true", help="write what a URL gave without a question")
-    import_parser.add_argument("--force", action="store_true", help="write over a recipe that is there")
+    _add_check(actions.add_parser("check", help="say what is wrong with recipes"))
+    _add_import(actions.add_parser("import", help="make recipes of those of others, and of what starts vLLM today"))
     schema = actions.add_parser("schema", help="print the JSON Schema of recipe files")
     schema.set_defaults(run=lambda _args: print(json_schema()))
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=check_recipes)
+    parser.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
+    console.add_json(parser)
+    memory_help = "memory of a node that it is judged for: 128, or what is given"
+    parser.add_argument("--memory", type=_parse_gigabytes, default=GB10_BYTES, metavar="GB", help=memory_help)
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="judge them with the model in this folder")
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=import_recipes)
+    path_help = "a URL: of the raw file, by https; -: standard input"
+    parser.add_argument("path", nargs="*", metavar="FILE|DIR|URL", help=path_help)
+    parser.add_argument("--container", metavar="NAME", help="a container of this machine's docker")
+    parser.add_argument("--service", default="", metavar="NAME", help="service of a compose file with several")
+    parser.add_argument("--image", default="", metavar="REF", help="image for a vLLM that runs in none")
+    overrides_help = "put in another default"
+    parser.add_argument("-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=overrides_help)
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml there, with what it needs")
+    parser.add_argument("--mods", type=Path, metavar="FOLDER", help="further folder that holds mods")
+    parser.add_argument("--yes", action="store_true", help="write what a URL gave without a question")
+    parser.add_argument("--force", action="store_true", help="write over a recipe that is there")
 
 
 def _parse_gigabytes(text: str) -> int:
@@ -136,11 +136,11 @@ def _print_value(value: str, source: str) -> None:
 
 def _print_built(ref: str) -> None:
     """Print how the image that is here was built, where sparkd built it and this user may query docker."""
-    images = None
+    known = None
     with suppress(DockerError):  # such as for users other than root
-        images = docker.query(Host(), lambda reader: (read_image(reader, ref), read_built(reader, ref)))
-    image, built = images or (None, None)
-    source = f"docker: the image that is here, of {image.created[:10]}" if image else "docker: "
+        known = docker.query(Host(), lambda reader: (read_image(reader, ref), read_built(reader, ref)))
+    image, built = known or (None, None)
+    source = f"docker: the image that is here, of {image.created[:10]}" if image else ""
     for number, line in enumerate(built.lines() if built else ()):
         _print_value(f"image.built[{number}]: {json.dumps(line)}", source)
 
@@ -169,41 +169,48 @@ def _load_recipe(word: str) -> loader.LoadedRecipe:
 
 
 class Checked(NamedTuple):
-    """What `recipe check` found; JSON has the same fields."""
+    """The result for one recipe; JSON has the same fields."""
 
     recipe: str
     files: list[str]
     errors: list[str]
     warnings: list[str]
     judged_by: str = ""
+    """Whose table of vLLM's flags judged it, in words; empty where none did."""
 
 
 def check_recipes(args: argparse.Namespace) -> ExitCode:
-    """Print the good recipes, and warnings. Raises ConfigError with all that is wrong."""
+    """Print the good recipes, warnings, and what judged them. Raises ConfigError with all that is wrong."""
     gc.disable()  # it takes a third of the time with a file of 60,000 keys, and would free nothing
     host = CachedHost(Host())  # recipes have models in common
-    checked, model = list[Checked](), _find_model(args.model, host)
+    checks, model = list[Checked](), _find_model(args.model, host)
     for word in args.recipes or lookup.find_recipes(lookup.recipe_folders()):
-        checked.append(recipe := _check_recipe(word, args.memory or GB10_BYTES, host, model))
-        for line in () if args.json else _describe_checked(recipe):
-            print(printable(line))
-    faults = [error for recipe in checked for error in recipe.errors]
+        check = _check_recipe(word, args.memory, host, model)
+        checks.append(check)
+        if not args.json:
+            _print_lines(_describe_check(check))
+    faults = [error for check in checks for error in check.errors]
     if args.json:
-        console.show_json(recipes=[recipe._asdict() for recipe in checked])
+        console.show_json(recipes=[check._asdict() for check in checks])
         return ExitCode.CONFIG if faults else ExitCode.GOOD
-    for judge in dict.fromkeys(recipe.judged_by for recipe in checked):
-        for line in judge.splitlines():
-            print(printable(line))
+    for judge in dict.fromkeys(check.judged_by for check in checks):
+        _print_lines(judge.splitlines())
     if faults:
         raise ConfigError("\n".join(faults))
     return ExitCode.GOOD
 
 
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(printable(line))
+
+
 def _find_model(folder: Path | None, host: Host) -> str:
-    """The path of --model; empty where it is not given."""
-    if folder and not weights.read_config(host.files, str(folder.absolute())):
+    """The path of --model; empty where it is not given. Raises ConfigError."""
+    path = str(folder.absolute()) if folder else ""
+    if path and not weights.read_config(host.files, path):
         raise ConfigError(f"{folder}/config.json: --model needs a folder with one, a JSON object of at most 4 MiB")
-    return str(folder.absolute()) if folder else ""
+    return path
 
 
 def _check_recipe(word: str, memory_bytes: int, host: Host, model: str) -> Checked:
@@ -219,12 +226,12 @@ def _check_recipe(word: str, memory_bytes: int, host: Host, model: str) -> Check
     return Checked(loaded.recipe.name, files, [*problems, *errors], warnings, vllm.judge)
 
 
-def _describe_checked(recipe: Checked) -> Iterator[str]:
-    yield from (f"warning: {warning}" for warning in recipe.warnings)
-    if not recipe.errors:
-        count = len(recipe.warnings)
+def _describe_check(check: Checked) -> Iterator[str]:
+    yield from (f"warning: {warning}" for warning in check.warnings)
+    if not check.errors:
+        count = len(check.warnings)
         suffix = f", with {count} warning{'s' * (count > 1)}" if count else ""
-        yield f"{recipe.recipe} is good{suffix} ({', '.join(recipe.files)})"
+        yield f"{check.recipe} is good{suffix} ({', '.join(check.files)})"
 
 
 def import_recipes(args: argparse.Namespace) -> int:

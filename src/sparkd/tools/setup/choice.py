@@ -99,6 +99,9 @@ class Chooser:
         recipe = self.wishes.recipe or settings.engine.recipe
         most_nodes = MAX_NODES if nodes or recipe or not (survey.alone or self.wishes.yes) else 1
         candidates = [self._load(recipe)] if recipe else list(self._load_all())
+        if not candidates:
+            hint = "sparkd recipe check; where none is there: sudo apt install --reinstall sparkd"
+            raise BlockedError("no recipe on this node can be read", hint)
         best, *others = find_fits(candidates, settings, nodes, most_nodes, self.files.host)
         for line in format_rows("recipe", describe_fit(best), *describe_others(others)):
             self.show_line(line)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS
+from tests.unit.limits import files_left
 from tests.unit.plans import configured
-from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.actions import history
 from sparkd.base.cluster import chosen_plan

@@ -1,0 +1,31 @@
+"""What this process may have no more of for a while: files, threads."""
+
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """This process can open so many files more at once: one more is EMFILE."""
+    free = [os.open("/dev/null", os.O_RDONLY) for _ in range(count + 1)]
+    for fd in free:
+        os.close(fd)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def no_more_threads() -> Iterator[None]:
+    """This process can start no thread: there is no address space for the stack of one."""
+    before = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)

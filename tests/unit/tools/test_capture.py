@@ -1,6 +1,7 @@
 """`sparkd capture`: what gets into the archive, and what does not."""
 
 import asyncio
+import fcntl
 import io
 import json
 import os
@@ -268,18 +269,17 @@ def test_a_tree_has_what_was_looked_at_and_leads_nowhere_else(tmp_path: Path) ->
     assert "/etc/shadow" not in {one.path for one in read_tree(seen, ())}, "what a symlink names was not looked at"
 
 
-def test_a_session_that_ends_as_the_file_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, touch = tmp_path / "capture.tar.gz", Path.touch
-
-    def touch_and_end(one: Path, mode: int, exist_ok: bool) -> None:
-        touch(one, mode, exist_ok)
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Path, "touch", touch_and_end)
+def test_a_session_that_ends_as_the_file_is_made_leaves_none(tmp_path: Path) -> None:
+    path = tmp_path / "capture.tar.gz"
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    folder = os.open(tmp_path, os.O_RDONLY)
     try:
+        # The kernel sends the signal with the call that makes the file.
+        fcntl.fcntl(folder, fcntl.F_SETSIG, signal.SIGINT)
+        fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_CREATE)
         with pytest.raises(KeyboardInterrupt):
             Collector(Host()).save(str(path))
     finally:
+        os.close(folder)
         signal.signal(signal.SIGINT, before)
     assert not path.exists()

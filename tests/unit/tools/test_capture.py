@@ -168,8 +168,8 @@ def test_a_secret_that_can_t_be_read_is_named(collector: Callable[[], Collector]
 
 def test_a_part_that_fails_in_any_way_or_hangs_is_named(collector: Callable[[], Collector]) -> None:
     made, end = collector(), threading.Event()
-    assert made._attempt("odd", lambda: dict[str, int]()["x"]) is None
-    assert made._attempt("slow", end.wait, 0.2) is None
+    assert made.attempt("odd", lambda: dict[str, int]()["x"]) is None
+    assert made.attempt("slow", end.wait, 0.2) is None
     end.set()
     assert made.missing[-2:] == ["odd: KeyError: 'x'", "slow: not read within 0.2 s"]
 

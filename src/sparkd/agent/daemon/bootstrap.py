@@ -166,10 +166,10 @@ def _start_afresh(process: _Process, loaded: Loaded, handed: Handed | None, refu
     note_machine_end(host, actions, loop, events)
     switch, switch_seen = begin_switch(settings, host, actions, events)
     if place is not None and place.switch != switch:
-        place = None  # its plan is that of the choice before this step: `_await_agent` makes that of the present one
+        place = None  # its plan is that of the choice before this step: `await_agent` makes that of the present one
     base = process.make_base(settings, actions, events, switch_seen=switch_seen)
     try:
-        agent = _await_agent(base, process.role, place, events, limit_seconds=waiting_limit(switch))
+        agent = await_agent(base, process.role, place, events, limit_seconds=waiting_limit(switch))
     except (StopRequested, SparkdError) as error:
         end_start(switch, host, actions, events, error)
         raise
@@ -218,7 +218,7 @@ def _start_notifications(config: Settings, host: Host, events: Events) -> Sink |
     return start_notifications(host, config.notify, events)
 
 
-def _await_agent(
+def await_agent(
     base: Base, role: str, place: NodeContext | None, events: Events, limit_seconds: float = math.inf
 ) -> Agent:
     """Wait until the agent can be built. Raises NotReadyError after `limit_seconds`.
@@ -233,7 +233,7 @@ def _await_agent(
             return assemble(base, place)
         except HeadAwaitedError as error:
             try:
-                _await_head(base, role, error, events)
+                await_head_config(base, role, error, events)
             except AwaitedError as lacking:  # its place, key or port: without these it can't follow the head
                 awaited = lacking
         except AwaitedError as error:
@@ -260,7 +260,7 @@ def _raise_if_outdated(base: Base) -> None:
         raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
 
 
-def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
+def await_head_config(base: Base, role: str, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
     """On a worker without a configuration, report to the other nodes until the head's configuration has come.
 
     Raises OutdatedPlanError then, and AwaitedError where this node has no place, no key or no port.

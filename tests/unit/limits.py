@@ -1,9 +1,10 @@
-"""What this process may have no more of for a while: files, threads."""
+"""What this process may have no more of for a while, files and threads, and the memory that it takes meanwhile."""
 
 import os
 import resource
 import threading
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -29,3 +30,13 @@ def no_more_threads() -> Iterator[None]:
         yield
     finally:
         threading.stack_size(before)
+
+
+@contextmanager
+def peak_bytes() -> Iterator[Callable[[], int]]:
+    """The most memory that all threads together have had since the start, beyond what there was."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

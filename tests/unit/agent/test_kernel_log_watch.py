@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import time
-import tracemalloc
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from tests.unit import page_reports
+from tests.unit.limits import peak_bytes
 
 from sparkd.agent.daemon.kernel_log import ID, KEPT_SECONDS, MOST_DEVICES, MOST_FINDINGS, REPEAT_SECONDS, KernelLogWatch
 from sparkd.agent.preflight.checks.kernel_log import KernelLog, KernelLogFacts, find_events
@@ -184,12 +184,10 @@ def test_texts_from_outside_are_without_secrets_and_bounded(node: Node) -> None:
 
 
 def test_a_line_without_an_end_takes_no_memory(node: Node) -> None:
-    tracemalloc.start()
-    for _ in range(200):
-        node.read(f"4,1,1,-;{'x' * 16_000}", end="")
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak_bytes < 20 * kernel.RECORD_BYTES
+    with peak_bytes() as peak:
+        for _ in range(200):
+            node.read(f"4,1,1,-;{'x' * 16_000}", end="")
+        assert peak() < 20 * kernel.RECORD_BYTES
     node.read(f"\n{record(LOST)}")
     assert len(node.lines) == 1
 

@@ -257,16 +257,20 @@ def test_a_tree_has_what_was_looked_at_and_leads_nowhere_else(tmp_path: Path) ->
         seen.link(f"{top}/{name}")
     seen.exists(f"{top}/fifo")
     assert seen.text(f"{top}/key") == "bare words"
-    found = {one.path.removeprefix(f"{top}"): one for one in read_tree(seen, ()) if one.path.startswith(str(top))}
-    assert found["/a/file"].content == b"content"
-    assert found["/a/other"].content == b"", "its name is there"
-    assert found["/link"].target == "a"
-    assert found["/fifo"].content == b""
-    assert found["/key"].content == b"", "not everybody may read it"
-    assert found["/pipe"].target == "pipe:[12]"
-    resolved = os.path.normpath(os.path.join(str(top), found["/out"].target))
+    members = {
+        member.path.removeprefix(f"{top}"): member for member in read_tree(seen, ()) if member.path.startswith(str(top))
+    }
+    assert members["/a/file"].content == b"content"
+    assert members["/a/other"].content == b"", "its name is there"
+    assert members["/link"].target == "a"
+    assert members["/fifo"].content == b""
+    assert members["/key"].content == b"", "not everybody may read it"
+    assert members["/pipe"].target == "pipe:[12]"
+    resolved = os.path.normpath(os.path.join(str(top), members["/out"].target))
     assert resolved == "/etc/shadow", "below the tree's root, wherever that is"
-    assert "/etc/shadow" not in {one.path for one in read_tree(seen, ())}, "what a symlink names was not looked at"
+    assert "/etc/shadow" not in {member.path for member in read_tree(seen, ())}, (
+        "what a symlink names was not looked at"
+    )
 
 
 def test_a_session_that_ends_as_the_file_is_made_leaves_none(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def files_left(count: int) -> Iterator[None]:
 
 @contextmanager
 def no_more_threads() -> Iterator[None]:
-    """This process can start no thread: there is no address space for the stack of one."""
+    """This process can start no thread: its stack would be larger than the machine."""
     before = threading.stack_size(1 << 46)
     try:
         yield

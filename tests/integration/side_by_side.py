@@ -28,14 +28,14 @@ class Outcomes(Generic[T]):
 
 
 @contextmanager
-def outcomes(
-    request: pytest.FixtureRequest, name: str, scenario: Callable[..., T], at_once: int
-) -> Iterator[Outcomes[T]]:
-    """Run `scenario` with the parameters of each selected test of this name, so many `at_once`."""
+def outcomes(request: pytest.FixtureRequest, scenario: Callable[..., T], at_once: int) -> Iterator[Outcomes[T]]:
+    """Run `scenario` with the parameters of each selected test that uses the requesting fixture, so many `at_once`."""
     tests = [
         test
         for test in request.session.items
-        if isinstance(test, pytest.Function) and test.module is request.module and test.originalname == name
+        if isinstance(test, pytest.Function)
+        and test.module is request.module
+        and request.fixturename in test.fixturenames
     ]
     with ThreadPoolExecutor(at_once) as pool:
         yield Outcomes(scenario, {test.nodeid: pool.submit(scenario, **test.callspec.params) for test in tests})

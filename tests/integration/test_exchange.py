@@ -13,7 +13,8 @@ from functools import partial
 import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import addresses, context, joined, machine, settings
-from tests.unit.nodes import KEY, OTHER_KEY, heard, reading, report, resident_bytes, until
+from tests.unit.limits import peak_bytes
+from tests.unit.nodes import KEY, OTHER_KEY, heard, reading, report, until
 from tests.unit.wire import http, message, passed_on
 
 from sparkd.agent.cluster.peer_reader import PeerReader
@@ -173,12 +174,12 @@ def test_a_page_that_is_not_there_is_signed_too(target: Target) -> None:
 def test_data_that_is_too_large_or_no_request_is_cut_off_and_news_continue(
     target: Target, data: bytes, source: str
 ) -> None:
-    before = resident_bytes()
-    for _ in range(10):
-        with target.connect(source) as sock, contextlib.suppress(OSError):
-            sock.sendall(data)
-            assert b" 200 " not in message(sock)
-    assert resident_bytes() - before < 8 << 20
+    with peak_bytes() as peak:
+        for _ in range(10):
+            with target.connect(source) as sock, contextlib.suppress(OSError):
+                sock.sendall(data)
+                assert b" 200 " not in message(sock)
+        assert peak() < 2 << 20
     target.news_come()
 
 
@@ -201,16 +202,16 @@ def crowd(target: Target, source: str, data: bytes, *, count: int = 1000) -> Ite
 def test_a_thousand_connections_take_no_place_from_those_that_read_and_no_memory(
     target: Target, source: str, data: bytes
 ) -> None:
-    before, threads = resident_bytes(), threading.active_count()
-    crowded = []
+    threads, crowded = threading.active_count(), []
     try:
-        for number, sock in enumerate(crowd(target, source, data)):
-            crowded.append(sock)
-            if number % 250 == 249:
-                target.news_come()
-        target.news_come()
+        with peak_bytes() as peak:
+            for number, sock in enumerate(crowd(target, source, data)):
+                crowded.append(sock)
+                if number % 250 == 249:
+                    target.news_come()
+            target.news_come()
+            assert peak() < 2 << 20
         assert threading.active_count() <= threads
-        assert resident_bytes() - before < 8 << 20
     finally:
         for sock in crowded:
             sock.close()

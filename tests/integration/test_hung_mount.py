@@ -37,7 +37,7 @@ class Hang(NamedTuple):
 
 @pytest.fixture(scope="module")
 def hangs(request: pytest.FixtureRequest) -> Iterator[Outcomes[Hang]]:
-    with outcomes(request, "test_nothing_ends_and_the_service_continues", serve_from_share, at_once=4) as results:
+    with outcomes(request, serve_from_share, at_once=4) as results:
         yield results
 
 

@@ -51,7 +51,7 @@ class Seen(NamedTuple):
 
 @pytest.fixture(scope="module")
 def prefills(request: pytest.FixtureRequest) -> Iterator[Outcomes[Seen]]:
-    with outcomes(request, "test_what_a_prefill_is_taken_for", serve, at_once=8) as results:
+    with outcomes(request, serve, at_once=8) as results:
         yield results
 
 

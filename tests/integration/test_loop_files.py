@@ -42,7 +42,7 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 @pytest.fixture(scope="module")
 def traces(request: pytest.FixtureRequest) -> Iterator[Outcomes[list[str]]]:
-    with outcomes(request, test_the_main_thread_touches_no_disk.__name__, trace, at_once=3) as results:
+    with outcomes(request, trace, at_once=3) as results:
         yield results
 
 

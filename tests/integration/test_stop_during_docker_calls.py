@@ -20,7 +20,7 @@ Outcome = tuple[int, object, list[str], list[str]]
 
 @pytest.fixture(scope="module")
 def ended(request: pytest.FixtureRequest) -> Iterator[Outcomes[Outcome]]:
-    with outcomes(request, "test_no_container_is_left", end_during_call, at_once=8) as results:
+    with outcomes(request, end_during_call, at_once=8) as results:
         yield results
 
 

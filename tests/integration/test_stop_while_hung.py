@@ -66,7 +66,7 @@ class Stop(NamedTuple):
 
 @pytest.fixture(scope="module")
 def stops(request: pytest.FixtureRequest) -> Iterator[Outcomes[Stop]]:
-    with outcomes(request, "test_the_run_ends_within_the_grace_period", stop_while_hung, at_once=8) as results:
+    with outcomes(request, stop_while_hung, at_once=8) as results:
         yield results
 
 

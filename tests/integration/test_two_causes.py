@@ -68,7 +68,7 @@ def rows() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def ends(request: pytest.FixtureRequest) -> Iterator[Outcomes[End]]:
-    with outcomes(request, "test_the_first_cause_is_the_end", end_by_two, at_once=12) as results:
+    with outcomes(request, end_by_two, at_once=12) as results:
         yield results
 
 

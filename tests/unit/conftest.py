@@ -7,12 +7,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from tests.tree import Tree
+from tests.unit.limits import no_more_threads
 from tests.unit.traffic_programs import Programs
 from tests.unit.wire import reserved_port
 
@@ -79,17 +79,7 @@ def notifications(tmp_path: Path) -> Iterator[Notifications]:
         thread.join()
 
 
-@contextmanager
-def without_threads() -> Iterator[None]:
-    """No thread can be started: its stack would be larger than the machine."""
-    before = threading.stack_size(1 << 46)
-    try:
-        yield
-    finally:
-        threading.stack_size(before)
-
-
 @pytest.fixture
 def no_thread() -> Iterator[None]:
-    with without_threads():
+    with no_more_threads():
         yield

@@ -290,7 +290,7 @@ def words_by_bash(command: str) -> list[str]:
 
 def meaning(words: list[str]) -> dict[str, list[str]]:
     """Values by flag as vLLM's parser takes them; what sparkd says itself left out."""
-    found: dict[str, list[str]] = {}
+    flags: dict[str, list[str]] = {}
     last: list[str] = []
     for word in words:
         long = SHORT.get(word) or SHORT.get(word.partition("=")[0])
@@ -299,7 +299,7 @@ def meaning(words: list[str]) -> dict[str, list[str]]:
         if head.startswith("--"):
             name, dot, rest = head[2:].partition(".")
             last = [value] if equals else []
-            found[name.replace("_", "-") + dot + rest] = last
+            flags[name.replace("_", "-") + dot + rest] = last
         else:
             last.append(word)
-    return {name: values for name, values in found.items() if name not in NAMES_OF_SPARKD}
+    return {name: values for name, values in flags.items() if name not in NAMES_OF_SPARKD}

@@ -139,13 +139,13 @@ def flooding(flood: Callable[[], object], threads: int) -> Iterator[None]:
                 flood()
 
     running = [threading.Thread(target=run) for _ in range(threads)]
-    for one in running:
-        one.start()
+    for client in running:
+        client.start()
     try:
         yield
     finally:
         ended.set()
         began = unstalled()
-        for one in running:
-            one.join()
+        for client in running:
+            client.join()
         assert unstalled() - began < PATIENCE_SECONDS / 2

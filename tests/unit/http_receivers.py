@@ -22,20 +22,20 @@ class Receiver:
 
 @contextmanager
 def receiver(certificate: Path | None = None, port: int = 0) -> Iterator[Receiver]:
-    found = Receiver()
+    hook = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            found.headers.append(dict(self.headers))
-            found.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            if found.slow:
+            hook.headers.append(dict(self.headers))
+            hook.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            if hook.slow:
                 self.wfile.write(b"HTTP/1.1 200 OK\r\n")
                 with suppress(OSError):
                     for number in range(100):
                         self.wfile.write(f"X-{number}: x\r\n".encode())
                         time.sleep(0.1)
                 return
-            self.send_response(found.status)
+            self.send_response(hook.status)
             self.send_header("Location", "/elsewhere")
             self.end_headers()
             with suppress(OSError):
@@ -50,11 +50,11 @@ def receiver(certificate: Path | None = None, port: int = 0) -> Iterator[Receive
         scheme, context = "https", ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    found.url = f"{scheme}://127.0.0.1:{server.server_port}/topic-that-is-secret?auth=abc"
+    hook.url = f"{scheme}://127.0.0.1:{server.server_port}/topic-that-is-secret?auth=abc"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield found
+        yield hook
     finally:
         server.shutdown()
         server.server_close()

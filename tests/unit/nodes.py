@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -68,10 +66,6 @@ def least(took: Callable[[], float], enough: float) -> float:
         if (best := min(best, took())) < enough:
             break
     return best
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 @dataclass

@@ -70,7 +70,7 @@ def test_room_is_for_the_rest_of_the_archive_and_for_the_image(
     image = image_copy.Image("name:tag", "0" * 64, ImageSizes(archive_gib << 30, 30 << 30))
     expected = pytest.raises(BlockedError, match=f"45.0 GiB free on /, {needed_gib}.0 GiB needed")
     with expected if needed_gib else nullcontext():
-        image_copy._check_room(image, peer, there)
+        image_copy.check_room(image, peer, there)
 
 
 @pytest.fixture

@@ -12,9 +12,12 @@ from tests.tree import Tree
 from tests.unit.plans import configured
 
 from sparkd.agent.actions.files import SETUP_LOCK, hold_command_lock
+from sparkd.base.cluster.chosen_plan import fingerprint_config
 from sparkd.base.config.settings import Engine
+from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state import switch
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.cli import main, setup
 from sparkd.tools.setup.sysctl import FILE, HEADER, PATH, SysctlManager
@@ -388,9 +391,9 @@ def test_a_setting_that_is_stuck_holds_up_no_drop_in(guarded: Tree, tune: Tune) 
     assert not (guarded.root / WATCHDOG_DROPIN[1:]).exists()
 
 
-def test_the_recipe_of_the_plan_in_force_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "load_settings", lambda _: configured(engine={"recipe": "tiny-cpu"}))
-    for chosen, names in ((None, []), (Chosen(recipe(SWAPPINESS), Engine()), [*SWAPPINESS])):
-        switch = Switch("", Stage.IN_FORCE, chosen, (), 0, 0, "")
-        monkeypatch.setattr(setup, "current_switch", lambda *_, switch=switch: switch)
-        assert [*setup._find_recipe_in_use().host.sysctls] == names
+@pytest.mark.parametrize(("chosen", "name"), [(None, "tiny-cpu"), (Chosen(recipe(SWAPPINESS), Engine()), "x")])
+def test_the_recipe_of_the_plan_in_force_counts(tree: Tree, chosen: Chosen | None, name: str) -> None:
+    tree.file("/etc/sparkd/sparkd.toml", 'engine.recipe = "tiny-cpu"\n')
+    fingerprint = fingerprint_config(configured(engine={"recipe": "tiny-cpu"}), Host(tree.root))
+    tree.file(switch.FILE.path, switch.FILE.encode(Switch(fingerprint, Stage.IN_FORCE, chosen, (), 0, 0, "")))
+    assert setup.find_recipe_in_use(tree.root).name == name

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from tests.unit.cluster_nodes import EventLines, context
 
-from sparkd.agent.daemon.bootstrap import _await_head
+from sparkd.agent.daemon.bootstrap import await_head_config
 from sparkd.agent.daemon.context import Base
 from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import HeadAwaitedError, SparkdError
@@ -26,7 +26,7 @@ def awaiting(base: Base) -> Iterator[list[SparkdError]]:
         with pytest.raises(HeadAwaitedError) as awaited:
             context(base.settings, base.host)
         try:
-            _await_head(base, awaited.value, EventLines(), os.getuid())
+            await_head_config(base, awaited.value, EventLines(), os.getuid())
         except SparkdError as error:
             raised.append(error)
 

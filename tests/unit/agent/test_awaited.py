@@ -12,7 +12,7 @@ from tests.unit.agent_runs import record
 from tests.unit.cluster_nodes import EventLines, base_under_test
 from tests.unit.plans import configured
 
-from sparkd.agent.daemon.bootstrap import _await_agent, build_agent
+from sparkd.agent.daemon.bootstrap import await_agent, build_agent
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.host.files import Files
@@ -111,7 +111,7 @@ def test_a_file_that_is_there_and_wrong_ends_the_start(late: LateFiles) -> None:
 def test_a_new_plan_waits_for_its_files_no_longer_than_its_try_may_take(tree: Tree) -> None:
     alone = configured(engine={"recipe": str(tree.root / "late/own.yaml")}, observe={"listen": ""})
     with base_under_test(tree, 0, alone) as base, pytest.raises(NotReadyError, match=r"own\.yaml: does not exist"):
-        _await_agent(base, None, EventLines(), limit_seconds=0.5)
+        await_agent(base, None, EventLines(), limit_seconds=0.5)
 
 
 def test_folders_of_the_configuration_may_go_while_its_stamp_is_taken(tree: Tree) -> None:

@@ -5,12 +5,14 @@ import errno
 import os
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 from tests.unit import page_reports
+from tests.unit.limits import peak_bytes
 
 from sparkd.agent.daemon.kernel_log import ID, KEPT_SECONDS, MOST_DEVICES, MOST_FINDINGS, REPEAT_SECONDS, KernelLogWatch
 from sparkd.agent.preflight.checks.kernel_log import KernelLog, KernelLogFacts, find_events
@@ -37,13 +39,13 @@ class Node:
             self.reporter, events(lambda _, line: self.lines.append(line), Redaction(["s3cr3t-word"])), lambda: self.now
         )
 
-    def read(self, *records: str) -> None:
+    def read(self, *records: str, end: str = "\n") -> None:
         """What the kernel prints, through a pipe."""
         reader, writer = os.pipe2(os.O_NONBLOCK)
         with os.fdopen(writer, "wb", 0) as pipe:
             for record in records:
-                pipe.write(f"{record}\n".encode())
-                assert self.watch._read(reader)
+                pipe.write(f"{record}{end}".encode())
+                assert self.watch.read_batch(partial(os.read, reader))
         os.close(reader)
 
     def start_next_agent(self) -> None:
@@ -182,32 +184,25 @@ def test_texts_from_outside_are_without_secrets_and_bounded(node: Node) -> None:
 
 
 def test_a_line_without_an_end_takes_no_memory(node: Node) -> None:
-    reader, writer = os.pipe2(os.O_NONBLOCK)
-    for _ in range(200):
-        os.write(writer, b"4,1,1,-;" + b"x" * 16_000)
-        assert node.watch._read(reader)
-    assert len(node.watch._pending) <= kernel.RECORD_BYTES
-    os.write(writer, f"\n{record(LOST)}\n".encode())
-    node.watch._read(reader)
+    with peak_bytes() as peak:
+        for _ in range(200):
+            node.read(f"4,1,1,-;{'x' * 16_000}", end="")
+        assert peak() < 20 * kernel.RECORD_BYTES
+    node.read(f"\n{record(LOST)}")
     assert len(node.lines) == 1
-    os.close(reader)
-    os.close(writer)
 
 
-def test_records_that_were_overwritten_are_reported_once_and_the_rest_is_read(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_that_were_overwritten_are_reported_once_and_the_rest_is_read(node: Node) -> None:
     overwritten = OSError(errno.EPIPE, "x")
     answers: list[bytes | OSError] = [overwritten, overwritten, f"{record(LOST)}\n".encode(), BlockingIOError()]
 
-    def read(_fd: int, _size: int) -> bytes:
+    def read(_size: int) -> bytes:
         answer = answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
         return answer
 
-    monkeypatch.setattr(os, "read", read)
-    assert node.watch._read(0)
+    assert node.watch.read_batch(read)
     assert [line.split()[0] for line in node.lines] == ["kernel.log.overrun", "kernel.message.logged"]
 
 

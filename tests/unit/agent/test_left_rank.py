@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,9 +17,7 @@ from tests.unit.agent.kept_ranks import kept_rank
 from tests.unit.agent_runs import World, end, run_agent
 from tests.unit.agent_runs import record as in_main_loop
 from tests.unit.rank_records import rank_record
-from tests.unit.state.test_state_file import files_left
 
-from sparkd.agent.daemon import bootstrap
 from sparkd.agent.daemon.bootstrap import build_agent
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.kept_rank import FILE as KEPT
@@ -28,7 +26,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.owner import HANDED, OWNER_LOCK
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
 from sparkd.base.lib.lock import open_lock, try_lock
-from sparkd.base.lib.log import Level, ProcessLog
+from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import SIGNALS, MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.state.rank_record import FILE, GUARD, RankStage, read_rank
@@ -208,23 +206,16 @@ def test_a_fault_of_the_machine_during_a_reload_is_a_line_and_no_traceback(
     assert try_lock(lock)
     monkeypatch.setenv(HANDED, f"{lock} {rank_record().invocation}")
 
-    until_built, handlers = ExitStack(), {number: signal.getsignal(number) for number in SIGNALS}
-
-    class Log(ProcessLog):
-        def configure(self, *, as_json: bool, level: Level) -> None:
-            """Between the look at the record and the next file that is opened."""
-            until_built.enter_context(files_left(0))
-
-    def build(role: str, loop: MainLoop, notifier: Notifier, journal: Journal, *_: object) -> Agent:
-        with until_built:
-            return build_agent(role, loop, notifier, journal, Log(journal.put), {}, world.tree.root)
-
-    monkeypatch.setattr(bootstrap, "build_agent", build)
-    assert cli.run_agent(argparse.Namespace(role="head")) == ExitCode.BLOCKED, "is_left counts it as no end of a rank"
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    uptime = world.tree.root / "proc/uptime"
+    uptime.unlink()
+    uptime.mkdir()
+    code = cli.run_agent(argparse.Namespace(role="head"), world.tree.root)
+    assert code == ExitCode.BLOCKED, "is_left counts it as no end of a rank"
     for number, handler in handlers.items():
         signal.signal(number, handler)
     (line,) = [line for line in capfd.readouterr().out.splitlines() if "agent.run.refused" in line]
-    assert "Too many open files" in line
+    assert "Is a directory" in line
 
 
 def test_a_child_of_the_program_before_a_reload_is_reaped() -> None:

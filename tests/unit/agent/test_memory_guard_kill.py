@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, running, settings
-from tests.unit.conftest import without_threads
+from tests.unit.limits import no_more_threads
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.ended_engine import conclude_end
@@ -219,7 +219,7 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
 
 def test_a_guard_for_which_there_is_no_thread_is_none_that_the_end_of_the_rank_waits_for(tree: Tree, port: int) -> None:
     with agent_under_test(tree, 1, settings(addresses(2), port)) as node, running(node.agent) as (rank, _):
-        with without_threads(), pytest.raises(BlockingIOError):
+        with no_more_threads(), pytest.raises(BlockingIOError):
             rank.guard_memory(1, node.agent.events)
         end_rank(node.agent, rank)
         assert rank.rank.ended.is_set()

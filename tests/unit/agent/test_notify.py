@@ -18,12 +18,11 @@ from tests.unit.clock import unstalled
 from tests.unit.commands import sparkd
 from tests.unit.event_log import EventLog
 from tests.unit.http_receivers import Receiver, receiver
+from tests.unit.limits import files_left
 from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.nodes import until
-from tests.unit.state.test_state_file import files_left
 from tests.unit.wire import reserved_port
 
-from sparkd.agent.daemon import notify
 from sparkd.agent.daemon.notify import FILE, Outbox, deliver, start_notifications
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
@@ -337,13 +336,12 @@ def test_a_state_that_cannot_be_read_is_reported_and_begun_again(tree: Tree, hoo
 
 
 def test_a_state_that_cannot_be_read_now_is_awaited_and_no_message_is_lost(
-    tree: Tree, hook: Receiver, log: EventLog, monkeypatch: pytest.MonkeyPatch
+    tree: Tree, hook: Receiver, log: EventLog
 ) -> None:
-    monkeypatch.setattr(notify, "TICK_SECONDS", 0.01)
     settings = webhook(tree, hook.url)
     with closing(outbox(tree, settings, log)) as first:
         first.record(first.state, (LOST,))
-    second = Outbox(Host(tree.root), settings, log, os.getuid())
+    second = Outbox(Host(tree.root), settings, log, os.getuid(), (0.01,))
     thread = threading.Thread(target=second.open, kwargs={"wait": True})
     with files_left(2):  # its lock, and the file's name, but not its content
         with pytest.raises(OSError, match=r"notify\.json can't be read: Too many open files"):

@@ -13,9 +13,9 @@ from tests.tree import Tree
 from tests.unit.cluster.silent_peers import SilentPeer
 from tests.unit.cluster_nodes import AgentUnderTest, FullDisk, MemoryActions, agent_under_test, alone, running
 from tests.unit.known_good_entries import known_good_entry
+from tests.unit.limits import files_left
 from tests.unit.nodes import report, status
 from tests.unit.nodes import until as until_true
-from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.actions.files import compare_and_swap
 from sparkd.agent.cluster.monitor import PeerMonitor

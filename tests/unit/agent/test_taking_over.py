@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent.kept_ranks import kept_rank
+from tests.unit.limits import files_left
 from tests.unit.rank_records import rank_record
-from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.daemon.kept_rank import FILE
 from sparkd.agent.daemon.taking_over import (

@@ -91,12 +91,12 @@ def test_a_level_of_another_node_is_no_style() -> None:
 def drawn(parts: Parts, *more: Parts) -> list[str]:
     """Each screen that was drawn, without colours."""
     with terminal(LINES="24") as received, Screen() as screen:
-        for one in (parts, *more):
-            screen.show(one)
+        for tables in (parts, *more):
+            screen.show(tables)
     before, *frames = received.text.split("\x1b[H")
     assert "\x1b[?1049h" in before or "\x1b[?1049h" in frames[0], "the other screen"
     assert received.text.rindex("\x1b[?25h") < received.text.rindex("\x1b[?1049l"), "cursor and screen come back"
-    return [ESCAPES.sub("", one.partition("\x1b[?25h")[0]) for one in frames if "\n" in one]
+    return [ESCAPES.sub("", screenful.partition("\x1b[?25h")[0]) for screenful in frames if "\n" in screenful]
 
 
 def test_a_screen_is_drawn_where_it_has_changed() -> None:
@@ -139,13 +139,13 @@ def test_progress_fits_the_terminal_and_moves_no_cursor_but_its_own() -> None:
 
 
 def test_progress_of_an_unknown_size_says_what_has_come_and_no_share() -> None:
-    with terminal(columns=80) as received, Progress(1, None) as one:
-        one.add_bytes(3 << 30)
+    with terminal(columns=80) as received, Progress(1, None) as progress:
+        progress.add_bytes(3 << 30)
     assert "3.0/? GiB" in received.text
     assert "%" not in received.text
-    one = Progress(1, None)
-    one.add_bytes(3 << 30)
-    assert one.line().endswith(": for 0 s, 3.0 GiB")
+    progress = Progress(1, None)
+    progress.add_bytes(3 << 30)
+    assert progress.line().endswith(": for 0 s, 3.0 GiB")
 
 
 def test_an_error_ends_progress_too() -> None:

@@ -67,11 +67,11 @@ def test_a_nodes_trouble_is_among_the_objects_too(node: str, reason: str, capsys
 
 
 def test_json_has_one_object_a_line() -> None:
-    found = [json.loads(text) for text in render_json(ENTRIES, FailureMarker())]
-    assert [(one["node"], one["level"], one["engine"], one["first_failure"]) for one in found] == [
+    lines = [json.loads(text) for text in render_json(ENTRIES, FailureMarker())]
+    assert [(line["node"], line["level"], line["engine"], line["first_failure"]) for line in lines] == [
         ("spark1", "info", False, False),
         ("spark2", "error", True, True),
         ("spark2", "error", False, False),
     ]
-    assert datetime.fromisoformat(found[0]["at"]).timestamp() == 1_764_000_000.123456
-    assert found[1]["remedy"]
+    assert datetime.fromisoformat(lines[0]["at"]).timestamp() == 1_764_000_000.123456
+    assert lines[1]["remedy"]

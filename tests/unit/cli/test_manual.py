@@ -22,12 +22,12 @@ BLOCK = re.compile(r"^```(text)?.*\n((?s:.*?))^```|((?:^    .*\n)+)", re.MULTILI
 
 def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """Each command with its actions, and the options that it takes."""
-    inner = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    inner = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if inner:
         for name, sub in inner[0].choices.items():
             yield from leaves(sub, (*words, name))
         return
-    options = [one.option_strings[-1] for one in parser._actions if one.option_strings]
+    options = [action.option_strings[-1] for action in parser._actions if action.option_strings]
     yield words, sorted(set(options) - {"--help"})
 
 

@@ -111,8 +111,8 @@ def test_metadata_of_another_kind_is_no_hash(local: Path, capsys: pytest.Capture
 
 
 def test_a_warning_names_a_model_that_a_program_reads(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model._warn_if_loading(str(local), Host())
+    model.warn_if_loading(str(local), Host())
     assert capsys.readouterr().err == ""
     with (local / SHARD).open("rb"):
-        model._warn_if_loading(str(local), Host())
+        model.warn_if_loading(str(local), Host())
     assert capsys.readouterr().err == f"{local} is being loaded: that takes longer, and so does this\n"

@@ -1,18 +1,22 @@
 """`sparkd tune-recipe` before its first step: what it refuses, what it says; and what shortage of memory is."""
 
 import argparse
-from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
+import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS
+from tests.unit.limits import files_left
+from tests.unit.nodes import until
 from tests.unit.plans import configured
-from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.actions import history
+from sparkd.agent.actions.files import compare_and_swap
+from sparkd.agent.preflight.runner import IDS
 from sparkd.base.cluster import chosen_plan
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, UsageError
@@ -31,7 +35,7 @@ from sparkd.tools.node import switching
 from sparkd.tools.node.switching import load_chosen
 
 GIB = 1 << 30
-CONFIG = configured(engine={"recipe": "mine"})
+CONFIG = configured(engine={"recipe": "mine"}, preflight={"skip": IDS})
 KNOBS = (Knob(SEQUENCES, 4, 16, 4), Knob(CONTEXT_LENGTH, 512, 1024, 1024))
 BASE = Chosen(RECIPE.model_copy(update={"name": "mine"}), SETTINGS.engine)
 TUNING = Tuning("mine-tuned", "f", KNOBS, 16)
@@ -159,36 +163,82 @@ def test_a_knob_without_effect_is_refused_before_the_first_step(tree: Tree, engi
         ladder_ends.refuse_without_effect([Knob(SEQUENCES, 4, 4, 4)], base, config, host)
 
 
-def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
-    """It is in force, and neither serves now nor is proven."""
-    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
-    put(tree, Stage.IN_FORCE, step("fresh"), step("older"))
-    assert Climb(TUNING, BASE, CONFIG, Host(tree.root), print)._plans_before == (step("fresh"), step("older"))
-
-
 def test_a_switch_from_another_configuration_is_nothing_to_go_back_to() -> None:
     before = Switch("earlier", Stage.TRYING, step("mine-tuned"), (step("older"),))
     assert climb.find_start(before, "now", lambda _: True) == ((), None)
 
 
-@pytest.mark.parametrize("in_force", [True, False])
-def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree, in_force: bool) -> None:
-    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
-    climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
-    climbing._switch, climbing._was_in_force = put(tree, Stage.IN_FORCE, step("mine-tuned", LATER)), in_force
-    assert climbing._refuse_other_choice() == climbing._switch
+class Climbing(Climb):
+    """From a plan that is not in force, on a node where each check is skipped.
+
+    `meanwhile` is called while a step is measured.
+    """
+
+    def __init__(self, tree: Tree, meanwhile: Callable[[], object] = lambda: None) -> None:
+        base = Chosen(BASE.recipe.model_copy(update={"args": {SEQUENCES: 4}}), BASE.engine)
+        tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
+        super().__init__(TUNING, base, CONFIG, Host(tree.root), print, gone_seconds=2.0)
+        self.meanwhile = meanwhile
+
+    def smoke_and_bench(self, step: Step) -> MeasuredStep:
+        self.meanwhile()
+        return MeasuredStep(*step)
+
+
+def act_on_choice(tree: Tree, act: Callable[[Switch], object]) -> threading.Thread:
+    """As the agent: act once a plan is to be switched to."""
+
+    def act_once() -> None:
+        until(lambda: (choice := in_file(tree)) is not None and choice.stage is Stage.DRAINING)
+        choice = in_file(tree)
+        assert choice is not None
+        act(choice)
+
+    thread = threading.Thread(target=act_once)
+    thread.start()
+    return thread
+
+
+def begin_step(tree: Tree, choice: Switch) -> None:
+    assert compare_and_swap(Host(tree.root).files, switch.FILE, choice, replace(choice, stage=Stage.IN_FORCE))
+
+
+def drop_choice(tree: Tree) -> None:
     (tree.root / switch.FILE.path[1:]).unlink()
-    if not in_force:  # the agent has gone back from it
-        assert climbing._refuse_other_choice() is None
-        return
+
+
+def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
+    """It is in force, and neither serves now nor is proven."""
+    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
+    put(tree, Stage.IN_FORCE, step("fresh"), step("older"))
+    with pytest.raises(BlockedError, match="no agent runs any more"):
+        Climbing(tree).run()
+    choice = in_file(tree)
+    assert choice is not None
+    assert (choice.stage, choice.back) == (Stage.DRAINING, (step("fresh"), step("older")))
+
+
+def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree) -> None:
+    agent = act_on_choice(tree, partial(begin_step, tree))
+    climbing = Climbing(tree, partial(drop_choice, tree))
     with pytest.raises(BlockedError, match="somebody has chosen what is configured"):
-        climbing._refuse_other_choice()
+        climbing.run()
+    agent.join()
+    assert climbing.tuning.measured == ()
 
 
-def test_a_history_that_can_t_be_read_now_ends_no_wait_for_an_end(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
-    monkeypatch.setattr(switching, "GONE_SECONDS", 0.0)
+def test_a_step_that_the_agent_has_gone_back_from_is_a_bad_one(tree: Tree) -> None:
+    agent = act_on_choice(tree, lambda _: drop_choice(tree))
+    climbing = Climbing(tree)
+    climbing.run()
+    agent.join()
+    (measured,) = climbing.tuning.measured
+    assert measured.fault.endswith("is not in force: sparkd status")
+
+
+def test_a_history_that_can_t_be_read_now_ends_no_wait_for_an_end(tree: Tree) -> None:
     with files_left(0):
-        assert switching.await_end(Host(tree.root), lambda _: True) is None
+        assert switching.await_end(Host(tree.root), lambda _: True, gone_seconds=0.0) is None
 
 
 def step(name: str, until: str = "") -> Chosen:
@@ -241,34 +291,36 @@ def test_memory_near_the_guards_floor_is_a_fault_on_any_node(free: dict[str, int
     assert bool(climb.find_shortage(seen, GIB // 2)) == bool(words)
 
 
-def test_an_engine_that_ends_in_the_first_smoke_test_is_one_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = iter((nullcontext(), BlockedError("the engine has just ended", "x")))
+def test_an_engine_that_ends_in_the_first_smoke_test_is_one_that_ended() -> None:
+    tries = iter([["the answer ended early"]])
 
-    def open_next(_connections: int) -> AbstractContextManager[None]:
-        if isinstance(outcome := next(tries), BlockedError):
-            raise outcome
-        return outcome
+    def smoke() -> list[str]:
+        for faults in tries:
+            return faults
+        raise BlockedError("the engine has just ended", "x")
 
-    async def run_smoke(_served: object) -> list[SimpleNamespace]:
-        return [SimpleNamespace(faults=["the answer ended early"])]
-
-    monkeypatch.setattr(trial, "open_endpoint", open_next)
-    monkeypatch.setattr(trial, "run_smoke", run_smoke)
     with pytest.raises(EngineEndedError, match="the answer ended early; the engine has just ended"):
-        trial.smoke_twice()
+        trial.smoke_twice(smoke)
+    with pytest.raises(BlockedError, match=r"^the engine has just ended \(x\)$"):
+        trial.smoke_twice(smoke)
 
 
-def raise_ended(*_: object) -> None:
-    raise EngineEndedError("it ended")
+@pytest.mark.parametrize(("tries", "faults"), [([[]], []), ([["x"], []], []), ([["x"], ["y"]], ["y"])])
+def test_faults_of_a_smoke_test_count_where_a_second_one_has_some_too(
+    tries: list[list[str]], faults: list[str]
+) -> None:
+    assert trial.smoke_twice(iter(tries).__next__) == faults
 
 
-def test_an_agent_that_is_gone_is_no_fault_of_the_step(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
-    monkeypatch.setattr(switching, "GONE_SECONDS", 0.0)
-    monkeypatch.setattr(switching, "POLL_SECONDS", 0.0)
-    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
-    climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
+def test_an_agent_that_is_gone_is_no_fault_of_the_step(tree: Tree) -> None:
     with pytest.raises(BlockedError, match="no agent runs any more"):
-        climbing._follow(put(tree, Stage.TRYING, step("mine-tuned", LATER)))
-    monkeypatch.setattr(Climb, "_smoke_and_bench", raise_ended)
+        Climbing(tree).run()
+    drop_choice(tree)
+
+    def end() -> None:
+        raise EngineEndedError("it ended")
+
+    agent = act_on_choice(tree, partial(begin_step, tree))
     with pytest.raises(BlockedError, match="it ended"):
-        climbing._measure(Step(SEQUENCES, 8))
+        Climbing(tree, end).run()
+    agent.join()

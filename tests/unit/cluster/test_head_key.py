@@ -287,8 +287,8 @@ def test_a_head_signs_with_a_key_that_is_made_while_it_runs(tree: Tree, port: in
                 async def fetch() -> None:
                     answers.append(await follower.head.fetch_answer("/config"))
 
-                task = worker.agent.loop._loop.begin(fetch())
-                until_with(task.done, worker, head)
+                worker.agent.loop.spawn(fetch())
+                until_with(lambda: bool(answers), worker, head)
                 return dict(answers[0].headers)
 
             name = head_key.HEADER.lower()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import addresses, agent_under_test, settings
+from tests.unit.limits import files_left
 from tests.unit.nodes import until
-from tests.unit.state.test_state_file import files_left
 
 from sparkd.base.cluster.auth import FRESH_SECONDS, KeyRing, read_keys
 from sparkd.base.host.files import Files

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import pytest
+from tests.unit.limits import no_more_threads
 from tests.unit.nodes import (
     HOLD_SECONDS,
     KEY,
@@ -30,9 +31,8 @@ from tests.unit.nodes import (
 )
 from tests.unit.wire import answering, relay
 
-from sparkd.agent.cluster import peer_reader
 from sparkd.agent.cluster.client import Source, UnsignedError
-from sparkd.agent.cluster.peer_reader import PeerReader, parse_peer_report
+from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.http_connection import Request, Response
 from sparkd.base.status.figures import GpuReport
@@ -317,21 +317,15 @@ def test_a_node_is_named_by_host_and_address() -> None:
         assert (status.address, status.rank, status.contact, status.report) == ("127.0.0.2", 1, Contact.ANSWERS, sent)
 
 
-def test_a_large_report_is_read_beside_the_loop(
-    peer: Node, reader: PeerReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed_by: list[str] = []
-
-    def parse(body: bytes, rank: int) -> NodeReport | None:
-        parsed_by.append(threading.current_thread().name)
-        return parse_peer_report(body, rank)
-
-    monkeypatch.setattr(peer_reader, "parse_peer_report", parse)
-    peer.publish(report(message="small"))
-    until(lambda: heard(reader).message == "small")
-    peer.publish_bytes(dump(report(message="small")).replace("small", "x" * (100 << 10)).encode())
+def test_a_large_report_and_no_small_one_needs_a_thread_beside_the_loop(peer: Node, reader: PeerReader) -> None:
+    peer.publish(report(message="old"))
+    until(lambda: heard(reader).message == "old")
+    with no_more_threads():
+        peer.publish(report(message="small"))
+        until(lambda: heard(reader).message == "small")
+        peer.publish_bytes(dump(report(message="small")).replace("small", "x" * (100 << 10)).encode())
+        until(lambda: reader.status.said == "no thread to parse its report: [Errno 11] can't start new thread")
     until(lambda: heard(reader).message.startswith("xxx"))
-    assert parsed_by == ["event-loop", "report"]
 
 
 def test_a_bug_that_ends_a_reader_reaches_its_owner() -> None:

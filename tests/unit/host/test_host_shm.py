@@ -20,12 +20,12 @@ def used_by(tree: Tree) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def test_segments_are_the_regular_files(tree: Tree) -> None:
-    found = tree.segment("psm_00000001", "12345", age_seconds=100)
+    status = tree.segment("psm_00000001", "12345", age_seconds=100)
     tree.folder("/dev/shm/folder")
     tree.link("/dev/shm/link", "/dev/shm/psm_00000001")
     (segment,) = Host(tree.root).segments()
     assert (segment.name, segment.inode, segment.size_bytes, segment.links) == (
-        "psm_00000001", found.st_ino, 5, 1,
+        "psm_00000001", status.st_ino, 5, 1,
     )  # fmt: skip
     assert 99 < segment.age_seconds < 110
 
@@ -74,12 +74,12 @@ def test_kernel_threads_and_zombies_use_nothing(tree: Tree) -> None:
 
 @pytest.mark.parametrize("how", ["open", "mapped"])
 def test_where_the_first_thread_has_ended_a_living_one_has_the_files_of_the_process(tree: Tree, how: str) -> None:
-    found = tree.segment("psm_00000001")
+    status = tree.segment("psm_00000001")
     tree.process(10, "VLLM::Worker_TP", state="Z", threads=2)
     for tid, state in ((10, "Z"), (11, "X"), (12, "S")):
         stat = f"{tid} (VLLM::Worker_TP) {state} 1 10 10 0 -1 0 " + "0 " * 10 + "2 0 100 0\n"
         tree.file(f"/proc/10/task/{tid}/stat", stat)
-        tree.file(f"/proc/10/task/{tid}/maps", line(found) if (how, tid) == ("mapped", 12) else "")
+        tree.file(f"/proc/10/task/{tid}/maps", line(status) if (how, tid) == ("mapped", 12) else "")
         tree.folder(f"/proc/10/task/{tid}/fd")
     if how == "open":
         tree.link("/proc/10/task/12/fd/3", "/dev/shm/psm_00000001")

@@ -33,14 +33,14 @@ class Site:
 
 @pytest.fixture
 def site(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    found = Site()
+    site = Site()
     monkeypatch.setenv("SSL_CERT_FILE", f"{certificate}.crt")
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found.headers.append(dict(self.headers))
+            site.headers.append(dict(self.headers))
             if self.path == "/slow":
                 self.send_line_by_line()
                 return
@@ -75,10 +75,10 @@ def site(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    found.url = f"https://127.0.0.1:{server.server_address[1]}"
+    site.url = f"https://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield found
+    yield site
     server.shutdown()
     thread.join()
     server.server_close()

@@ -57,12 +57,12 @@ def test_each_connection_has_a_challenge_of_its_own() -> None:
 
     with serving(handle) as server:
         with connect(server) as sock:
-            found = []
+            challenges = []
             for _ in range(2):
                 sock.sendall(GET)
-                found.append(message(sock).rpartition(b"\r\n")[2])
-        assert found[0] == found[1]
-        assert fetch(server, GET)[1] not in (found[0], b"")
+                challenges.append(message(sock).rpartition(b"\r\n")[2])
+        assert challenges[0] == challenges[1]
+        assert fetch(server, GET)[1] not in (challenges[0], b"")
 
 
 def test_an_answer_has_its_type_and_the_handlers_headers_but_no_server_header() -> None:

@@ -138,13 +138,6 @@ def test_what_command_lines_and_other_services_have_is_hidden(text: str, secret:
     assert Redaction(())(text).split()[0][:3] == text[:3] or text.startswith("AGE")
 
 
-@pytest.mark.parametrize(
-    "text", ["docker run -u 1000:1000 image", "python -p 8000", "vllm serve -u", "tskey- is short"]
-)
-def test_what_looks_like_them_stays(text: str) -> None:
-    assert Redaction(())(text) == text
-
-
 def test_the_bytes_of_a_key_are_hidden() -> None:
     shown = Redaction((KEY,))(base64.b64encode(bytes.fromhex(KEY)).decode() + KEY.upper())
     assert len(shown) < 12
@@ -215,6 +208,10 @@ def test_prompts_are_hidden(line: str) -> None:
         "https://docs.vllm.ai/en/latest/ and http://10.0.0.1:8000/v1",
         "oauth: none",
         "key_file = '/etc/sparkd/cluster.key', num_key_value_heads: 8, bypass=1",
+        "docker run -u 1000:1000 image",
+        "python -p 8000",
+        "vllm serve -u",
+        "tskey- is short",
     ],
 )
 def test_what_a_helper_needs_stays(text: str) -> None:

@@ -32,13 +32,13 @@ def test_a_message_arrives_with_its_headers(near: Receiver) -> None:
 
 
 def test_tls_is_verified(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with receiver(certificate) as found:
+    with receiver(certificate) as receiving:
         with pytest.raises(LaunchError, match="certificate verify failed: self-signed"):
-            post(found.url, b"text", {})
-        assert found.bodies == []
+            post(receiving.url, b"text", {})
+        assert receiving.bodies == []
         monkeypatch.setenv("SSL_CERT_FILE", f"{certificate}.crt")
-        post(found.url, b"text", {})
-        assert found.bodies == [b"text"]
+        post(receiving.url, b"text", {})
+        assert receiving.bodies == [b"text"]
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ async def collect(port: int, wanted: Wanted) -> list[LevelFigures | Depth]:
 
 def test_levels_and_depths_of_a_server_with_known_times() -> None:
     with streaming(0.1, 0.02) as port:
-        one, four, deep = asyncio.run(collect(port, WANTED))
-    assert isinstance(one, LevelFigures)
+        single, four, deep = asyncio.run(collect(port, WANTED))
+    assert isinstance(single, LevelFigures)
     assert isinstance(four, LevelFigures)
     assert isinstance(deep, Depth)
-    assert (one.requests, four.requests, one.failed, four.failed) == (2, 8, 0, 0)
-    for level, most in ((one, 10 / 0.28), (four, 40 / 0.28)):  # a busy machine is slower, none is faster
+    assert (single.requests, four.requests, single.failed, four.failed) == (2, 8, 0, 0)
+    for level, most in ((single, 10 / 0.28), (four, 40 / 0.28)):  # a busy machine is slower, none is faster
         assert level.output_tokens_per_second is not None
         assert 0.5 * most < level.output_tokens_per_second.median < 1.05 * most
     assert deep.prompt_tokens == 60
@@ -47,14 +47,14 @@ def test_a_measurement_ends_after_a_level_without_an_answer() -> None:
         served.append(request)
         usage = {"prompt_tokens": 7, "completion_tokens": 10}
         events = ({"choices": [{"text": "a"}]}, {"choices": [], "usage": usage})
-        whole = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for one in events)
+        whole = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
         return (503, b"draining") if len(served) > 6 or request.startswith("GET") else (200, whole)
 
     with engine(reply) as port:
-        one, four = asyncio.run(collect(port, WANTED))
-    assert isinstance(one, LevelFigures)
+        single, four = asyncio.run(collect(port, WANTED))
+    assert isinstance(single, LevelFigures)
     assert isinstance(four, LevelFigures)
-    assert (one.failed, four.failed, four.fault) == (0, 8, "HTTP 503 draining")
+    assert (single.failed, four.failed, four.fault) == (0, 8, "HTTP 503 draining")
 
 
 def test_no_two_prompts_begin_alike_and_lengths_follow_the_servers_count() -> None:

@@ -69,13 +69,13 @@ def port(name: str, *addresses: str, twins: tuple[str, ...] = ()) -> FabricPort:
 
 
 def test_the_address_of_cluster_nodes_is_the_first_and_a_twin_without_one_is_named() -> None:
-    found = (
+    ports = (
         port("enp1s0f0np0", "10.1.0.1", "fd00::1", twins=("enP2p1s0f0np0",)),
         port("enp1s0f1np1", "10.0.0.1", twins=("enP2p1s0f1np1",)),
         port("enP2p1s0f1np1", "10.2.0.1", twins=("enp1s0f1np1",)),
         port("enP2p1s0f0np0", twins=("enp1s0f0np0",)),
     )
-    facts = describe_ports("spark1", "10.0.0.1", found, perftest=False)
+    facts = describe_ports("spark1", "10.0.0.1", ports, perftest=False)
     assert [one.address for one in facts.ports] == ["10.0.0.1", "10.1.0.1", "10.2.0.1"]
     (named,) = describe_twins(Result(facts, Facts("spark2", ()), 100, ()))
     assert " ".join(named).startswith("spark1 enP2p1s0f0np0, the twin of enp1s0f0np0, has no address")

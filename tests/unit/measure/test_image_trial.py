@@ -117,7 +117,7 @@ TO = Chosen(RECIPE, SETTINGS.engine.model_copy(update={"image": "i:2"}))
 SWITCH = Switch("f", Stage.DRAINING, TO, (), 0, 60, "2026-11-27")
 
 
-def trial(tree: Tree, meanwhile: object = None) -> ImageTrial:
+def trial(tree: Tree, meanwhile: object = None, to: Chosen = TO) -> ImageTrial:
     """On a node that serves and has a bench of this plan. `meanwhile`: what becomes of the choice once it is shown."""
     tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
     tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, phase=Phase.SERVING)))
@@ -133,7 +133,7 @@ def trial(tree: Tree, meanwhile: object = None) -> ImageTrial:
         assert found is not None
         put(tree, replace(found, stage=meanwhile) if isinstance(meanwhile, Stage) else meanwhile)
 
-    return ImageTrial(SWITCH, configured(), Host(tree.root), show)
+    return ImageTrial(replace(SWITCH, to=to), configured(), Host(tree.root), show)
 
 
 def put(tree: Tree, found: object) -> None:
@@ -165,11 +165,11 @@ def test_what_is_in_force_and_cannot_be_tested_goes_back(tree: Tree) -> None:
 def test_what_a_person_chose_meanwhile_holds(tree: Tree) -> None:
     other = replace(SWITCH, chosen_at="2026-11-28", stage=Stage.IN_FORCE, to=replace(TO, image_id="sha256:" + "1" * 64))
     with pytest.raises(BlockedError, match="somebody has chosen"):
-        trial(tree, other)._keep(TO)
+        trial(tree, other).keep(TO)
     assert in_file(tree) is None
     put(tree, other)
     with pytest.raises(BlockedError, match="somebody has chosen"):
-        trial(tree)._keep(TO)
+        trial(tree).keep(TO)
     assert in_file(tree) == other
 
 
@@ -177,9 +177,7 @@ def test_what_a_person_chose_meanwhile_holds(tree: Tree) -> None:
 def test_what_is_kept_loses_the_end_of_its_trial_and_with_it_the_way_back(tree: Tree, until: str) -> None:
     tried, before = replace(TO, until="2998-01-01T00:00:00+00:00"), replace(TO, image_id="")
     put(tree, replace(SWITCH, stage=Stage.IN_FORCE, to=tried, back=(before,)))
-    made = trial(tree)
-    made._switch = replace(SWITCH, to=replace(TO, until=until))
-    made._keep(tried)
+    trial(tree, to=replace(TO, until=until)).keep(tried)
     found = in_file(tree)
     assert found is not None
     assert (found.to, found.back) == (replace(TO, until=until), (before,) if until else ())

@@ -20,43 +20,63 @@ def rate(median: float, spread: float = 1) -> Spread:
     return Spread(median, median - spread, median + spread)
 
 
-def one(knob: str, value: Value, median: float = 0, fault: str = "", spread: float = 1) -> MeasuredStep:
+def make_step(knob: str, value: Value, median: float = 0, fault: str = "", spread: float = 1) -> MeasuredStep:
     return MeasuredStep(knob, value, rate(median, spread) if median else None, fault=fault)
 
 
-BASE = one("", 0, 100)
-UP = one(SEQUENCES, 8, 150)
+BASE = make_step("", 0, 100)
+UP = make_step(SEQUENCES, 8, 150)
 
 
 @pytest.mark.parametrize(
     ("knobs", "measured", "step", "values"),
     [
         ([SEQS], [], ("", 0), {}),
-        ([SEQS], [one("", 0, fault="smoke: x")], None, {}),
+        ([SEQS], [make_step("", 0, fault="smoke: x")], None, {}),
         ([SEQS], [BASE], (SEQUENCES, 8), {SEQUENCES: 8}),
         ([SEQS], [BASE, UP], (SEQUENCES, 16), {SEQUENCES: 16}),
         # Better, then worse: the better one, and nothing below the recipe's value is tried.
-        ([SEQS], [BASE, UP, one(SEQUENCES, 16, 120)], None, {SEQUENCES: 8}),
-        ([SEQS], [BASE, UP, one(SEQUENCES, 16, fault="not launched")], None, {SEQUENCES: 8}),
+        ([SEQS], [BASE, UP, make_step(SEQUENCES, 16, 120)], None, {SEQUENCES: 8}),
+        ([SEQS], [BASE, UP, make_step(SEQUENCES, 16, fault="not launched")], None, {SEQUENCES: 8}),
         # Within the spread: it continues, and keeps the first.
-        ([SEQS], [BASE, one(SEQUENCES, 8, 101, spread=5)], (SEQUENCES, 16), {SEQUENCES: 16}),
-        ([SEQS], [BASE, one(SEQUENCES, 8, 110, spread=20), one(SEQUENCES, 16, 102)], (SEQUENCES, 2), {SEQUENCES: 2}),
+        ([SEQS], [BASE, make_step(SEQUENCES, 8, 101, spread=5)], (SEQUENCES, 16), {SEQUENCES: 16}),
+        (
+            [SEQS],
+            [BASE, make_step(SEQUENCES, 8, 110, spread=20), make_step(SEQUENCES, 16, 102)],
+            (SEQUENCES, 2),
+            {SEQUENCES: 2},
+        ),
         # Beyond the spread, and by 2.5 % alone.
-        ([SEQS], [BASE, one(SEQUENCES, 8, 102.5, spread=0.1), one(SEQUENCES, 16, 99)], (SEQUENCES, 2), {SEQUENCES: 2}),
+        (
+            [SEQS],
+            [BASE, make_step(SEQUENCES, 8, 102.5, spread=0.1), make_step(SEQUENCES, 16, 99)],
+            (SEQUENCES, 2),
+            {SEQUENCES: 2},
+        ),
         # The first bad step ends a way, not the knob below its value.
-        ([SEQS], [BASE, one(SEQUENCES, 8, 50)], (SEQUENCES, 2), {SEQUENCES: 2}),
-        ([SEQS], [BASE, one(SEQUENCES, 8, 50), one(SEQUENCES, 2, 40)], None, {}),
+        ([SEQS], [BASE, make_step(SEQUENCES, 8, 50)], (SEQUENCES, 2), {SEQUENCES: 2}),
+        ([SEQS], [BASE, make_step(SEQUENCES, 8, 50), make_step(SEQUENCES, 2, 40)], None, {}),
         # The next knob begins with the best of the one before.
         (
             [SEQS, ROOM],
-            [BASE, UP, one(SEQUENCES, 16, 90)],
+            [BASE, UP, make_step(SEQUENCES, 16, 90)],
             (CONTEXT_LENGTH, 1024),
             {SEQUENCES: 8, CONTEXT_LENGTH: 1024},
         ),
         # More room is wanted as long as it costs nothing, also by small steps together.
-        ([ROOM], [BASE, one(CONTEXT_LENGTH, 1024, 100), one(CONTEXT_LENGTH, 2048, 99)], None, {CONTEXT_LENGTH: 2048}),
-        ([ROOM], [BASE, one(CONTEXT_LENGTH, 1024, 98), one(CONTEXT_LENGTH, 2048, 96)], None, {CONTEXT_LENGTH: 1024}),
-        ([ROOM], [BASE, one(CONTEXT_LENGTH, 1024, fault="no memory")], None, {}),
+        (
+            [ROOM],
+            [BASE, make_step(CONTEXT_LENGTH, 1024, 100), make_step(CONTEXT_LENGTH, 2048, 99)],
+            None,
+            {CONTEXT_LENGTH: 2048},
+        ),
+        (
+            [ROOM],
+            [BASE, make_step(CONTEXT_LENGTH, 1024, 98), make_step(CONTEXT_LENGTH, 2048, 96)],
+            None,
+            {CONTEXT_LENGTH: 1024},
+        ),
+        ([ROOM], [BASE, make_step(CONTEXT_LENGTH, 1024, fault="no memory")], None, {}),
     ],
 )
 def test_the_next_step(
@@ -76,7 +96,7 @@ def test_a_ladder_that_is_repeated_from_any_moment_ends_at_the_same() -> None:
     }
     measured: list[MeasuredStep] = []
     while (at := find_position([SEQS, ROOM], measured)).step is not None:
-        measured.append(one(*at.step, figures[at.step]))
+        measured.append(make_step(*at.step, figures[at.step]))
     assert at.values == {SEQUENCES: 8, CONTEXT_LENGTH: 1024}
     assert len(measured) == len(figures)
 
@@ -95,7 +115,7 @@ def test_the_written_recipe_loads_and_has_its_figures(tmp_path: Path, name: str)
     )
     best = MeasuredStep(DRAFT_TOKENS, 1, rate(123.45), first_token_seconds=0.5, kv_cache_tokens=4096)
     at = Position(None, {SEQUENCES: 8, DRAFT_TOKENS: 1}, best)
-    steps = (one("", 0, 100), best, one(DRAFT_TOKENS, 3, fault="it's 'bad': {x}"))
+    steps = (make_step("", 0, 100), best, make_step(DRAFT_TOKENS, 3, fault="it's 'bad': {x}"))
     tuning = Tuning(name, "f", (), 8, steps)
     (folder / f"{name}.yaml").write_text(render_recipe(base, tuning, at, "2026-11-23T10:00:00.000+00:00"))
     found = load_recipe(name, [folder]).recipe

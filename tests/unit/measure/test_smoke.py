@@ -170,12 +170,12 @@ ALL = Capabilities(context_tokens=512, tools=True, reasoning=True)
 
 @pytest.mark.parametrize("symptom", ["", "no template"])
 def test_every_round_of_a_healthy_engine_is_clean(symptom: str) -> None:
-    found = rounds(symptom, ALL)
-    assert [one for one in found if one.faults] == []
-    assert {"1 at once", "6 at once", "context"} <= {one.name for one in found}
-    assert ({"tool call", "reasoning"} <= {one.name for one in found}) is not bool(symptom)
-    assert found[-1].note == "504 of 512 tokens in"
-    assert all(len(line) <= 80 for one in found for line in render_round(one))
+    shown = rounds(symptom, ALL)
+    assert [round_ for round_ in shown if round_.faults] == []
+    assert {"1 at once", "6 at once", "context"} <= {round_.name for round_ in shown}
+    assert ({"tool call", "reasoning"} <= {round_.name for round_ in shown}) is not bool(symptom)
+    assert shown[-1].note == "504 of 512 tokens in"
+    assert all(len(line) <= 80 for round_ in shown for line in render_round(round_))
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_a_stored_recipe_keeps_what_it_left_out() -> None:
 def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: Path) -> None:
     head = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
     (tmp_path / "x.yaml").write_text(f"{head}nodes: {{min: 2}}\nenv: {{VLLM_HOST_IP: null, NCCL_IB_HCA: mlx5_0}}\n")
-    shown = {one.key: (one.value, one.by) for one in explain(load_recipe("x", [tmp_path]), None)}
+    shown = {line.key: (line.value, line.by) for line in explain(load_recipe("x", [tmp_path]), None)}
     assert shown["env.GLOO_SOCKET_IFNAME"] == ("{node.interface}", "sparkd")
     assert shown["container.ulimits.nofile"] == (1048576, "sparkd")
     assert shown["container.ulimits.memlock"] == (-1, "sparkd")
@@ -193,7 +193,9 @@ def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: P
     assert shown["env.NCCL_IB_HCA"] == ("mlx5_0", "recipe")
     written = {"VLLM_HOST_IP": "{node.address}", "NCCL_IB_HCA": "{node.hcas}"}
     assert compare_recipes(recipe(env=written), recipe()) == ()
-    assert [one.key for one in compare_recipes(recipe(env={ALLOCATOR: None}), recipe())] == [f"env.{ALLOCATOR}"]
+    assert [difference.key for difference in compare_recipes(recipe(env={ALLOCATOR: None}), recipe())] == [
+        f"env.{ALLOCATOR}"
+    ]
 
 
 BY_RDMA: dict[str, object] = {"container": {"devices": ["/dev/infiniband", "/dev/x"]}}

@@ -158,7 +158,7 @@ def test_a_long_command_is_cut_where_it_is_quoted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "times", "found"),
+    ("pattern", "times", "count"),
     [
         ("empty_cache()", 1, None),
         ("empty_cache()", 2, "1"),
@@ -170,15 +170,15 @@ def test_a_long_command_is_cut_where_it_is_quoted() -> None:
     ],
 )
 def test_an_image_whose_file_has_a_pattern_too_seldom_or_too_often_fails(
-    tmp_path: Path, pattern: str, times: int, found: str | None
+    tmp_path: Path, pattern: str, times: int, count: str | None
 ) -> None:
     file = tmp_path / "a file's"
     file.write_text("del w13, w2\nempty_cache()\ndel w13, w2\n-e it's $HOME\n")
     done = asserted([Lines(file=str(file), pattern=pattern, times=times)])
     message = (
-        f"the image is not what the recipe needs: lines of {file} that match {pattern}: {found}, and {times} needed\n"
+        f"the image is not what the recipe needs: lines of {file} that match {pattern}: {count}, and {times} needed\n"
     )
-    assert (done.returncode, done.stdout, done.stderr) == ((0, "", "") if found is None else (64, "", message))
+    assert (done.returncode, done.stdout, done.stderr) == ((0, "", "") if count is None else (64, "", message))
 
 
 def test_a_file_that_the_image_has_not_is_not_counted_as_none(tmp_path: Path) -> None:

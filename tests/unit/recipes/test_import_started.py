@@ -55,17 +55,17 @@ def imported(
 def argv(recipe: Recipe) -> dict[str, object]:
     """The engine's words by flag; JSON by its meaning."""
     node = Node(0, "10.0.0.1", "10.0.0.1", recipe.nodes.min, "fab0")
-    found: dict[str, object] = {}
+    flags: dict[str, object] = {}
     flag = "program"
     for word in make_plan(recipe, Settings(), node).argv:
         name, equals, value = word.partition("=")
         if word.startswith("--"):
             flag = name
-            found[flag] = value if equals else True
+            flags[flag] = value if equals else True
         else:
             more = json.loads(word) if word.startswith("{") else word
-            found[flag] = more if found.get(flag) in (None, True) else f"{found[flag]} {more}"
-    return found
+            flags[flag] = more if flags.get(flag) in (None, True) else f"{flags[flag]} {more}"
+    return flags
 
 
 def shipped(name: str) -> Recipe:

@@ -89,13 +89,13 @@ def test_a_recipe_by_another_name_is_the_same() -> None:
 
 
 def test_devices_volumes_and_limits_are_compared_by_what_they_are() -> None:
-    one = {"devices": ["/dev/a", "/dev/b"], "ulimits": {"memlock": -1}, "volumes": ["/a:/a:ro", "/b:/b:rw"]}
+    container = {"devices": ["/dev/a", "/dev/b"], "ulimits": {"memlock": -1}, "volumes": ["/a:/a:ro", "/b:/b:rw"]}
     other = {
         "devices": ["/dev/b", "/dev/a"],
         "ulimits": {"memlock": {"soft": -1, "hard": -1}},
         "volumes": [{"source": "/b", "target": "/b", "read_only": False}, "/a:/a:ro"],
     }
-    assert compare_recipes(recipe(container=one), recipe(container=other)) == ()
+    assert compare_recipes(recipe(container=container), recipe(container=other)) == ()
 
 
 def test_the_image_comes_before_the_flags_and_figures_come_last() -> None:

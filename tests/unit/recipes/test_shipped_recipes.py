@@ -50,18 +50,18 @@ def plan(recipe: Recipe, node: Node) -> LaunchPlan:
 
 def flags(argv: Iterable[str]) -> dict[str, object]:
     """What vLLM makes of the words: JSON by its meaning, dotted flags as the mapping that they fill."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for flag, text in first_values(argv).items():
         name, dot, field = flag.partition(".")
         value = True if text is None else parse_json(text)
         value = text if value is None else value
         if dot:
-            table = found.setdefault(name, {})
+            table = values.setdefault(name, {})
             assert isinstance(table, dict)
             table[field] = value
         elif name not in OWNED:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 @pytest.mark.parametrize("name", NAMES)

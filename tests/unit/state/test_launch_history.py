@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone
-from tests.unit.state.test_state_file import files_left
+from tests.unit.limits import files_left
 from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.daemon.context import Pace

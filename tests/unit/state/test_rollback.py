@@ -190,12 +190,12 @@ def test_every_shipped_recipe_comes_back_as_it_was() -> None:
 
 
 def test_the_fingerprint_counts_what_makes_the_plan_and_nothing_else() -> None:
-    engine, one = settings().engine, recipe()
-    assert fingerprint_engine(engine, one) == fingerprint_engine(engine, recipe(description="better", source="me"))
+    engine, same = settings().engine, recipe()
+    assert fingerprint_engine(engine, same) == fingerprint_engine(engine, recipe(description="better", source="me"))
     prints = [
-        fingerprint_engine(engine, one),
+        fingerprint_engine(engine, same),
         fingerprint_engine(engine, None),
-        fingerprint_engine(settings(script="/x.sh").engine, one),
+        fingerprint_engine(settings(script="/x.sh").engine, same),
         fingerprint_engine(engine, recipe(env={"A": "1"})),
         fingerprint_engine(engine, recipe(flags={"extra": ["moe"]})),
     ]

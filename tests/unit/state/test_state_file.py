@@ -2,17 +2,15 @@
 
 import json
 import os
-import resource
 import shlex
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 from tests.tree import Tree
+from tests.unit.limits import files_left
 
 from sparkd.agent.actions.files import compare_and_swap
 from sparkd.base.config import Engine
@@ -102,20 +100,6 @@ def test_a_user_needs_root(tree: Tree) -> None:
             read(tree)
     else:
         assert read(tree) == (GOOD, [])
-
-
-@contextmanager
-def files_left(count: int) -> Iterator[None]:
-    """This process can open so many files more at once: one more is EMFILE."""
-    free = [os.open("/dev/null", os.O_RDONLY) for _ in range(count + 1)]
-    for fd in free:
-        os.close(fd)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_what_can_t_be_read_now_is_not_written_over(tree: Tree) -> None:

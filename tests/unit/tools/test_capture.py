@@ -1,6 +1,7 @@
 """`sparkd capture`: what gets into the archive, and what does not."""
 
 import asyncio
+import fcntl
 import io
 import json
 import os
@@ -167,8 +168,8 @@ def test_a_secret_that_can_t_be_read_is_named(collector: Callable[[], Collector]
 
 def test_a_part_that_fails_in_any_way_or_hangs_is_named(collector: Callable[[], Collector]) -> None:
     made, end = collector(), threading.Event()
-    assert made._attempt("odd", lambda: dict[str, int]()["x"]) is None
-    assert made._attempt("slow", end.wait, 0.2) is None
+    assert made.attempt("odd", lambda: dict[str, int]()["x"]) is None
+    assert made.attempt("slow", end.wait, 0.2) is None
     end.set()
     assert made.missing[-2:] == ["odd: KeyError: 'x'", "slow: not read within 0.2 s"]
 
@@ -256,30 +257,33 @@ def test_a_tree_has_what_was_looked_at_and_leads_nowhere_else(tmp_path: Path) ->
         seen.link(f"{top}/{name}")
     seen.exists(f"{top}/fifo")
     assert seen.text(f"{top}/key") == "bare words"
-    found = {one.path.removeprefix(f"{top}"): one for one in read_tree(seen, ()) if one.path.startswith(str(top))}
-    assert found["/a/file"].content == b"content"
-    assert found["/a/other"].content == b"", "its name is there"
-    assert found["/link"].target == "a"
-    assert found["/fifo"].content == b""
-    assert found["/key"].content == b"", "not everybody may read it"
-    assert found["/pipe"].target == "pipe:[12]"
-    resolved = os.path.normpath(os.path.join(str(top), found["/out"].target))
+    members = {
+        member.path.removeprefix(f"{top}"): member for member in read_tree(seen, ()) if member.path.startswith(str(top))
+    }
+    assert members["/a/file"].content == b"content"
+    assert members["/a/other"].content == b"", "its name is there"
+    assert members["/link"].target == "a"
+    assert members["/fifo"].content == b""
+    assert members["/key"].content == b"", "not everybody may read it"
+    assert members["/pipe"].target == "pipe:[12]"
+    resolved = os.path.normpath(os.path.join(str(top), members["/out"].target))
     assert resolved == "/etc/shadow", "below the tree's root, wherever that is"
-    assert "/etc/shadow" not in {one.path for one in read_tree(seen, ())}, "what a symlink names was not looked at"
+    assert "/etc/shadow" not in {member.path for member in read_tree(seen, ())}, (
+        "what a symlink names was not looked at"
+    )
 
 
-def test_a_session_that_ends_as_the_file_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, touch = tmp_path / "capture.tar.gz", Path.touch
-
-    def touch_and_end(one: Path, mode: int, exist_ok: bool) -> None:
-        touch(one, mode, exist_ok)
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Path, "touch", touch_and_end)
+def test_a_session_that_ends_as_the_file_is_made_leaves_none(tmp_path: Path) -> None:
+    path = tmp_path / "capture.tar.gz"
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    folder = os.open(tmp_path, os.O_RDONLY)
     try:
+        # The kernel sends the signal with the call that makes the file.
+        fcntl.fcntl(folder, fcntl.F_SETSIG, signal.SIGINT)
+        fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_CREATE)
         with pytest.raises(KeyboardInterrupt):
             Collector(Host()).save(str(path))
     finally:
+        os.close(folder)
         signal.signal(signal.SIGINT, before)
     assert not path.exists()

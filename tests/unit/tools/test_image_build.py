@@ -65,12 +65,12 @@ COPY = {"copy": "mods/fix", "to": "/fix"}
 def test_the_archive_has_what_is_named_and_nothing_of_its_owner(mod: Path) -> None:
     made = sources(mod, COPY, {"run": "/fix/run.sh"})
     with tarfile.open(fileobj=io.BytesIO(made.archive(BASE))) as tar:
-        members = {one.name: one for one in tar}
+        members = {member.name: member for member in tar}
         dockerfile = tar.extractfile(dockers.DOCKERFILE)
         assert dockerfile
         assert dockerfile.read().decode().startswith(f"FROM {BASE.id}\nCOPY ")
     assert members.keys() == {"mods/fix/run.sh", "mods/fix/.hidden/a.patch", dockers.DOCKERFILE}
-    assert {(one.uid, one.mtime, one.uname) for one in members.values()} == {(0, 0, "")}
+    assert {(member.uid, member.mtime, member.uname) for member in members.values()} == {(0, 0, "")}
     assert [members[f"mods/fix/{name}"].mode for name in ("run.sh", ".hidden/a.patch")] == [0o755, 0o644]
     assert made.archive(BASE) == made.archive(BASE)
 

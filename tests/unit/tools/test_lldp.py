@@ -26,8 +26,17 @@ def test_names_are_by_interface() -> None:
     assert names == {"enp1s0f0np0": ("spark2", "spark3"), "eth0": ("switch",)}
 
 
-@pytest.mark.parametrize("text", [b'{"lldp":[{}]}', b'{"lldp":[{"interface":[{"name":"eth0","chassis":[{}]}]}]}'])
-def test_no_neighbour_and_a_neighbour_without_a_name_are_nothing(text: bytes) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"lldp":[{}]}',
+        b'{"lldp":[{"interface":[{"name":"eth0","chassis":[{}]}]}]}',
+        b"[]",
+        b'{"lldp": 3}',
+        b'{"lldp":[{"interface":[{"chassis":[{"name":3}]}, 7]}]}',
+    ],
+)
+def test_no_neighbour_one_without_a_name_and_another_form_are_nothing(text: bytes) -> None:
     assert parse_names(text) == {}
 
 
@@ -35,11 +44,6 @@ def test_a_name_is_one_short_line_and_there_are_not_many() -> None:
     names = parse_names(answer(*[("eth0", f"a\x1b[2J\n{'x' * 500}")] * 100))
     assert len(names["eth0"]) == MOST_NAMES
     assert all(len(name) == 64 and name.isprintable() for name in names["eth0"])
-
-
-@pytest.mark.parametrize("text", [b"[]", b'{"lldp": 3}', b'{"lldp":[{"interface":[{"chassis":[{"name":3}]}, 7]}]}'])
-def test_another_form_is_left_out(text: bytes) -> None:
-    assert parse_names(text) == {}
 
 
 def test_no_json_is_an_error() -> None:

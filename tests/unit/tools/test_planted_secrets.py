@@ -210,14 +210,14 @@ PLACES: dict[str, Callable[[str], str]] = {
 
 def unhidden(place: str) -> list[str]:
     """Kinds of which something comes out, whatever its notation."""
-    found = []
+    kinds = []
     for kind, (text, secret) in PLANTED.items():
         shown = PLACES[place](text).replace("\\", "").replace("\u2060", "")
         # A page and a message may break or escape it: the longest run without signs is looked for, too.
         words = secret.replace("-", " ").replace("/", " ").replace("_", " ").replace("@", " ").split()
         if secret in shown or max(words, key=len) in shown:
-            found.append(kind)
-    return found
+            kinds.append(kind)
+    return kinds
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
+from tests.unit.limits import files_left
 from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.plans import configured
-from tests.unit.state.test_state_file import files_left
 
 from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings

@@ -45,25 +45,28 @@ def test_prompt_and_answer_are_the_context(context: int | None, answer: int | No
 
 @pytest.mark.parametrize("model", ["m", HOSTILE])
 def test_yaml_has_url_model_and_lengths(model: str) -> None:
-    one = offer(model)
-    lite, hermes, cont = (document(name, one) for name in IN_YAML)
+    offered = offer(model)
+    lite, hermes, cont = (document(name, offered) for name in IN_YAML)
     (deployment,) = lite["model_list"]
     params = deployment["litellm_params"]
     assert (deployment["model_name"], params["model"]) == (model, f"hosted_vllm/{model}")
-    assert (params["api_base"], params["api_key"]) == (one.url, f"os.environ/{KEY_VARIABLE}")
+    assert (params["api_base"], params["api_key"]) == (offered.url, f"os.environ/{KEY_VARIABLE}")
     info = deployment["model_info"]
-    assert info["max_input_tokens"] + info["max_output_tokens"] == one.context_tokens
-    assert params["max_tokens"] == info["max_output_tokens"] == one.answer_tokens
+    assert info["max_input_tokens"] + info["max_output_tokens"] == offered.context_tokens
+    assert params["max_tokens"] == info["max_output_tokens"] == offered.answer_tokens
     assert lite["router_settings"] == {"enable_pre_call_checks": True}
     (provider,) = hermes["custom_providers"]
     assert hermes["model"]["provider"] == f"custom:{provider['name']}"
-    assert (provider["base_url"], provider["key_env"]) == (one.url, KEY_VARIABLE)
-    assert provider["models"] == {model: {"context_length": one.context_tokens}}
-    assert (hermes["model"]["default"], hermes["model"]["max_tokens"]) == (model, one.answer_tokens)
+    assert (provider["base_url"], provider["key_env"]) == (offered.url, KEY_VARIABLE)
+    assert provider["models"] == {model: {"context_length": offered.context_tokens}}
+    assert (hermes["model"]["default"], hermes["model"]["max_tokens"]) == (model, offered.answer_tokens)
     (entry,) = cont["models"]
-    assert (entry["model"], entry["apiBase"]) == (model, one.url)
+    assert (entry["model"], entry["apiBase"]) == (model, offered.url)
     assert entry["apiKey"] == f"${{{{ secrets.{KEY_VARIABLE} }}}}"
-    assert entry["defaultCompletionOptions"] == {"contextLength": one.context_tokens, "maxTokens": one.answer_tokens}
+    assert entry["defaultCompletionOptions"] == {
+        "contextLength": offered.context_tokens,
+        "maxTokens": offered.answer_tokens,
+    }
 
 
 @pytest.mark.parametrize("model", ["m", HOSTILE])

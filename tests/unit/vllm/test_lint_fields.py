@@ -120,12 +120,12 @@ def test_a_value_that_vllm_refuses_is_found(flag: str, key: str, value: JsonValu
 
 
 def test_the_correction_is_named() -> None:
-    found = rules.find_issues(
+    issues = rules.find_issues(
         Launch(
             {SPECULATIVE: '{"method": "mpt", "num_speculative_token": 2}', COMPILATION: '{"mode": "fast"}'}, gpu=False
         )
     )
-    assert [(one.at, one.reason) for one in found] == [
+    assert [(issue.at, issue.reason) for issue in issues] == [
         (
             f"args.{SPECULATIVE}.num_speculative_token",
             f"--{SPECULATIVE}: num_speculative_token is no key of vLLM 0.33.0: num_speculative_tokens is",

@@ -138,10 +138,10 @@ def _start_afresh(process: AgentProcess, loaded: Loaded, handed: Handed | None, 
         read_keys_beside(loop, host, settings)
     switch, switch_seen = begin_switch(settings, host, actions, events)
     if place is not None and place.switch != switch:
-        place = None  # its plan is that of the choice before this step: `_await_agent` makes that of the present one
+        place = None  # its plan is that of the choice before this step: `await_agent` makes that of the present one
     base = _make_base(process, settings, actions, events, switch_seen=switch_seen)
     try:
-        agent = _await_agent(base, place, events, limit_seconds=waiting_limit(switch))
+        agent = await_agent(base, place, events, limit_seconds=waiting_limit(switch))
     except (StopRequested, SparkdError) as error:
         end_start(switch, host, actions, events, error)
         raise
@@ -194,7 +194,7 @@ def _resolve_place(process: AgentProcess, settings: Settings) -> NodeContext:
         raise BlockedError(str(error), hint) from None
 
 
-def _await_agent(base: Base, place: NodeContext | None, events: Events, limit_seconds: float) -> Agent:
+def await_agent(base: Base, place: NodeContext | None, events: Events, limit_seconds: float) -> Agent:
     """Wait until the agent can be built. Raises NotReadyError after `limit_seconds`.
 
     The fabric address, which the rank depends on, may come up half a minute after the other networks, and files that
@@ -207,7 +207,7 @@ def _await_agent(base: Base, place: NodeContext | None, events: Events, limit_se
             return assemble(base, place)
         except HeadAwaitedError as error:
             try:
-                _await_head(base, error, events)
+                await_head_config(base, error, events)
             except AwaitedError as lacking:  # its place, key or port: without these it can't follow the head
                 awaited = lacking
         except AwaitedError as error:
@@ -234,7 +234,7 @@ def _raise_if_outdated(base: Base) -> None:
         raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
 
 
-def _await_head(base: Base, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
+def await_head_config(base: Base, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
     """On a worker without a configuration, report to the other nodes until the head's configuration has come.
 
     Raises OutdatedPlanError then, and AwaitedError where this node has no place, no key or no port.

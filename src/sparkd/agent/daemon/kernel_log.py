@@ -79,7 +79,7 @@ class KernelLogWatch(Struct):
         """Runs until it is cancelled, also after the log can't be read any more. Closes `fd`."""
         loop = asyncio.get_running_loop()
         try:
-            while self._read(fd):
+            while self.read_batch(partial(os.read, fd)):
                 await asyncio.sleep(PAUSE_SECONDS)
                 readable = asyncio.Event()
                 loop.add_reader(fd, readable.set)
@@ -92,11 +92,11 @@ class KernelLogWatch(Struct):
         finally:
             os.close(fd)
 
-    def _read(self, fd: int) -> bool:
-        """Read what there is, up to a batch; return whether more may come."""
+    def read_batch(self, read: Callable[[int], bytes]) -> bool:
+        """Read what there is, up to a batch; return whether more may come. `read`: the log's read(2)."""
         for _ in range(BATCH_RECORDS):
             try:
-                chunk = os.read(fd, kernel.RECORD_BYTES)
+                chunk = read(kernel.RECORD_BYTES)
             except BlockingIOError:
                 break
             except BrokenPipeError:  # overwritten before it was read: the next read returns the oldest record left

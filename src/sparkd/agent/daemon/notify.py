@@ -103,7 +103,7 @@ class Outbox:
         owner_uid: int = 0,
         retry_seconds: Sequence[float] = (5.0, 15.0, 60.0, 300.0, 600.0),
     ) -> None:
-        """`retry_seconds`: the pause after each failure of a way. The last one repeats."""
+        """`retry_seconds`: the pause after each failure of a way; the last one repeats. The first one is the file's."""
         self.state = NotifyState()
         self._retry_seconds = retry_seconds
         self._files, self._settings, self._events, self._owner_uid = host.files, settings, events, owner_uid
@@ -136,7 +136,7 @@ class Outbox:
                     self.close()
                     raise
                 self._report_unread(str(error))
-                time.sleep(TICK_SECONDS)
+                time.sleep(self._retry_seconds[0])
 
     def close(self) -> None:
         os.close(self._lock)

@@ -83,7 +83,7 @@ def check_model(args: argparse.Namespace) -> None:
         print(hashes_text)
 
 
-def _warn_if_loading(folder: str, host: Host) -> None:
+def warn_if_loading(folder: str, host: Host) -> None:
     """Print a line where a program, such as a loading engine, reads the model at the same time."""
     if model_files.is_open(folder, host):
         print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
@@ -118,7 +118,7 @@ def pull_model(args: argparse.Namespace) -> None:
     if needs_confirmation and not console.confirm("download it? [Y/n] ", ("", "y", "yes")):
         print("nothing is downloaded; another folder: --to FOLDER")
         return
-    _warn_if_loading(folder, host)
+    warn_if_loading(folder, host)
     with Progress(1, repo.missing_bytes(Path(folder))) as progress, _end_at_interrupt(progress):
         progress.start_file(repo.name)
         hub.download(repo, Path(folder), token, progress.add_bytes)
@@ -147,6 +147,6 @@ def sync_model(args: argparse.Namespace) -> int:
     peers = choose_peers(args.to, args.user, load_settings(os.environ), host)
     folder = model_files.find_folder(args.model, host)
     print(model_files.describe_files(folder, host))
-    _warn_if_loading(folder, host)
+    warn_if_loading(folder, host)
     with Ticker(f"copies {folder}"):
         return run_on_each(peers, partial(model_files.send_model, folder, partial(print, flush=True), quick=args.quick))

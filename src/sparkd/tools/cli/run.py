@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkd.base.lib.errors import BlockedError, ExitCode, SparkdError
@@ -48,7 +49,7 @@ def reload_agent(_args: argparse.Namespace) -> None:
     reload(Host(), print)
 
 
-def run_agent(args: argparse.Namespace) -> int:
+def run_agent(args: argparse.Namespace, root: Path = Path("/")) -> int:
     from sparkd.agent.daemon.bootstrap import build_agent
     from sparkd.agent.daemon.run import run
     from sparkd.base.lib.endings import StopRequested
@@ -62,7 +63,7 @@ def run_agent(args: argparse.Namespace) -> int:
     code: int = ExitCode.BUG
     try:
         with MainLoop(notifier, os.environ) as loop:
-            agent = build_agent(args.role, loop, notifier, journal, log, os.environ)
+            agent = build_agent(args.role, loop, notifier, journal, log, os.environ, root)
             threading.excepthook = partial(report_thread, agent.events)
             sys.excepthook = lambda _kind, error, _trace: print_bug(error, agent.redact)
             try:

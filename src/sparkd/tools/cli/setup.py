@@ -66,10 +66,10 @@ def tune(args: argparse.Namespace) -> None:
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
     if args.action == "show" and args.json:
         manager = SysctlManager(Path("/"))
-        console.show_table(list_settings(manager, _keep_panic(_find_recipe_in_use(), manager)), "settings")
+        console.show_table(list_settings(manager, _keep_panic(find_recipe_in_use(), manager)), "settings")
         return
     chosen = args.action == "apply" and args.watchdog
-    for line in run_action(args.action, Path("/"), _find_recipe_in_use, watchdog=chosen):
+    for line in run_action(args.action, Path("/"), find_recipe_in_use, watchdog=chosen):
         print(line, flush=True)
 
 
@@ -100,15 +100,15 @@ def _keep_panic(recipe: Recipe, manager: SysctlManager) -> Recipe:
     return with_panic(recipe) if PANIC.keys() <= manager.saved().keys() else recipe
 
 
-def _find_recipe_in_use() -> Recipe:
-    settings, host = load_settings(os.environ), Host()
+def find_recipe_in_use(root: Path = Path("/")) -> Recipe:
+    settings, host = load_settings(os.environ, root), Host(root)
     # A worker uses its head's recipe, with the kernel settings of this node's own recipe of that name.
     if settings.cluster.follow_head and follows_head(settings, find_place(settings, host)):
         return make_context(settings, host).recipe
     switch = current_switch(settings, host)
     if switch is not None and switch.chosen is not None:
         return switch.chosen.recipe
-    return load_recipe(settings.engine.recipe, recipe_folders()).recipe
+    return load_recipe(settings.engine.recipe, recipe_folders(root)).recipe
 
 
 def show_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:

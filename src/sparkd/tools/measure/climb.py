@@ -77,10 +77,18 @@ FILE = StateFile("tune-recipe.json", Tuning)
 class Climb:
     """Takes the steps of a ladder. A context manager: at its end the node returns to the plan before."""
 
-    def __init__(self, tuning: Tuning, base: Chosen, config: Settings, host: Host, show: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        tuning: Tuning,
+        base: Chosen,
+        config: Settings,
+        host: Host,
+        show: Callable[[str], None],
+        gone_seconds: float = switching.GONE_SECONDS,
+    ) -> None:
         """Raises BlockedError where the node is about to change its plan."""
-        self.tuning = tuning
-        self._base, self._config, self._host, self._show = base, config, host, show
+        self.tuning, self._base, self._config, self._host, self._show = tuning, base, config, host, show
+        self._gone_seconds = gone_seconds
         self._fingerprint = chosen_plan.fingerprint_config(config, host)
         """Fingerprint of the configuration that the switches replace."""
         self._was_in_force = False
@@ -186,7 +194,7 @@ class Climb:
         Raises BlockedError where a node was gone meanwhile.
         """
         try:
-            fault = switching.follow(switch, self._host, self._show)
+            fault = switching.follow(switch, self._host, self._show, self._gone_seconds)
         except NotReadyError as error:
             raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None
         if NO_REASON in fault:
@@ -207,9 +215,9 @@ class Climb:
         """Measure the plan in force. Raises BlockedError where the engine was ended by no fault of the recipe."""
         began = utc_now()
         try:
-            measured = self._smoke_and_bench(step)
+            measured = self.smoke_and_bench(step)
         except EngineEndedError as error:
-            end = switching.await_end(self._host, lambda last: last.at > began)
+            end = switching.await_end(self._host, lambda last: last.at > began, self._gone_seconds)
             if end is not None and end.cause in FOREIGN_CAUSES:
                 raise BlockedError(f"the engine was ended: {end.reason}", RESUME_HINT) from None
             if end is None and read_living_report(self._host.files) is None:
@@ -218,9 +226,9 @@ class Climb:
         self._refuse_other_choice()
         return measured
 
-    def _smoke_and_bench(self, step: Step) -> MeasuredStep:
+    def smoke_and_bench(self, step: Step) -> MeasuredStep:
         """Smoke, then bench. Raises BlockedError without an agent, EngineEndedError, KeyboardInterrupt."""
-        serves = switching.await_service(self._host, ready_seconds(self._config))
+        serves = switching.await_service(self._host, ready_seconds(self._config), self._gone_seconds)
         if serves is None:
             raise BlockedError("no agent runs any more", f"sudo systemctl start sparkd-head; {RESUME_HINT}")
         if not serves:

@@ -120,7 +120,7 @@ class ImageTrial:
             self._show(f"trying {label(tried.to)}; Ctrl-C goes back")
             fault = follow(tried, self._host, self._show) or self._find_fault(baseline)
             if not fault:
-                self._keep(tried.to)
+                self.keep(tried.to)
                 stays = True
             return fault
         finally:
@@ -142,7 +142,7 @@ class ImageTrial:
         self._show(comparison.figures)
         return comparison.fault
 
-    def _keep(self, tried: Chosen | None) -> None:
+    def keep(self, tried: Chosen | None) -> None:
         """Let the tried plan stay. Raises BlockedError where somebody has chosen another one meanwhile."""
         current = read_choice(self._host)
         kept = self._switch.to

@@ -1,6 +1,7 @@
 """What every trial of a plan measures: smoke and a bench, how long they may take, and what a bench can be used for."""
 
 import asyncio
+from collections.abc import Callable
 
 from sparkd.base.config import Settings
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, NotReadyError
@@ -29,23 +30,23 @@ def ready_seconds(config: Settings) -> int:
     return config.readiness.timeout_seconds + config.readiness.warm_seconds
 
 
-def smoke_twice() -> list[str]:
-    """Faults of the model's answers, where two tries in a row have some: a healthy model, too, has one now and then.
+def smoke_once() -> list[str]:
+    """Faults of the model's answers. Raises as `open_endpoint`."""
+    with open_endpoint(CONNECTIONS) as served:
+        return [fault for round_ in asyncio.run(run_smoke(served)) for fault in round_.faults]
 
-    Raises as `open_endpoint`; EngineEndedError where the engine ended after a first try with faults, which it names.
+
+def smoke_twice(smoke: Callable[[], list[str]] = smoke_once) -> list[str]:
+    """Faults of the second try, where the first has some, too: a healthy model has one now and then.
+
+    Raises as `smoke`; EngineEndedError where the engine ended after a first try with faults, which it names.
     """
-    faults = list[str]()
-    for _ in range(2):
-        try:
-            with open_endpoint(CONNECTIONS) as served:
-                rounds = asyncio.run(run_smoke(served))
-        except BlockedError as error:
-            if not faults:
-                raise
-            raise EngineEndedError(f"{'; '.join(faults)}; {error.reason}", error.hint) from None
-        if not (faults := [fault for round_ in rounds for fault in round_.faults]):
-            break
-    return faults
+    if not (faults := smoke()):
+        return []
+    try:
+        return smoke()
+    except BlockedError as error:
+        raise EngineEndedError(f"{'; '.join(faults)}; {error.reason}", error.hint) from None
 
 
 def short_bench(at_once: int) -> Wanted:

@@ -109,7 +109,7 @@ def _copy_to(
         peer.run_checked("rm", "-f", "--", remote_file)
         show(f"{peer.address}: has {image.ref} already")
         return
-    _check_room(image, peer, remote_file)
+    check_room(image, peer, remote_file)
     if not image.file.exists():
         (room,) = read_rooms(host, (str(image.file.parent),))
         require_room(room, image.sizes.archive_bytes, f" here for {image.file}", "; sudo docker system df", None)
@@ -136,7 +136,7 @@ def _read_identity(image: Image, peer: SshHost) -> str | None:
         raise BlockedError(f"{peer.address}: its docker can't look up {image.ref}: {error}") from None
 
 
-def _check_room(image: Image, peer: SshHost, remote_file: str) -> None:
+def check_room(image: Image, peer: SshHost, remote_file: str) -> None:
     """Raises BlockedError without room there for the rest of the file, and for the image in docker."""
     info = peer.run_checked("docker", "info", "--format", "{{json .}}")
     try:

@@ -220,19 +220,19 @@ def _find_obstacle(name: str, config: Settings, host: Host, nodes: Inventories) 
     return own_fault or next(find_missing_elsewhere(node, nodes), "")
 
 
-def follow_agent(host: Host) -> Iterator[NodeReport | None]:
-    """Yield the report of the agent that runs, every half second, None without one; end after GONE_SECONDS of None."""
+def follow_agent(host: Host, gone_seconds: float) -> Iterator[NodeReport | None]:
+    """Yield the report of the agent that runs, every half second, None without one; end after `gone_seconds`."""
     alive_at = time.monotonic()
-    while (report := read_living_report(host.files)) is not None or time.monotonic() - alive_at <= GONE_SECONDS:
+    while (report := read_living_report(host.files)) is not None or time.monotonic() - alive_at <= gone_seconds:
         alive_at = time.monotonic() if report is not None else alive_at
         yield report
         time.sleep(POLL_SECONDS)
 
 
-def await_service(host: Host, seconds: float) -> bool | None:
+def await_service(host: Host, seconds: float, gone_seconds: float = GONE_SECONDS) -> bool | None:
     """Wait until the engine serves, for about `seconds`; return whether it does, None where no agent runs any more."""
     began = time.monotonic()
-    for report in follow_agent(host):
+    for report in follow_agent(host, gone_seconds):
         if report is not None and report.phase in IN_SERVICE:
             return True
         if time.monotonic() - began > seconds:
@@ -252,9 +252,9 @@ def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
     return choice.chosen if choice else None
 
 
-def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:
-    """Wait for an end that counts, which an agent writes once its rank has ended; None after GONE_SECONDS."""
-    deadline = time.monotonic() + GONE_SECONDS
+def await_end(host: Host, counts: Callable[[End], bool], gone_seconds: float = GONE_SECONDS) -> End | None:
+    """Wait for an end that counts, which an agent writes once its rank has ended; None after `gone_seconds`."""
+    deadline = time.monotonic() + gone_seconds
     while (end := (launch_history.FILE.read(host.files) or LaunchHistory()).last_exit) is None or not counts(end):
         if time.monotonic() > deadline:
             return None
@@ -269,15 +269,15 @@ def find_outcome(switch: Switch, choice: Switch | None) -> bool | None:
     return None if choice.chosen_at == switch.chosen_at and choice.stage is not Stage.RETURNING else False
 
 
-def follow(switch: Switch, host: Host, show: Callable[[str], None]) -> str:
+def follow(switch: Switch, host: Host, show: Callable[[str], None], gone_seconds: float = GONE_SECONDS) -> str:
     """Show what the agent does, until the new plan is in force, or the one before is again.
 
     Returns "", or the reason for the return. Raises NotReadyError where no agent runs any more.
     """
     shown_step = ""
-    for report in follow_agent(host):
+    for report in follow_agent(host, gone_seconds):
         if (outcome := find_outcome(switch, read_choice(host))) is not None:
-            return "" if outcome else _explain_return(switch, host)
+            return "" if outcome else _explain_return(switch, host, gone_seconds)
         if report is not None:
             line = sanitize(status_line(report))
             if (step := _NUMBER.sub("", line)) != shown_step:
@@ -286,7 +286,7 @@ def follow(switch: Switch, host: Host, show: Callable[[str], None]) -> str:
     raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
 
 
-def _explain_return(switch: Switch, host: Host) -> str:
+def _explain_return(switch: Switch, host: Host, gone_seconds: float) -> str:
     """Why the node has returned to the plan before the switch."""
-    end = await_end(host, lambda last: last.cause == Cause.SWITCH_FAILED and last.at > switch.chosen_at)
+    end = await_end(host, lambda last: last.cause == Cause.SWITCH_FAILED and last.at > switch.chosen_at, gone_seconds)
     return sanitize(str(end), 1000) if end is not None else f"{label(switch.to)} is not in force: sparkd status"

@@ -59,11 +59,11 @@ class Collector:
         self.host = host
         self.missing: list[str] = []
         """What could not be read, each with the reason."""
-        settings = self._attempt(
+        settings = self.attempt(
             "settings (LOOK FOR SECRETS that they name)", lambda: load_settings(os.environ, Path(host.files.root))
         )
         self.settings = settings or Settings()
-        plan_secrets = self._attempt("the plan's secrets (LOOK FOR THEM)", self._find_plan_secrets)
+        plan_secrets = self.attempt("the plan's secrets (LOOK FOR THEM)", self._find_plan_secrets)
         self.secret_files = frozenset(
             {*self._list_configured_secrets(), *self._find_private_files(), *(plan_secrets or ())} - {""}
         )
@@ -88,9 +88,9 @@ class Collector:
 
     def _read_secret(self, path: str) -> str | None:
         name = f"the content of {path} (LOOK FOR IT, it is not hidden)"
-        return self._attempt(name, lambda: self.host.files.text(path, 1 << 16) if self.host.files.exists(path) else "")
+        return self.attempt(name, lambda: self.host.files.text(path, 1 << 16) if self.host.files.exists(path) else "")
 
-    def _attempt(self, name: str, work: Callable[[], T], seconds: float = PART_SECONDS) -> T | None:
+    def attempt(self, name: str, work: Callable[[], T], seconds: float = PART_SECONDS) -> T | None:
         """Do the work in a thread, and return its result. None where it fails or takes too long: `missing` says so."""
         outcome = Future[T]()
 
@@ -144,13 +144,13 @@ class Collector:
     def _build_archive(self, name: str, at: datetime) -> bytes:
         out = Archive(name, at, self.redact)
         for path, work in self._list_parts():
-            if (part := self._attempt(path, work)) is not None:
+            if (part := self.attempt(path, work)) is not None:
                 out.add(path, part)
         nodes = NodesReader(self.settings, self.host, self.missing)
-        self._attempt("nodes", lambda: asyncio.run(nodes.read_all(find_failures(self.host.files))), NODES_SECONDS)
+        self.attempt("nodes", lambda: asyncio.run(nodes.read_all(find_failures(self.host.files))), NODES_SECONDS)
         for path, text in tuple(nodes.texts.items()):  # also without those that took too long
             out.add(path, text)
-        tree = self._attempt("tree", lambda: read_machine(self.settings, self.host, self.secret_files))
+        tree = self.attempt("tree", lambda: read_machine(self.settings, self.host, self.secret_files))
         for member in tree or ():
             out.add(f"tree{member.path}", member.content, member.target, executable=member.executable)
         if out.left_out:

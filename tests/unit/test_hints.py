@@ -20,7 +20,7 @@ NEEDS_ROOT = re.compile(
         | kill\ \{\} | ss\ -\w*p | fuser\ -v | >\ /proc/
         | (?:rm|mkdir|cat|less)\ (?:-\S+\ )?/(?:run|var|etc|proc/\{\})/
         | update-grub\b | poweroff\b | smartctl\ -
-        | sparkd\ (?:warm|model\ pull|rollback|sweep|drill|logs|capture|tune\ \w|units\ (?:install|remove))\b
+        | sparkd\ (?:warm|diff|model\ pull|rollback|sweep|drill|logs|capture|tune\ \w|units\ (?:install|remove))\b
         | sparkd\ (?:notify\b | deinit\b | use\b | init\b(?!\ --plan))
     )""",
     re.VERBOSE,

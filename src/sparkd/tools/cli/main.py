@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkd import __version__
-from sparkd.base.lib.errors import Cause, ExitCode, SparkdError, UsageError
+from sparkd.base.lib.errors import AS_ROOT, Cause, ExitCode, SparkdError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -140,10 +140,14 @@ def _replace_closed_streams() -> None:
 
 
 def _add_help_hint(error: SparkdError, words: list[str]) -> SparkdError:
-    """Refer to the command's help where a UsageError has no hint of its own."""
-    if error.code is not ExitCode.USAGE or error.hint:
+    """Refer to the command's help where a UsageError has no hint of its own, or to the command with sudo."""
+    if error.code is not ExitCode.USAGE or error.hint not in ("", AS_ROOT):
         return error
-    return UsageError(error.reason, " ".join(("sparkd", *words[:1], "--help")))
+    from shlex import join
+
+    return UsageError(
+        error.reason, join(("sudo", "sparkd", *words) if error.hint else ("sparkd", *words[:1], "--help"))
+    )
 
 
 def _report_error(error: SparkdError, words: list[str]) -> int:

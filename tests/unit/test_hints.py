@@ -15,10 +15,12 @@ NEEDS_ROOT = re.compile(
         | systemctl\ reboot$
         | docker\ (?:pull|stop|rm|rmi|tag|update|rename|run|ps|image|images|system|inspect|logs|unpause)\b
         | (?:modprobe|nvidia-ctk|fwupdmgr)\ \w | loginctl\ enable | sysctl\ -w | swapoff\ - | ip\ link\ set | mount\ -o
-        | chown\ (?!the) | chmod\ (?!600\ \{\},\ of\ root\ or\ yourself) | apt\ (?:install|remove) | (?<=[ ])dmesg\b
+        | chown\ (?!the) | chmod\ (?!600\ \{\},\ of\ root\ or\ yourself)
+        | apt\ (?:install|remove|update|full-upgrade)\b | (?<=[ ])dmesg\b
         | kill\ \{\} | ss\ -\w*p | fuser\ -v | >\ /proc/
-        | (?:rm|mkdir|cat|less)\ (?:-\S+\ )?/(?:run|var|etc)/
-        | sparkd\ (?:warm|model\ pull|rollback|sweep|drill|logs|capture|tune\ \w|units\ (?:install|remove))\b
+        | (?:rm|mkdir|cat|less)\ (?:-\S+\ )?/(?:run|var|etc|proc/\{\})/
+        | update-grub\b | poweroff\b | smartctl\ -
+        | sparkd\ (?:warm|diff|model\ pull|rollback|sweep|drill|logs|capture|tune\ \w|units\ (?:install|remove))\b
         | sparkd\ (?:notify\b | deinit\b | use\b | init\b(?!\ --plan))
     )""",
     re.VERBOSE,

@@ -32,11 +32,14 @@ def write_history(agent: Agent, history: LaunchHistory) -> None:
     [
         (("use another image",), "use another image, then: sudo systemctl start sparkd-worker"),
         (("sparkd starts it again", "lower max-num-seqs"), "lower max-num-seqs, then: "),
-        (("lower max-num-seqs", "sparkd starts it again"), "fix the cause, then: "),
-        (("its log: the lines above, marked engine|",), "fix the cause, then: "),
-        (("nothing is to be done: sparkd starts it again",), "fix the cause, then: "),
-        (("",), "fix the cause, then: "),
-        ((), "fix the cause, then: "),
+        (("lower max-num-seqs", "sparkd starts it again"), "fix the cause (sudo sparkd logs --level warning), then: "),
+        (("its log: sudo sparkd logs --engine",), "fix the cause (sudo sparkd logs --level warning), then: "),
+        (
+            ("nothing is to be done: sparkd starts it again",),
+            "fix the cause (sudo sparkd logs --level warning), then: ",
+        ),
+        (("",), "fix the cause (sudo sparkd logs --level warning), then: "),
+        ((), "fix the cause (sudo sparkd logs --level warning), then: "),
     ],
 )
 def test_a_plan_that_is_given_up_has_the_remedy_of_its_last_failure(

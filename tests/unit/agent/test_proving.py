@@ -218,7 +218,7 @@ def test_the_journals_last_lines_after_a_failed_start_name_what_differs(started:
 
 def test_a_long_list_of_differences_ends_with_a_count(started: AgentUnderTest) -> None:
     assert len(fail_start(started, {f"env.V{number:02}": "x" for number in range(20)})) == MOST_LINES + 1
-    assert started.events.lines[-1].startswith("known_good.values.omitted count=8 hint=sparkd diff")
+    assert started.events.lines[-1].startswith("known_good.values.omitted count=8 hint=sudo sparkd diff")
 
 
 def test_a_failed_start_without_a_difference_is_one_line(started: AgentUnderTest) -> None:

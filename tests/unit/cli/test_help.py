@@ -1,6 +1,8 @@
 """What a person sees who does not know the commands yet."""
 
+import os
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 from tests.unit.commands import sparkd
@@ -77,3 +79,17 @@ def test_a_word_that_a_command_does_not_know_leads_to_its_help(words: str, reaso
 def test_a_wrong_word_is_printed_without_what_a_terminal_would_obey() -> None:
     for words in (("recipe", "\x1b[2J"), ("status", "--\x1b[2J"), ("status", "\x1b[2J")):
         assert "\x1b" not in sparkd(*words).stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is about another user")
+def test_a_user_who_may_not_do_it_gets_the_command_with_sudo() -> None:
+    with NamedTemporaryFile("w", suffix=".toml") as config:  # pytest's folders are for root alone
+        print('[engine]\nmodels_dir = "/mnt/models"', file=config, flush=True)
+        Path(config.name).chmod(0o644)
+        sparkd("units", "check", config=config.name)  # imports, which only root may be able to read
+        os.seteuid(65534)
+        try:
+            done = sparkd("units", "install", config=config.name)
+        finally:
+            os.seteuid(0)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "hint: sudo sparkd units install"), done

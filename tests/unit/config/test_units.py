@@ -257,10 +257,11 @@ def test_drift_names_every_difference(tree: Tree) -> None:
     tree.file(f"{units.ADMIN_UNITS}/sparkd-worker.service", units.render("worker"))
     tree.file(HEAD, OURS)
     tree.file(WORKER, "[Service]\nNice=5\n")
+    of_another = "is not the unit of this sparkd: sudo apt install --reinstall sparkd"
     assert units.drift(units.dropins(DEFAULTS), Files(str(tree.root))) == (
         f"{HEAD} is not needed any more: sudo sparkd units install",
         f"{WORKER} was not written by sparkd: move it to another name",
-        "/usr/lib/systemd/system/sparkd-head.service is not the unit of this sparkd: install the package again",
-        "/usr/lib/systemd/system/sparkd-worker.service is not the unit of this sparkd: install the package again",
+        f"/usr/lib/systemd/system/sparkd-head.service {of_another}",
+        f"/usr/lib/systemd/system/sparkd-worker.service {of_another}",
         "/etc/systemd/system/sparkd-worker.service hides the package's unit: make it a drop-in",
     )

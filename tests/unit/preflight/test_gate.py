@@ -308,7 +308,7 @@ def test_memory_that_stays_away_needs_a_person_once_it_has_settled(machine: Mach
     with pytest.raises(NeedsPersonError) as refused:
         machine.gate().admit()
     assert refused.value.code is ExitCode.NEEDS_PERSON
-    assert (refused.value.hint, refused.value.action) == ("reboot this node", Action.REBOOT)
+    assert (refused.value.hint, refused.value.action) == ("reboot this node: sudo systemctl reboot", Action.REBOOT)
     assert machine.waited_seconds == 60
     assert all("waiting for memory since" in wait for wait in machine.waits)
 

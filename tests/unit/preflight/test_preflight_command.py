@@ -54,7 +54,7 @@ def test_a_healthy_node_is_good(tree: Tree, tmp_path: Path) -> None:
     healthy(tree)
     done = run_audited(tmp_path, "preflight", "--root", str(tree.root))
     assert (done.code, done.err) == (0, "")
-    assert done.out.endswith("spark1 (head): ok (34 ok)\n")
+    assert done.out.endswith("spark1 (head): ok (34 ok)\nnext: nothing is to be done\n")
 
 
 def test_a_dry_run_of_a_faulty_node_shows_what_would_be_done_and_changes_nothing(tree: Tree, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_the_table_shows_what_is_not_ok_the_worst_first_and_all_of_it_on_request
     short, whole = as_text(preflight).splitlines(), as_text(preflight, every=True).splitlines()
     for lines, ids in ((short, [GHOST.id, "disk-room"]), (whole, [GOOD.id, "disk-room", "memlock", GHOST.id])):
         assert [line.split()[1] for line in lines[: lines.index("")] if line[0] != " "] == ids
-    assert short[-1] == whole[-1] == "spark1 (head): block (1 ok, 1 skipped, 1 warnings, 1 blocks)"
+    assert short[-1] == whole[-1] == "spark1 (head): block (1 ok, 1 skipped, 1 warn, 1 block)"
 
 
 def test_the_table_shows_findings_hints_fixes_hooks_and_verdict() -> None:
@@ -62,7 +62,7 @@ def test_the_table_shows_findings_hints_fixes_hooks_and_verdict() -> None:
     assert f"BLOCK   stray-workers  stray-workers said\n{'on spark1: do it':>39}\n" in text
     assert "would apply: end-process pid 10 (VLLM::Worker_TP)" in text
     assert "would run: /etc/sparkd/preflight.d/10-site" in text
-    assert text.endswith("spark1 (head): block (1 ok, 1 blocks)\n")
+    assert text.endswith("spark1 (head): block (1 ok, 1 block)\n")
 
 
 def test_the_table_shows_both_looks_where_something_was_changed() -> None:

@@ -173,7 +173,7 @@ def test_no_node_hides_a_warning_of_another() -> None:
 def test_a_head_that_is_degraded_by_another_node_names_that_node_alone() -> None:
     first = texts(page_reports.unreachable()).partition("Nodes\n")[0]
     assert first.count("To do on") == 1
-    assert "To do on spark2: look at the cable" in first
+    assert "To do on spark2: look at its power" in first
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,13 @@ def test_what_to_do_about_the_last_cause_is_shown_for_every_node() -> None:
     assert "hint        last cause: drink tea" in rows(replace(HEAD_REPORT, peers=(), last_hint="drink tea"))
 
 
-def test_a_required_action_is_shown_and_the_action_none_is_not() -> None:
+def test_a_required_action_is_shown_without_a_hint_and_the_action_none_is_not() -> None:
     assert "down; action: inspect" in "\n".join(
         rows(replace(HEAD_REPORT, peers=(), phase=Phase.FAILED, message="down", action="inspect"))
     )
     ended = replace(HEAD_REPORT, peers=(), last_action="reboot", last_hint="sudo reboot")
-    assert "hint        last cause: reboot: sudo reboot" in rows(ended)
+    assert "hint        last cause: sudo reboot" in rows(ended), "as it can be pasted"
+    assert "hint        last cause: reboot" in rows(replace(ended, last_hint=""))
     assert not [row for row in rows(replace(HEAD_REPORT, peers=(), last_action="none")) if row.startswith("hint")]
 
 

@@ -169,8 +169,15 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
             with_peer(SERVING_PAIR, contact=Contact.REFUSED),
             "warn",
             "degraded: spark2 (10.0.0.2): ",
-            "on spark2 (10.0.0.2): systemctl status 'sparkd-*'",
+            "on spark2 (10.0.0.2): sparkd status",
         ),
+        (
+            replace(ALONE, phase=Phase.AWAITING_DOCKER, message="waiting for dockerd: sudo systemctl start docker"),
+            "block",
+            "not serving: waiting for dockerd",
+            "sudo systemctl start docker",
+        ),
+        (replace(ALONE, phase=Phase.LAUNCHING), "", "loading: launching", TO_FOLLOW),
         (with_peer(SERVING_PAIR, contact=Contact.UNHEARD), "ok", "serving for", "nothing is to be done"),
         (
             replace(ALONE, phase=Phase.DEGRADED, message="rank 1 is silent"),
@@ -182,7 +189,7 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
             with_peer(WORKER, address="10.0.0.1", rank=0, contact=Contact.SILENT, report=None),
             "unknown",
             "not known: 10.0.0.1: silent for 1 min",
-            "on 10.0.0.1: look at the cable, the switch and firewalls",
+            "on 10.0.0.1: look at its power, the cable and the switch: ip -brief link; a firewall: sudo ufw status",
         ),
         (
             replace(ALONE, phase=Phase.COOLING, message="9 s before the next launch", last_hint="less context"),
@@ -222,11 +229,17 @@ def test_the_headline_has_the_state_and_what_to_do(report: NodeReport, level: st
         ),
         (
             replace(ALONE, phase=Phase.FAILED, message="out of tea", action="inspect"),
-            Headline("block", "failed: out of tea", "sudo sparkd preflight --dry-run"),
+            Headline(
+                "block", "failed: out of tea", "sudo sparkd preflight --dry-run; then: sudo systemctl start sparkd-head"
+            ),
         ),
         (
             replace(ALONE, phase=Phase.BLOCKED, message="another agent runs", action="inspect"),
-            Headline("block", "blocked: another agent runs", "sudo sparkd preflight --dry-run"),
+            Headline(
+                "block",
+                "blocked: another agent runs",
+                "sudo sparkd preflight --dry-run; then: sudo systemctl start sparkd-head",
+            ),
         ),
         (
             replace(WORKER, rank=UNKNOWN_RANK, phase=Phase.STOPPED),

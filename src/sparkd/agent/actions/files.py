@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkd.agent.actions.shared_folders import SharedFolderError, refuse_shared
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.lock import hold, open_lock
 from sparkd.base.state.file import FOLDER, PUBLIC, Content, StateFile, ignore_report
 
@@ -118,7 +118,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def usage_error(reason: str, hint: str = "run it as root") -> Iterator[None]:
+def usage_error(reason: str, hint: str = AS_ROOT) -> Iterator[None]:
     """Raise UsageError in place of OSError."""
     try:
         yield

@@ -24,7 +24,7 @@ from sparkd.base.status.model import FindingReport, Phase
 LOOK_SECONDS = 10.0
 """Limit for a look at dockerd's process, or at the list of hooks: milliseconds, on a disk that does not hang."""
 
-_NO_REMEDY = ("sparkd starts", "nothing is to be done", "its log")
+_NO_REMEDY = ("sparkd starts", "nothing is to be done", "its log", "sudo sparkd logs")
 """Beginnings of hints that suit a first failure, but do not help a person after five."""
 
 T = TypeVar("T")
@@ -119,8 +119,9 @@ class Backoff(Struct):
             failures, proven_seconds = len(BACKOFF_SECONDS), agent.settings.supervise.proven_seconds
             span = f"{proven_seconds / 60:.0f} minutes" if proven_seconds >= 120 else f"{proven_seconds} s"
             end = launches.last.get(plan)
-            hint = end.hint if end is not None else ""
-            remedy = "fix the cause" if not hint or hint.startswith(_NO_REMEDY) else hint
+            remedy = end.hint if end is not None else ""
+            if not remedy or remedy.startswith(_NO_REMEDY):
+                remedy = "fix the cause (sudo sparkd logs --level warning)"
             agent.store.record(lambda now: now.reset(plan))
             raise NeedsPersonError(
                 f"{failures} launches of this plan in a row ended within {span} of service"

@@ -17,7 +17,7 @@ BOOT_SECONDS = 2.0
 """Limit for reading the kernel's command line, swap and settings, which takes milliseconds."""
 MOST_LINES = 12
 """Most differences from the last good start that are logged."""
-DIFF_HINT = "sparkd diff; to go back to it: sudo sparkd rollback"
+DIFF_HINT = "sudo sparkd diff; to go back to it: sudo sparkd rollback"
 
 
 class Agreed(Struct):

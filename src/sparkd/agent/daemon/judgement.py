@@ -9,7 +9,7 @@ from msgspec import Struct
 from sparkd.agent.cluster.monitor import ADDRESS_HINT
 from sparkd.agent.engine.culprits import Culprit
 from sparkd.agent.engine.load_progress import LAST_WORDS
-from sparkd.base.lib.errors import ACTIONS, Cause, ExitCode, SparkdError
+from sparkd.base.lib.errors import ACTIONS, Action, Cause, ExitCode, SparkdError
 from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.status.model import Phase
 from sparkd.base.vllm.known_errors import explain
@@ -66,6 +66,7 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
     if evidence.frame:
         reason = f"{reason}; it was in {evidence.frame}"
     action = error.action if cause is error.cause else ACTIONS[cause]
+    hint = hint or ("sudo sparkd logs --level warning" if action is Action.INSPECT else "")
     return End(reason, int(error.code), hint, phase.value, at, cause, action)
 
 

@@ -122,7 +122,9 @@ def kill_rank(agent: Agent, running: Running | None, grace_seconds: float) -> No
     restore = begin_restore(agent)
     if running is not None:
         if not running.kill(grace_seconds):
-            agent.events.error("engine.stop.failed", container=running.rank.container_id[:12], hint="reboot this node")
+            agent.events.error(
+                "engine.stop.failed", container=running.rank.container_id[:12], hint="sudo systemctl reboot"
+            )
         running.finish_log(STOPPED_LOG_SECONDS)
     agent.loop.wait_until(restore.done, RESTORE_SECONDS, shielded=True)
 

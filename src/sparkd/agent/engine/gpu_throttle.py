@@ -14,7 +14,7 @@ from sparkd.base.status.model import FindingReport
 from sparkd.base.status.publisher import Reporter
 
 THROTTLE_ID = "gpu-clocks"
-THROTTLE_HINT = "shut the node down, unplug it for 60 s, start it again; if it happens again, replace the node"
+THROTTLE_HINT = "sudo poweroff, unplug the node for 60 s, start it again; if it happens again, replace the node"
 CLOCKS_SECONDS = 30.0
 """Pause between two readings of the clocks, and how long they must be low."""
 HURRIED_SECONDS = 3.0

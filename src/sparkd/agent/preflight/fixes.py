@@ -74,6 +74,11 @@ def stop_by_hand(pid: int, service_stop: str) -> str:
     return f"{service_stop}; if it outlives that: {by_fix}" if service_stop else by_fix
 
 
+def by_start(does: str) -> str:
+    """The hint where a fix clears the finding. `does`: the fix in words, such as `ends it`."""
+    return f"once nothing else blocks, a start {does}, as does: sudo sparkd preflight"
+
+
 Fix = EndProcess | RemoveContainer | UnlinkSegment | DropPageCache | CompactMemory
 
 ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache, CompactMemory)

@@ -33,7 +33,7 @@ SLOW_POLL_SECONDS = 5.0
 LOOK_SECONDS = 120.0
 """Limit for all checks together, which take 0.3 s on a healthy node. After it a driver or a file server hangs."""
 THREADS_HINT = "see who has so many processes: ps -eLo user= | sort | uniq -c"
-HANG_HINT = "end the process that is named, or see what hangs: sudo dmesg; where neither helps, reboot this node"
+HANG_HINT = "end the process that is named, or see what hangs: sudo dmesg; where neither helps: sudo systemctl reboot"
 MAX_ROUNDS = 4
 """Most rounds of fixes. A second is common, since ended strays leave segments. After more, something makes new ones."""
 

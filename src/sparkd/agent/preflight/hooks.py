@@ -44,7 +44,9 @@ def list_hooks(files: Files, owner_uid: int = 0) -> tuple[Hook, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        return (Hook("preflight.d", FOLDER, f"{FOLDER} can't be read: {error.strerror}", "run as root"),)
+        return (
+            Hook("preflight.d", FOLDER, f"{FOLDER} can't be read: {error.strerror}", "sudo sparkd preflight --dry-run"),
+        )
     if not names:
         return ()
     unsafe = find_writable(files, FOLDER, (owner_uid,))
@@ -62,7 +64,7 @@ def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: i
             return Hook(name, path, f"{path} is a symlink", "put the program itself there")
         facts = files.stat(path)
     except OSError as error:
-        return Hook(name, path, f"{path} can't be read: {error.strerror}")
+        return Hook(name, path, f"{path} can't be read: {error.strerror}", f"ls -l {quoted_path}")
     if facts.kind is not Kind.FILE:
         return Hook(name, path, f"{path} is a {facts.kind.value}, not a file", "move it away")
     if writable := find_writable(files, path, (owner_uid,)):

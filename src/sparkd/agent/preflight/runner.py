@@ -113,7 +113,7 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
         facts, verdict = check.run(host)
     except Exception as error:  # whatever a check raises: it could not look, and that blocks
         reason = f"could not look: {type(error).__name__}: {error}"
-        hint = "run as root; if it stays, report it"
+        hint = "sudo sparkd preflight --dry-run; if it stays there, report it: sudo sparkd capture"
         if isinstance(error, OvergrownError):
             user = quote(error.user.removeprefix("uid "))
             reason, hint = f"could not look: {error.strerror}", f"end what makes them: ps -u {user}"

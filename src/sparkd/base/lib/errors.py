@@ -129,6 +129,10 @@ class SparkdError(Exception):
         return "\n".join(f"{mark}: {printable(line)}" for mark, text in marked for line in text.splitlines())
 
 
+AS_ROOT = "run it as root"
+"""The hint of a UsageError in place of which `cli` prints the command with sudo."""
+
+
 class UsageError(SparkdError):
     code = ExitCode.USAGE
     usual_cause = Cause.USAGE

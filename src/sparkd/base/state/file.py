@@ -10,7 +10,7 @@ import msgspec
 
 from sparkd.base.host.files import Files
 from sparkd.base.lib import prepared
-from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.text import parse_json
 
 FOLDER = "/var/lib/sparkd"
@@ -66,7 +66,7 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
             return None
         except OSError as error:
             if isinstance(error, PermissionError) and os.geteuid():
-                raise UsageError(f"{self.path} may be read by root alone", "run it as root") from None
+                raise UsageError(f"{self.path} may be read by root alone", AS_ROOT) from None
             if isinstance(error, IsADirectoryError):
                 raise FolderError(self.path) from None
             reason = f"{self.path} can't be read: {error.strerror or error}"

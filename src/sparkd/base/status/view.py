@@ -31,6 +31,7 @@ LEVELS = {
     Phase.SERVING: "ok",
     Phase.DEGRADED: "warn",
     Phase.COOLING: "warn",
+    Phase.AWAITING_DOCKER: "warn",
     Phase.BLOCKED: "block",
     Phase.FAILED: "block",
 }
@@ -43,9 +44,9 @@ CONTACTS = {
     Contact.UNSIGNED: "unsigned",
 }
 ADVICE = {
-    Contact.REFUSED: "systemctl status 'sparkd-*'",
-    Contact.SILENT: "look at the cable, the switch and firewalls",
-    Contact.UNSIGNED: "compare /etc/sparkd/cluster.key, cluster.nodes and the version there",
+    Contact.REFUSED: "sparkd status",
+    Contact.SILENT: "look at its power, the cable and the switch: ip -brief link; a firewall: sudo ufw status",
+    Contact.UNSIGNED: "compare on both: sudo sha256sum /etc/sparkd/cluster.key; sparkd config show; sparkd --version",
 }
 
 
@@ -144,7 +145,7 @@ def headline(report: NodeReport, view: View) -> Headline:
         return _describe_trouble(report, head, troubled[0])
     if head.phase == Phase.SERVING.value:
         return Headline("ok", f"serving for {head.age}", NOTHING)
-    doing = (progress_text(head.loading), head.left) if head.loading else (head.phase, head.cause)
+    doing = (progress_text(head.loading) or head.phase, head.left) if head.loading else (head.phase, head.cause)
     what = f"{'loading' if head.loading else 'not serving yet'}: {', '.join(filter(None, doing))}"
     return Headline("", what, f"{NOTHING}; to follow it: sparkd status --watch")
 
@@ -166,7 +167,9 @@ def _find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str
     blocking = [finding for finding in report.findings if finding.level in ("block", "unknown")] if report else []
     # A node that serves no longer needs the last hint; one that failed has another one, in its message.
     last_hint = report.last_hint if report and report.phase not in (*IN_SERVICE, Phase.FAILED) else ""
-    hints = (ADVICE.get(contact), *(finding.hint for finding in blocking), last_hint)
+    # The message of a node without docker ends with the remedy.
+    docker_hint = report.message.partition(": ")[2] if report and report.phase is Phase.AWAITING_DOCKER else ""
+    hints = (ADVICE.get(contact), docker_hint, *(finding.hint for finding in blocking), last_hint)
     why = f"{blocking[0].id}: {blocking[0].reason}" if blocking and contact is Contact.ANSWERS else ""
     return sanitize(why, TEXT_LIMIT), sanitize(next(filter(None, hints), ""), TEXT_LIMIT)
 
@@ -178,7 +181,8 @@ def _describe_ended(report: NodeReport) -> Headline:
         stopped = report.phase is Phase.STOPPED
         return Headline("unknown", "stopped" if stopped else "not running: its agent is gone", start)
     needs_person = report.action not in ("", Action.NONE)
-    todo = "sudo sparkd preflight --dry-run" if needs_person else f"{NOTHING}: systemd starts it again"
+    look = f"sudo sparkd preflight --dry-run; then: {start}"
+    todo = look if needs_person else f"{NOTHING}: systemd starts it again"
     return Headline("block", f"{report.phase.value}: {sanitize(report.message, TEXT_LIMIT)}", todo)
 
 
@@ -234,9 +238,8 @@ def _note(finding: FindingReport, prefix: str, node: str) -> Iterator[Note]:
 
 
 def _describe_todo(action: str, hint: str) -> str:
-    """What to do; empty where neither action nor hint says that anything is."""
-    word = "" if action == Action.NONE else shorten(action)
-    return ": ".join(filter(None, (word, sanitize(hint, TEXT_LIMIT))))
+    """What to do: the hint, or without one the action; empty where neither says that anything is."""
+    return sanitize(hint, TEXT_LIMIT) or ("" if action == Action.NONE else shorten(action))
 
 
 def _describe_restarts(restarts: tuple[RestartReport, ...], view: View) -> list[str]:

@@ -34,15 +34,15 @@ _NUMBERS = re.compile(r"[0-9]{1,7}(?:,[0-9]{1,7}){0,15}")
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--concurrency", metavar="LIST", help="numbers of requests at once; the recipe's, else 1,2,4,8")
+    parser.add_argument("--concurrency", metavar="LIST", help="numbers of requests at once (recipe's, else 1,2,4,8)")
     parser.add_argument(
-        "--depth", metavar="LIST", help="lengths of long prompts; 2048,8192,32768 where they fit, 0: none"
+        "--depth", metavar="LIST", help="lengths of long prompts in tokens (2048,8192,32768 where they fit); 0: none"
     )
     parser.add_argument("--prompt", metavar="TOKENS", default="128", help="length of the other prompts (128)")
     parser.add_argument("--answer", metavar="TOKENS", default="128", help="length of each answer (128)")
-    parser.add_argument("--runs", metavar="N", default="3", help="batches of each number of requests (3)")
+    parser.add_argument("--runs", metavar="N", default="3", help="how often each number of requests is measured (3)")
     parser.add_argument(
-        "--staggered", action="store_true", help="requests that arrive one after the other, as a Poisson process"
+        "--staggered", action="store_true", help="let requests arrive at random times (a Poisson process), not at once"
     )
     parser.add_argument("--soak", metavar="TIME", help="send requests for so long, such as 8h, and judge the memory")
     form = parser.add_mutually_exclusive_group()

@@ -23,18 +23,19 @@ from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT, recipe_folders
 from sparkd.base.state.shared_config import overridden_keys
 from sparkd.base.state.vllm_tables import find_table
 from sparkd.tools.cli import console
+from sparkd.tools.cli.parser import add_action
 from sparkd.tools.node.recipe_lint import lint
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="print what holds, and the file or variable that set it")
+    show = add_action(actions, "show", "print the settings in force, each with the file or variable that set it")
     show.set_defaults(run=show_settings)
     form = show.add_mutually_exclusive_group()
     form.add_argument("--default", action="store_true", help="print the commented default file instead")
     form.add_argument("--json", action="store_true", help="print one JSON object")
-    check = actions.add_parser(
-        "check", help="say what is wrong with the settings, their recipe and its plan, or that they are good"
+    check = add_action(
+        actions, "check", "say what is wrong with the settings, their recipe and its plan, or that they are good"
     )
     check.set_defaults(run=check_settings)
     console.add_json(check)

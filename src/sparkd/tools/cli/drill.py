@@ -14,7 +14,7 @@ from sparkd.tools.node import drill
 
 
 def add_drill(parser: argparse.ArgumentParser) -> None:
-    fault_help = f"one of {', '.join(drill.FAULTS)}"
+    fault_help = f"what to kill: {', '.join(drill.FAULTS)}"
     parser.add_argument("fault", nargs="?", choices=sorted(drill.FAULTS), metavar="FAULT", help=fault_help)
     parser.add_argument("--yes", action="store_true", help="begin without a question")
     parser.epilog = "Without a fault it lists them. Exit code 0: it serves again; 12: it did not come back in time."
@@ -24,7 +24,7 @@ def add_drill(parser: argparse.ArgumentParser) -> None:
 def run_drill(args: argparse.Namespace) -> None:
     if not args.fault:
         table = Table([("FAULT", "WHAT HAPPENS"), *drill.FAULTS.items()], heading=True)
-        console.show([table, "begin: sudo sparkd drill FAULT"])
+        console.show([table, "next: sudo sparkd drill FAULT"])
         return
     host = Host()
     if os.geteuid():

@@ -12,6 +12,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ExitCode
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.tools.cli import console
+from sparkd.tools.cli.parser import add_action
 from sparkd.tools.cli.progress import Ticker
 from sparkd.tools.measure.fabric import SLOW, Result, describe_twins, judge
 from sparkd.tools.measure.fabric_test import measure_all
@@ -22,8 +23,7 @@ HEADINGS = ("PORT", "TO", "SENT", "BACK", "RDMA", "LINK", "US", "US 99%", "")
 
 def add_fabric(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    help_text = "measure throughput and round trips between the head and each other node"
-    test = actions.add_parser("test", help=help_text, description=f"{help_text[0].upper()}{help_text[1:]}.")
+    test = add_action(actions, "test", "measure throughput and round trips between the head and each other node")
     test.add_argument("--json", action="store_true", help="print one JSON object for each pair of nodes")
     test.epilog = (
         "Start it on all nodes within two minutes, the agents being stopped. It takes 8 s for each pair of ports."

@@ -32,17 +32,17 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", metavar="N", type=int, help="how many nodes serve together, this one included")
     parser.add_argument("--invite", action="store_true", help="on a head that is set up: let one more node join")
     parser.add_argument(
-        "--join", metavar="CODE", nargs="?", const="", help="join the head that shows this code; without it, type it in"
+        "--join", metavar="CODE", nargs="?", const="", help="join the head that shows CODE; without it, type it in"
     )
     parser.add_argument(
-        "--ssh", metavar="HOST", action="append", default=[], help="on a head: have this node join, by ssh"
+        "--ssh", metavar="HOST", action="append", default=[], help="on a head: have this node join too, by ssh"
     )
     either = argparse.BooleanOptionalAction
-    parser.add_argument("--api-key", action=either, help="make a key of the API; or none, without a question")
+    parser.add_argument("--api-key", action=either, help="make a key for the API, or none, without a question")
     parser.add_argument(
         "--webhook-file", metavar="FILE", type=_parse_file, default="", help="send messages to the URL in this file"
     )
-    parser.add_argument(NEW_KEY, action="store_true", help="only make a key; the other nodes get a copy of the file")
+    parser.add_argument(NEW_KEY, action="store_true", help="only make the cluster's key; you copy it to the others")
     parser.add_argument("--rotate", action="store_true", help=f"with {NEW_KEY}: put the new key above the one there is")
     parser.set_defaults(run=init)
 

@@ -30,9 +30,9 @@ from sparkd.tools.cli import console
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--follow", action="store_true", help="continue with what comes, until it is interrupted")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue with new lines until interrupted")
     parser.add_argument("--since", metavar="TIME", default="1h", help="such as 10m, 2d, 14:30 or 2026-11-23T14:30 (1h)")
-    parser.add_argument("--level", choices=tuple(PRIORITIES), default="debug", help="of this level, and above")
+    parser.add_argument("--level", choices=tuple(PRIORITIES), default="debug", help="only this level and above (debug)")
     parser.add_argument("--engine", action="store_true", help="only the engines' lines")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.epilog = "Other nodes' lines come from their agents: where none runs, look there with journalctl."

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkd import __version__
-from sparkd.base.lib.errors import Cause, ExitCode, SparkdError, UsageError
+from sparkd.base.lib.errors import AS_ROOT, Cause, ExitCode, SparkdError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -28,15 +28,15 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("status", "status", "show what the nodes are doing, from any of them"),
     ("logs", "logs", "show what the nodes have logged, agents and engines together, by time"),
     ("capture", "logs", "put what a helper needs of the nodes into one archive, without secrets"),
-    ("endpoint", "endpoint", "say how clients reach the API, with a configuration for each of some programs"),
+    ("endpoint", "endpoint", "say how clients reach the API, with a configuration for some programs"),
     ("smoke", "smoke", "test whether the endpoint's answers make sense, alone and at once"),
     ("warm", "bench", "compile the kernels of the endpoint's requests now, before its clients wait for them"),
     ("drill", "drill", "kill one part of what serves here, on purpose, and watch how it comes back"),
-    ("tune-recipe", "tune_recipe", "climb with one knob of a recipe at a time, and write the best as a recipe"),
+    ("tune-recipe", "tune_recipe", "try a recipe's flags step by step, and write the best values as a recipe"),
     ("bench", "bench", "measure how fast the endpoint answers, beside the recipe's figures and the usual ones"),
     ("fabric", "fabric", "measure how fast the ports between the nodes are"),
     ("history", "history", "show the launches on this node, and what was measured of each"),
-    ("reload", "run", "let the agent become the installed program, while its engine serves on"),
+    ("reload", "run", "exchange the agent for the installed version, while its engine serves on"),
     ("sweep", "run", "stop the container of an agent that is gone"),
     ("units", "setup", "render, install, check or remove what systemd runs"),
     ("recipe", "recipe", "list, show and check recipes"),
@@ -44,7 +44,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("image", "image", "build an image of the engine, or copy it to the other nodes"),
     ("config", "config", "show or check the configuration"),
     ("tune", "setup", "show, apply or take back settings of the kernel"),
-    ("notify", "notify", "send messages to people, or try whether they arrive"),
+    ("notify", "notify", "send messages to people, or test whether they arrive"),
     ("init", "init", "set up this node: recipe, settings, the cluster's key; invite other nodes, or join them"),
     ("deinit", "init", "take back what `init` wrote"),
     ("demo", "demo", "show status, preflight, explain and the page on example nodes, without a Spark"),
@@ -80,13 +80,13 @@ def build_parser(*used: str) -> argparse.ArgumentParser:
     """The parser. Only the commands that are `used` get their options; the others have just their summaries."""
     from importlib import import_module
 
-    from sparkd.tools.cli.parser import Parser
+    from sparkd.tools.cli.parser import Parser, add_action
 
     parser = Parser(prog="sparkd")
     parser.add_argument("--version", action="version", version=f"sparkd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module, summary in COMMANDS:
-        command_parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command_parser = add_action(commands, name, summary)
         if name in used:
             getattr(import_module(f"sparkd.tools.cli.{module}"), f"add_{name.replace('-', '_')}")(command_parser)
     return parser
@@ -140,10 +140,14 @@ def _replace_closed_streams() -> None:
 
 
 def _add_help_hint(error: SparkdError, words: list[str]) -> SparkdError:
-    """Refer to the command's help where a UsageError has no hint of its own."""
-    if error.code is not ExitCode.USAGE or error.hint:
+    """Refer to the command's help where a UsageError has no hint of its own, or to the command with sudo."""
+    if error.code is not ExitCode.USAGE or error.hint not in ("", AS_ROOT):
         return error
-    return UsageError(error.reason, " ".join(("sparkd", *words[:1], "--help")))
+    from shlex import join
+
+    return UsageError(
+        error.reason, join(("sudo", "sparkd", *words) if error.hint else ("sparkd", *words[:1], "--help"))
+    )
 
 
 def _report_error(error: SparkdError, words: list[str]) -> int:

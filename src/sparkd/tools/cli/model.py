@@ -50,12 +50,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     pull.add_argument("name", nargs="?", help=name_help)
     pull.add_argument("--revision", help="a branch, a tag or a commit, instead of the recipe's or the newest files")
     pull.add_argument(
-        "--to", metavar="FOLDER", help="folder of the named model, instead of its own below engine.models_dir"
+        "--to", metavar="FOLDER", help="download to this folder, instead of the model's own below engine.models_dir"
     )
     pull.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help='files to leave out, such as "original/*"'
     )
-    token_help = f"file of a token; else that of {model_pull.TOKEN} under engine.secrets, if any"
+    token_help = f"file with Hugging Face's token; else that of {model_pull.TOKEN} under engine.secrets, if any"
     pull.add_argument("--token-file", metavar="FILE", help=token_help)
     pull.add_argument("--yes", action="store_true", help=f"download more than {CONFIRM_BYTES // 10**9} GB unconfirmed")
     sync = actions.add_parser(

@@ -15,13 +15,14 @@ from sparkd.base.lib import log
 from sparkd.base.lib.errors import NOT_RESTARTED, ConfigError, ExitCode, LaunchError, UsageError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.notices import TEST, Notice, unit_down
+from sparkd.tools.cli.parser import add_action
 
 
 def add_notify(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    test_parser = actions.add_parser("test", help="send a test message now by each way that is configured")
+    test_parser = add_action(actions, "test", "send a test message now by each way that is configured")
     test_parser.set_defaults(run=send_test)
-    flush_parser = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
+    flush_parser = add_action(actions, "flush", "send what is left after the end of a unit (started by systemd)")
     flush_parser.set_defaults(run=lambda _args: flush(Host(), os.environ))
 
 

@@ -45,6 +45,11 @@ class Parser(argparse.ArgumentParser):
         return f"{command}: " if command else ""
 
 
+def add_action(actions: "argparse._SubParsersAction[Any]", name: str, summary: str) -> Any:
+    """Add a command, or an action of one. Returns its parser, whose help begins with the summary."""
+    return actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+
+
 def add_targets(parser: argparse.ArgumentParser) -> None:
     """Add the options by which a command that copies to other nodes chooses these."""
     parser.add_argument(

@@ -26,7 +26,7 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only look: change nothing, say what would be changed")
     parser.add_argument("--all", action="store_true", help="show every check, not only what is not ok")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--role", choices=("head", "worker"), help="exit 78 where this node is not of this role")
+    parser.add_argument("--role", choices=("head", "worker"), help="exit with 78 where this node has another role")
     parser.add_argument(
         "--root", metavar="TREE", help="look at the machine whose files lie below TREE; implies --dry-run"
     )
@@ -35,10 +35,10 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
         metavar="PID",
         dest="end_pid",
         type=int,
-        help="end this process, which a hint names so: SIGTERM, then SIGKILL",
+        help="end this process, which the hint of a finding names: SIGTERM, then SIGKILL",
     )
     parser.add_argument(
-        "--deep", action="store_true", help="only load the GPU for 13 s, and say if it is as fast as others"
+        "--deep", action="store_true", help="run no check, but load the GPU for 13 s and compare its speed"
     )
     parser.add_argument(
         "--explain", metavar="ID", nargs="?", const="", help="say what a check looks at, and why; or list the checks"

@@ -24,7 +24,7 @@ from sparkd.base.recipes.schema import Recipe, json_schema
 from sparkd.base.state.vllm_tables import find_table
 from sparkd.base.vllm.args import parse_count
 from sparkd.tools.cli import console
-from sparkd.tools.cli.parser import name_or_path
+from sparkd.tools.cli.parser import add_action, name_or_path
 from sparkd.tools.node.recipe_lint import GB10_BYTES, lint
 
 HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
@@ -32,21 +32,21 @@ HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="name every recipe")
+    listing = add_action(actions, "list", "list all recipes: nodes, context, expected speed, model")
     listing.set_defaults(run=list_recipes)
     console.add_json(listing)
-    show = actions.add_parser("show", help="print what would be launched, each value with who says it and where")
+    show = add_action(actions, "show", "print what would be launched, each value with where it comes from")
     show.set_defaults(run=show_recipe)
     show.add_argument("--json", action="store_true", help="print the recipe alone, as one JSON object")
     show.add_argument("recipe", help="name or file")
-    diff = actions.add_parser("diff", help="print where two recipes mean something else")
+    diff = add_action(actions, "diff", "print what differs between two recipes in what they mean")
     diff.set_defaults(run=diff_recipes)
     diff.add_argument("left", metavar="recipe", help="name or file")
     diff.add_argument("right", metavar="other", help="name or file")
     console.add_json(diff)
-    _add_check(actions.add_parser("check", help="say what is wrong with recipes"))
-    _add_import(actions.add_parser("import", help="make recipes of those of others, and of what starts vLLM today"))
-    schema = actions.add_parser("schema", help="print the JSON Schema of recipe files")
+    _add_check(add_action(actions, "check", "say what is wrong with recipes"))
+    _add_import(add_action(actions, "import", "convert recipes of other tools, and what starts vLLM today"))
+    schema = add_action(actions, "schema", "print the JSON Schema of recipe files")
     schema.set_defaults(run=lambda _args: print(json_schema()))
 
 
@@ -54,24 +54,24 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=check_recipes)
     parser.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
     console.add_json(parser)
-    memory_help = "memory of a node that it is judged for: 128, or what is given"
+    memory_help = "judge them for nodes with this much memory (128)"
     parser.add_argument("--memory", type=_parse_gigabytes, default=GB10_BYTES, metavar="GB", help=memory_help)
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="judge them with the model in this folder")
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=import_recipes)
-    path_help = "a URL: of the raw file, by https; -: standard input"
+    path_help = "files, folders, the https URL of a raw file, or - for stdin"
     parser.add_argument("path", nargs="*", metavar="FILE|DIR|URL", help=path_help)
-    parser.add_argument("--container", metavar="NAME", help="a container of this machine's docker")
+    parser.add_argument("--container", metavar="NAME", help="import this container of this machine's docker")
     parser.add_argument("--service", default="", metavar="NAME", help="service of a compose file with several")
-    parser.add_argument("--image", default="", metavar="REF", help="image for a vLLM that runs in none")
-    overrides_help = "put in another default"
+    parser.add_argument("--image", default="", metavar="REF", help="image for a vLLM that is started with none")
+    overrides_help = "set a default or placeholder"
     parser.add_argument("-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=overrides_help)
-    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml there, with what it needs")
-    parser.add_argument("--mods", type=Path, metavar="FOLDER", help="further folder that holds mods")
-    parser.add_argument("--yes", action="store_true", help="write what a URL gave without a question")
-    parser.add_argument("--force", action="store_true", help="write over a recipe that is there")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml and what it needs there")
+    parser.add_argument("--mods", type=Path, metavar="FOLDER", help="another folder in which to look for mods")
+    parser.add_argument("--yes", action="store_true", help="write a recipe from a URL without a question")
+    parser.add_argument("--force", action="store_true", help="overwrite a recipe of the same name")
 
 
 def _parse_gigabytes(text: str) -> int:

@@ -27,7 +27,7 @@ ROLES = ("head", "worker")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--role", choices=ROLES, required=True, help="what this node is to be")
+    parser.add_argument("--role", choices=ROLES, required=True, help="exit with 78 where this node has another role")
     parser.set_defaults(run=run_agent, as_root=("an agent must be root", "sudo systemctl start sparkd-head"))
 
 

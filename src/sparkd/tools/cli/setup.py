@@ -17,6 +17,7 @@ from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import console
+from sparkd.tools.cli.parser import add_action
 from sparkd.tools.setup.sysctl import HEADER, PATH, SysctlManager
 from sparkd.tools.setup.unit_files import UnitFiles
 from sparkd.tools.setup.watchdog import PANIC, apply_watchdog, revert_watchdog, with_panic
@@ -26,12 +27,12 @@ HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
 
 def add_units(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    render = actions.add_parser("render", help="print the units, and the drop-ins that the configuration needs")
-    render.add_argument("--role", choices=units.ROLES, help="of one role only")
-    actions.add_parser("install", help="write the drop-ins that the configuration needs, remove those it does not")
-    check = actions.add_parser("check", help="say what differs from the configuration (exit code 78)")
+    render = add_action(actions, "render", "print the units, and the drop-ins that the configuration needs")
+    render.add_argument("--role", choices=units.ROLES, help="print the unit of this role alone")
+    add_action(actions, "install", "write the drop-ins that the configuration needs, remove those it does not")
+    check = add_action(actions, "check", "say what differs from the configuration (exit code 78)")
     console.add_json(check)
-    actions.add_parser("remove", help="remove the drop-ins that `install` wrote")
+    add_action(actions, "remove", "remove the drop-ins that `install` wrote")
     parser.set_defaults(run=manage_units)
 
 
@@ -53,11 +54,11 @@ def manage_units(args: argparse.Namespace) -> None:
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    console.add_json(actions.add_parser("show", help="print what is set, what is proposed and why"))
-    apply = actions.add_parser("apply", help="set what is proposed, now and at each boot")
+    console.add_json(add_action(actions, "show", "print the present and the proposed values, and why"))
+    apply = add_action(actions, "apply", "set the proposed values, now and at each boot")
     frozen = "also have a machine that freezes or panics reset itself, by its watchdog and kernel.panic"
     apply.add_argument("--watchdog", action="store_true", help=frozen)
-    actions.add_parser("revert", help="take it back: the values that were set before")
+    add_action(actions, "revert", "restore the values that were set before `apply`")
     parser.set_defaults(run=tune)
 
 

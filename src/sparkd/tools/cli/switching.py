@@ -119,8 +119,8 @@ def add_use(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--end", action="store_true", help="go back to what is configured")
     form.add_argument("--image", metavar="REF", default="", help="try another image for the recipe in force")
     parser.add_argument("--no-bench", action="store_true", help="with --image: compare no speed, smoke-test only")
-    parser.add_argument("--for", dest="time", metavar="TIME", help="such as 2h: then it goes back by itself")
-    parser.add_argument("--drain", metavar="TIME", default="60s", help="for requests that run (60s)")
+    parser.add_argument("--for", dest="time", metavar="TIME", help="how long, such as 2h; then it goes back by itself")
+    parser.add_argument("--drain", metavar="TIME", default="60s", help="time to finish for requests that run (60s)")
     parser.epilog = "The new plan is what an edit of engine.recipe would make: the section `engine` holds for it too."
     parser.set_defaults(run=use)
 

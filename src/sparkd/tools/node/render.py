@@ -54,7 +54,8 @@ def intended_fixes(findings: Sequence[Finding], allowed_kinds: Sequence[str]) ->
     """The fixes that the findings offer, each with whether it would be applied."""
     applied = fixes_to_apply(findings, allowed_kinds)
     fixes = dict.fromkeys(fix for finding in findings for fix in finding.verdict.fixes)
-    return tuple(FixState(fix, WOULD_APPLY if fix in applied else HELD_BACK) for fix in fixes)
+    why = {fix: "something else blocks" if fix.kind in allowed_kinds else "by preflight.allow_fixes" for fix in fixes}
+    return tuple(FixState(fix, WOULD_APPLY) if fix in applied else FixState(fix, HELD_BACK, why[fix]) for fix in fixes)
 
 
 def as_json(report: PreflightReport) -> str:
@@ -111,14 +112,14 @@ def parts(report: PreflightReport, *, every: bool = False) -> Parts:
     if report.fixes or report.hooks:
         lines.append("")
     hints = (finding.verdict.hint for finding in report.findings if finding.id == CONFIGURATION)
-    return [*lines, summarise(report), *(f"next: {hint}" for hint in hints if hint)]
+    nothing = ["nothing is to be done"] * (overall(report.findings) is Level.OK)
+    return [*lines, summarise(report), *(f"next: {hint}" for hint in (*hints, *nothing) if hint)]
 
 
 def summarise(report: PreflightReport) -> str:
     """One line: the verdict on the node, and how many findings each level has."""
     counts = Counter(finding.verdict.level for finding in report.findings)
-    words = {Level.OK: "ok", Level.WARN: "warnings", Level.BLOCK: "blocks", Level.UNKNOWN: "unknown"}
-    counted = ", ".join(f"{counts[level]} {words.get(level, level.value)}" for level in Level if counts[level])
+    counted = ", ".join(f"{counts[level]} {level.value}" for level in Level if counts[level])
     needs_person = any(finding.verdict.needs_person for finding in report.findings)
     person_text = ", and a person is needed" if needs_person else ""
     return f"{report.node} ({report.role}): {overall(report.findings).value} ({counted}){person_text}"

@@ -33,7 +33,7 @@ def sick(trouble: Trouble, error: str = "it is sick") -> GpuCheckFacts:
         pytest.param(sick(Trouble.HUNG), Level.BLOCK, True, "unplug it for 60 s", id="hung"),
         pytest.param(sick(Trouble.LOST), Level.BLOCK, True, "unplug it for 60 s", id="lost"),
         pytest.param(sick(Trouble.RESET), Level.BLOCK, True, "reboot this node", id="must be reset"),
-        pytest.param(sick(Trouble.FORBIDDEN), Level.UNKNOWN, False, "run as root", id="forbidden"),
+        pytest.param(sick(Trouble.FORBIDDEN), Level.UNKNOWN, False, "sudo sparkd preflight --dry-run", id="forbidden"),
         pytest.param(sick(Trouble.NO_LIBRARY), Level.BLOCK, False, "libnvidia-compute-580;", id="no library"),
         pytest.param(sick(Trouble.OTHER), Level.BLOCK, False, "it is sick", id="something else"),
         pytest.param(replace(GOOD, names=()), Level.BLOCK, False, "power-cycle", id="no GPU"),

@@ -53,7 +53,12 @@ def test_a_missing_image_is_pulled_or_built_by_a_person(ref: str, build: str, ge
 @pytest.mark.parametrize(
     ("checked", "level", "says", "hint"),
     [
-        (None, Level.WARN, "what the recipe asserts of it is not checked yet", "the next start does"),
+        (
+            None,
+            Level.WARN,
+            "what the recipe asserts of it is not checked yet",
+            "nothing is to be done: the next start does",
+        ),
         (AssertResult("", 1.0, ""), Level.OK, "3.0 GiB", ""),
         (AssertResult("no deep_gemm", 1.0, ""), Level.BLOCK, "not what the recipe needs: no deep_gemm", "make image"),
     ],

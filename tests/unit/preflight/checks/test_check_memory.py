@@ -6,7 +6,7 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect, never_queried
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.memory import MemoryFacts, UnifiedMemory, sample_memory
+from sparkd.agent.preflight.checks.memory import STOP_OTHERS, MemoryFacts, UnifiedMemory, sample_memory
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
@@ -71,7 +71,13 @@ OLD = MemorySample(uptime_seconds=940, available_bytes=20 * GIB)
 
 
 def test_memory_that_the_driver_keeps_needs_a_person_once_it_has_settled() -> None:
-    expect(check(OLD).judge(STUCK), Level.BLOCK, needs_person=True, hint="reboot this node", required="reboot")
+    expect(
+        check(OLD).judge(STUCK),
+        Level.BLOCK,
+        needs_person=True,
+        hint="reboot this node: sudo systemctl reboot",
+        required="reboot",
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ def test_a_verdict_in_the_table_of_a_command_has_what_to_do_next() -> None:
     end = f"end {XORG}; where that frees too little: sudo systemctl reboot"
     expect(check().judge(beside), Level.BLOCK, hint=f"{after}, {end}")
     at_once = UnifiedMemory(NEED, settle_seconds=0).judge(STUCK)
-    expect(at_once, Level.BLOCK, needs_person=True, hint="reboot this node")
+    expect(at_once, Level.BLOCK, needs_person=True, hint="reboot this node: sudo systemctl reboot")
 
 
 def test_memory_that_somebody_takes_does_not_begin_the_time_to_settle_again() -> None:
@@ -132,7 +138,7 @@ def test_beside_users_of_the_gpu_that_do_not_explain_it_nothing_is_proven(
         pytest.param(80, 3, True, "stop other work on the GPU", id="the GPU's users have it"),
         pytest.param(50, 40, True, "stop other work on the GPU", id="both have it"),
         pytest.param(0, 3, False, "stop other work on the GPU", id="nobody knows how much they have"),
-        pytest.param(0.04, 80, True, "stop other work on this node", id="processes have it, not the desktop's GPU"),
+        pytest.param(0.04, 80, True, STOP_OTHERS, id="processes have it, not the desktop's GPU"),
     ],
 )
 def test_users_of_the_gpu_are_named_where_they_may_have_what_is_missing(
@@ -172,7 +178,7 @@ def test_memory_that_a_counter_explains_is_not_held_by_the_driver(tree: Tree, ca
     if not cached_gib:
         tree.file("/proc/spl/kstat/zfs/arcstats", f"name type data\nsize 4 {95 * GIB}\n")
     facts = check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ())))
-    expect(check(OLD).judge(facts), Level.BLOCK, needs_person=False, hint="stop other work on this node")
+    expect(check(OLD).judge(facts), Level.BLOCK, needs_person=False, hint=STOP_OTHERS)
 
 
 def test_a_driver_that_does_not_answer_is_unknown_however_much_is_free() -> None:
@@ -267,7 +273,7 @@ def test_a_unit_is_named_only_where_it_has_half_and_the_shortage_is_by_it(tree: 
     facts = check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ())))
     expect(check(OLD).judge(facts), Level.BLOCK, text="sudo systemd-cgtop", needs_person=False)
     by_processes = replace(facts, process_bytes=90 * GIB)
-    expect(check(OLD).judge(by_processes), Level.BLOCK, hint="stop other work on this node")
+    expect(check(OLD).judge(by_processes), Level.BLOCK, hint=STOP_OTHERS)
 
 
 def test_where_buffers_are_not_counted_nothing_is_proven(tree: Tree) -> None:

@@ -426,7 +426,7 @@ def test_a_stray_asleep_in_the_kernel_is_tried_first_and_needs_a_person_then(tre
     assert (pids_to_end(first), first.needs_person) == ([10], False)
     assert "state D" in first.reason
     second = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
-    assert (second.fixes, second.needs_person, second.hint) == ((), True, "reboot this node")
+    assert (second.fixes, second.needs_person, second.hint) == ((), True, "reboot this node: sudo systemctl reboot")
     assert (first.required, second.required) == ("inspect", "reboot")
 
 

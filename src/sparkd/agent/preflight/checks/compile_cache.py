@@ -171,7 +171,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
             names = [folder.path.rpartition("/")[2] for folder in closed]
             where = closed[0].path.rpartition("/")[0]
             reason = f"the image runs as {facts.user}, who can't write to {', '.join(names)} in {where}"
-            hint = f"set HOME in the recipe's env; then: sudo install -d -o UID {_quote_paths(where, names)}"
+            uid = facts.user if facts.user.isdecimal() else "UID"
+            hint = f"set HOME in the recipe's env; then: sudo install -d -o {uid} {_quote_paths(where, names)}"
             yield warn(f"{reason}: nothing will be kept", hint)
         # A cache of the last good start may be empty now, but its folder must be there.
         used_folders = [folder for folder in facts.caches if folder.name in facts.used_before]

@@ -75,7 +75,7 @@ class Docker(Check[DockerEngineFacts], frozen=True):
             return ok(f"{version}; the plan uses no GPU{restart_note}", remedy)
         if not facts.gpu_ways:
             reason = f"{version} has no way to the GPU: no runtime nvidia, no hook, no CDI specification"
-            hint = "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure --runtime=docker"
+            hint = "sudo apt install nvidia-container-toolkit && sudo nvidia-ctk runtime configure --runtime=docker"
             return block(reason, f"{hint} && sudo systemctl restart docker")
         return ok(f"{version}; to the GPU by {', '.join(facts.gpu_ways)}{restart_note}", remedy)
 
@@ -160,7 +160,10 @@ class EngineImage(Check[ImageFacts], frozen=True):
             reason = f"image {facts.ref} is not what the recipe needs: {facts.checked.fault}"
             return block(reason, self.build or "build it with what is missing, or choose another: engine.image")
         if self.program and not facts.checked:
-            return warn(f"image {facts.ref}: what the recipe asserts of it is not checked yet", "the next start does")
+            return warn(
+                f"image {facts.ref}: what the recipe asserts of it is not checked yet",
+                "nothing is to be done: the next start does",
+            )
         return ok(f"{facts.ref}: {_describe_image(image)}")
 
 

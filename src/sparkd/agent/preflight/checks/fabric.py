@@ -76,13 +76,13 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
             yield warn(reason, "leave fabric.interface empty, or correct cluster.nodes")
         if len(carriers) > 1:
             reason = f"{' and '.join(carriers)} are in the subnet of {self.address}"
-            yield warn(reason, "give each interface a subnet of its own")
+            yield warn(reason, "give each interface a subnet of its own, in /etc/netplan: ip -brief address")
         elif not carriers and not setting:
             reason = f"no interface that is up carries {self.address}"
             yield warn(reason, "look at: ip -brief link; or set fabric.interface")
         elif link is not None and (flaw := _find_flaw(link, facts.rdma_on)):
             reason = f"{self.address} is on {link.name}, which {flaw}"
-            yield warn(reason, "name the addresses of the cable between the nodes in cluster.nodes")
+            yield warn(reason, "in cluster.nodes, name the addresses of the cable between the nodes: ip -brief address")
 
 
 def _find_flaw(link: Link, rdma_on: tuple[str, ...]) -> str:
@@ -149,7 +149,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
             return ok("one node")
         if not facts.links:
             what = f"{self.interface} is not there" if self.interface else "its interface is not known"
-            return warn(f"the fabric's link can't be judged: {what}", "set fabric.interface")
+            return warn(f"the fabric's link can't be judged: {what}", "set fabric.interface to one of: ip -brief link")
         return combine_verdicts(self._find_problems(facts), self._describe_good(facts))
 
     def _describe_good(self, facts: FabricLinkFacts) -> str:
@@ -168,7 +168,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
             if not link.up:
                 yield warn(f"{link.name} is not set up ({link.operstate})", f"sudo ip link set {link.name} up")
             elif link.carrier is False:
-                hint = "is the cable in, and the node at its other end on?"
+                hint = "is the cable in, and the node at its other end on? ip -brief link"
                 yield warn(f"{link.name} has no carrier ({link.operstate})", hint)
             elif self.uses_gpu and link.physical and link.speed_mbps and link.speed_mbps < EXPECTED_MBPS:
                 reason = f"{link.name} runs at {_format_gbps(link.speed_mbps)}, {_format_gbps(EXPECTED_MBPS)} expected"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
-from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory, DropPageCache
+from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory, DropPageCache, by_start
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.meminfo import FreeMemory, Swap
 from sparkd.base.lib.text import GIB, size
@@ -48,7 +48,7 @@ class PageCache(Check[PageCacheFacts], frozen=True):
         if facts.droppable_bytes < min(WORTH_BYTES, facts.total_bytes * WORTH_SHARE):
             return ok(f"{description}: not worth it")
         fixes = (DropPageCache(would_free_bytes=facts.droppable_bytes),)
-        return warn(description, "sync, then drop the page cache", fixes)
+        return warn(description, by_start("drops it"), fixes)
 
 
 class SwapFacts(Struct, frozen=True):

@@ -11,13 +11,13 @@ from sparkd.base.host.gpu import AWAITED, Trouble
 from sparkd.base.lib.errors import Action
 
 GB10 = "GB10"
-POWER_CYCLE = "power-cycle this node: shut down, unplug it for 60 s"
+POWER_CYCLE = "power-cycle this node: sudo poweroff, then unplug it for 60 s"
 LOAD = "sudo modprobe nvidia; where it fails: dkms status, sudo dmesg"
 _REMEDIES = {
     Trouble.HUNG: (POWER_CYCLE, Action.POWER_CYCLE),
     Trouble.LOST: (POWER_CYCLE, Action.POWER_CYCLE),
-    Trouble.RESET: ("reboot this node", Action.REBOOT),
-    Trouble.MISMATCH: ("reboot this node, so that the kernel loads the driver that was installed", Action.REBOOT),
+    Trouble.RESET: ("reboot this node: sudo systemctl reboot", Action.REBOOT),
+    Trouble.MISMATCH: ("reboot this node, to load the driver that was installed: sudo systemctl reboot", Action.REBOOT),
 }
 """Remedies that only a person can apply, as hint and action."""
 
@@ -75,7 +75,7 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
 
 def _judge_trouble(trouble: Trouble, reason: str, module: str) -> Verdict:
     if trouble is Trouble.FORBIDDEN:
-        return unknown(reason, "run as root")
+        return unknown(reason, "sudo sparkd preflight --dry-run")
     awaits = AWAITED if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
     if remedy := _REMEDIES.get(trouble):
         hint, action = remedy
@@ -93,7 +93,7 @@ def _judge_absence(facts: GpuCheckFacts) -> Verdict:
         return block(reason, "nvidia-smi; sudo modprobe nvidia; dkms status")
     if not facts.module_open:
         reason = f"no GPU is seen: GB10 needs open kernel modules, and {facts.module} is a proprietary one"
-        hint = "install the open kernel modules (nvidia-driver-580-open on Ubuntu), then reboot"
+        hint = "install the open kernel modules: sudo apt install nvidia-driver-580-open && sudo reboot"
         return block(reason, hint, needs_person=True)
     reason = f"no GPU is seen by the kernel module {facts.module}"
-    return block(reason, "nvidia-smi; sudo dmesg | grep -e NVRM -e Xid; then power-cycle this node")
+    return block(reason, f"look at: nvidia-smi; sudo dmesg | grep -e NVRM -e Xid; then {POWER_CYCLE}")

@@ -74,7 +74,7 @@ class Kernel(Check[KernelFacts], frozen=True):
         if facts.kept_back_bytes:
             reason = f"kernel {facts.release} keeps {size(facts.kept_back_bytes)} back for kexec handover: CmaFree is "
             reason += "above CmaTotal, and NCCL's memory can't be registered once the rest is taken"
-            hint = f"add {NO_KHO} to GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub, run update-grub, reboot"
+            hint = f"add {NO_KHO} to GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub; sudo update-grub && sudo reboot"
             problems.append(warn(reason, hint))
         kho_is_covered = facts.kho_off or facts.kept_back_bytes > 0  # switched off, or reported above
         if bad := find_known_bad(facts.release, KERNELS, (NO_KHO,) if kho_is_covered else ()):

@@ -77,7 +77,7 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
         if facts.absent:
             return ok("this node has no kernel log of its own")
         if facts.error:
-            hint = "run as root; in a container it can't be, look on its host: sudo dmesg"
+            hint = "sudo sparkd preflight --dry-run; in a container it can't be read, look on its host: sudo dmesg"
             return warn(f"the kernel's log can't be read: {facts.error}", hint)
         return combine_verdicts(self._find_problems(facts), _describe_good(facts))
 

@@ -74,7 +74,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"
-            hint = "a power cut? else look at its end: journalctl --list-boots, -b -1 -e"
+            hint = "a power cut? else look at its end: journalctl --list-boots; journalctl -b -1 -e"
             return warn(reason + times + how_it_ended, hint)
         reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{how_it_ended}; "
         hint = f"fix the cause (journalctl -b -1 -e), then: sudo systemctl start {self.unit}"

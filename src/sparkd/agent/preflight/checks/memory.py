@@ -19,6 +19,7 @@ from sparkd.base.plan.inputs import CheckInputs, MemoryNeed, MemorySample
 from sparkd.base.plan.model import LaunchPlan
 
 REBOOT_COMMAND = "sudo systemctl reboot"
+STOP_OTHERS = "stop other work on this node; who has it: sudo sparkd preflight --dry-run --all"
 NAMED_BYTES = GIB
 """Users of the GPU that hold less in all are not named for a shortage: a desktop's have some 100 MiB."""
 
@@ -154,7 +155,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             reason = f"{reason}, and nothing counts what sockets and pipes hold (no memory.stat of cgroup v2)"
             return block_shortage(reason, f"end what can be spared; where that frees too little: {REBOOT_COMMAND}")
         reason = f"{reason}, so its driver holds the memory of one that is gone"
-        return block_shortage(reason, "reboot this node", needs_person=True, action=Action.REBOOT)
+        return block_shortage(reason, f"reboot this node: {REBOOT_COMMAND}", needs_person=True, action=Action.REBOOT)
 
     def _has_settled(self, facts: MemoryFacts) -> bool:
         """Whether no memory has come back for `settle_seconds`."""
@@ -186,15 +187,15 @@ def _find_holder(facts: MemoryFacts, shortage_bytes: int) -> tuple[str, str] | N
     if not may_be_driver:
         unlisted_bytes = facts._unexplained_bytes + (facts._charged_bytes or 0)
         is_charged = not may_be_processes and unlisted_bytes >= shortage_bytes
-        return _describe_charged(facts) if is_charged else ("", "stop other work on this node")
+        return _describe_charged(facts) if is_charged else ("", STOP_OTHERS)
     if not facts.gpus or facts.gpu_users is None:
-        return "", "stop other work on this node"
+        return "", STOP_OTHERS
     return None
 
 
 def _describe_charged(facts: MemoryFacts) -> tuple[str, str]:
     if (facts._charged_bytes or 0) < NAMED_BYTES:
-        return "", "stop other work on this node"
+        return "", STOP_OTHERS
     held = f"; {size(facts._charged_bytes or 0)} are the kernel's for processes, as buffers of sockets and pipes"
     if not (unit := facts._charged_unit):
         return held, "see whose: sudo systemd-cgtop --order=memory"

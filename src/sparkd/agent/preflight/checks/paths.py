@@ -144,7 +144,10 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
             reason = f"{SCRIPT_FILE} is a {facts.launch_script.value}, not a file"
             yield block(reason, f"remove it: sudo rm -r {SCRIPT_FILE}")
         if not facts.unit_sources:
-            yield warn(f"{facts.unit} {'are' if self.unit_names[1:] else 'is'} not installed", "install the package")
+            yield warn(
+                f"{facts.unit} {'are' if self.unit_names[1:] else 'is'} not installed",
+                "sudo apt install --reinstall sparkd",
+            )
         elif wrong_drop_in := self._judge_drop_in(facts):
             yield wrong_drop_in
 

@@ -193,9 +193,9 @@ def _find_stop_command(held: HeldPort) -> str:
     if held.container:
         return f"sudo docker stop {quote(held.container)}"
     if use.comm == PROXY:
-        return f"sudo docker stop what this names: sudo docker ps --filter publish={use.port}"
+        return f"sudo docker stop NAME, which this shows: sudo docker ps --filter publish={use.port}"
     if use.pid == 1:
-        return "sudo systemctl stop the socket that this names: systemctl list-sockets"
+        return "sudo systemctl stop UNIT, which this shows: systemctl list-sockets"
     return ""
 
 

@@ -21,8 +21,8 @@ BY_RDMA, BY_TCP = "rdma", "tcp"
 AWAITED = "RDMA devices"
 TCP_COST = "so NCCL goes by TCP, slower than the 98 Gb/s of one device and the 161 of both"
 """Measured in pull request 35 of tonyd2wild (Vision)."""
-CABLE = "is its cable in, and the node at the other end on?"
-TCP_HINT = 'TCP is meant? NCCL_IB_DISABLE = "1" under [engine.env] saves the wait'
+CABLE = "is its cable in, and the node at the other end on? ip -brief link"
+TCP_HINT = 'where TCP is meant, NCCL_IB_DISABLE = "1" under [engine.env] saves the wait'
 
 
 def why_no_rdma(plan: LaunchPlan) -> str:
@@ -188,7 +188,7 @@ def _describe_down(hca: Hca, port: Port, facts: RdmaFacts) -> Verdict:
     interfaces = ", ".join(name for name in hca.interfaces if name in facts.no_carrier)
     cause = f"; {interfaces} has no carrier" if interfaces else ""
     reason = f"{_format_name(hca)}: port {port.number} is {port.state}{cause}"
-    return warn(reason, f"{CABLE} Else leave it out of fabric.hcas")
+    return warn(reason, f"{CABLE}; else leave it out of fabric.hcas")
 
 
 def _judge_shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, warn
-from sparkd.agent.preflight.fixes import UnlinkSegment
+from sparkd.agent.preflight.fixes import UnlinkSegment, by_start
 from sparkd.base.host import Host
 from sparkd.base.host.shm import FOLDER, Segment
 from sparkd.base.lib.text import size
@@ -79,11 +79,13 @@ class SharedMemory(Check[ShmFacts], frozen=True):
             pids = ", ".join(map(str, facts.unreadable_pids[:3]))
             unread = f"what {len(facts.unreadable_pids)} processes use can't be read (pid {pids})"
             reason = f"{names}{more} ({total}) may be orphaned, but {unread}: kept"
-            return warn(reason, "run as root, outside a container; end processes with very many mappings")
+            return warn(
+                reason, "as root, outside a container: sudo sparkd preflight; end processes with very many mappings"
+            )
         fixes = tuple(
             UnlinkSegment(orphan.path, orphan.device, orphan.inode, orphan.allocated_bytes) for orphan in orphans
         )
-        return warn(f"{names}{more} hold {total} and belong to no process", "unlink them", fixes)
+        return warn(f"{names}{more} hold {total} and belong to no process", by_start("unlinks them"), fixes)
 
     def _orphaned(self, segment: SegmentFacts, facts: ShmFacts) -> bool:
         old = YOUNGEST_SECONDS < segment.age_seconds <= facts.uptime_seconds

@@ -19,7 +19,7 @@ from sparkd.agent.preflight.engine_processes import (
     is_worker,
     pids_of,
 )
-from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
+from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer, by_start, identity, stop_by_hand
 from sparkd.agent.preflight.port_uses import PortUse, lasting_ports
 from sparkd.base.host import Host
 from sparkd.base.host.owner import FIND_HOLDER, UNNAMED, NodeOwner
@@ -29,7 +29,7 @@ from sparkd.base.lib.text import size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state.rank_record import RECORD_HINT, Whose, read_rank, whose
 
-FIX_HINT = "once nothing else blocks, a start ends it, as does: sudo sparkd preflight"
+FIX_HINT = by_start("ends it")
 MOST_ZOMBIES, MOST_USERS = 16, 3
 """How many zombies, and users, are named: a user can have thousands of processes."""
 
@@ -196,7 +196,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
             return _block_until_reboot(reason, f"{names} to end")
         if survivors:
             reason = f"an orphaned engine does not end: {_describe_engine(facts, engine)}"
-            return block(reason, f"look at: cat /proc/{survivors[0].pid}/stack")
+            return block(reason, f"look at: sudo cat /proc/{survivors[0].pid}/stack")
         return block(f"an orphaned engine: {_describe_engine(facts, engine)}", FIX_HINT, fixes=fixes)
 
 
@@ -221,7 +221,9 @@ def _judge_stuck_container(engines: list[Engine], reason: str) -> Verdict:
 
 
 def _block_until_reboot(reason: str, awaits: str) -> Verdict:
-    return block(reason, "reboot this node", needs_person=True, action=Action.REBOOT, awaits=awaits)
+    return block(
+        reason, "reboot this node: sudo systemctl reboot", needs_person=True, action=Action.REBOOT, awaits=awaits
+    )
 
 
 def _describe_engine(facts: StrayFacts, engine: Engine) -> str:

@@ -111,7 +111,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         if facts.unfinished:
             names = f"{facts.unfinished[0]}{_count_more(len(facts.unfinished))}"
             reason = f"a download is under way or was broken off: {names}"
-            yield warn(reason, "let it end, or remove it")
+            yield warn(reason, "nothing is to be done where it is under way; else remove it")
         if self.needs_tokenizer and not facts.has_tokenizer and facts.format != ".gguf":
             yield warn(f"{facts.folder} has no tokenizer that is known by its name", fetch)
         if facts.indexed_bytes is not None and not facts.flaws and facts.size_bytes < facts.indexed_bytes:

@@ -217,6 +217,14 @@ def test_what_sparkrun_has_built_by_eugrs_tool_is_built(tree: Path) -> None:
     assert result.steps[0].endswith("./build-and-copy.sh -t sparkrun-eugr-vllm-tf5)") and not result.missing
 
 
+@pytest.mark.parametrize("head", [V1, V2])
+def test_keys_that_neither_tool_knows_are_named(tree: Path, head: str) -> None:
+    text = f"{head}maintainer: a\npatches: [a.sh]\nvolumes: ['/a:/b']\n{SERVES}"
+    _, result = imported(tree, text)
+    notes = [note.partition(": line ")[2] for note in result.notes]
+    assert "5: patches, volumes: left out: no key of eugr's tool or of sparkrun" in notes
+
+
 def test_a_tokenizer_that_is_the_models_own_is_read_beside_it(tree: Path) -> None:
     recipe, result = imported(tree, f"{V2}command: vllm serve o/m --tokenizer o/m\n")
     assert (recipe.args["tokenizer"], result.missing) == ("/models/m", ())

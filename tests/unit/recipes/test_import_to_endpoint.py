@@ -217,6 +217,15 @@ def test_what_sparkrun_has_built_by_eugrs_tool_is_built(tree: Path) -> None:
     assert result.steps[0].endswith("./build-and-copy.sh -t sparkrun-eugr-vllm-tf5)") and not result.missing
 
 
+def test_in_a_checkout_of_eugrs_tool_an_image_of_any_name_is_built_by_it(tree: Path) -> None:
+    text = f"{V1.replace('vllm-node-own', 'mine')}{SERVES}"
+    assert imported(tree, text)[1].missing
+    (tree / "build-and-copy.sh").touch()
+    _, result = imported(tree, text)
+    assert (result.steps[0], result.missing) == (f"(cd {tree} && ./build-and-copy.sh -t mine)", ())
+    assert imported(tree, f"{V2.replace('r/i:1', 'mine')}{SERVES}")[1].missing
+
+
 @pytest.mark.parametrize("head", [V1, V2])
 def test_keys_that_neither_tool_knows_are_named(tree: Path, head: str) -> None:
     text = f"{head}maintainer: a\npatches: [a.sh]\nvolumes: ['/a:/b']\n{SERVES}"

@@ -551,6 +551,7 @@ MISSING = {
     "its flags make 1 rank(s)": f"{V2}min_nodes: 2\n{SERVES}",
     "model: no repository": f"{V2}command: vllm serve /data/m\n",
     "args.chat-template: x.jinja: nothing makes": f"{V2}command: vllm serve o/m --chat-template x.jinja\n",
+    "--enable-auto-tool-choice needs --tool-call-parser": f"{V2}command: vllm serve o/m --enable-auto-tool-choice\n",
     "command: not run: pip install x": f"{V2}command: |\n  pip install x\n  vllm serve o/m\n",
 }
 

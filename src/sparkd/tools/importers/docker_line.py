@@ -54,15 +54,17 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         for nested in inner:
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
             yield from find_launches(nested, overrides, depth + 1)
-    elif at < 0 and find_server(words)[1]:
+    elif at < 0 and (find_server(words)[1] or _may_be_docker(words)):
         launch = Launch(line, words=words, entrypoint=[])
         launch.env = {name: Option(name, value, line) for name, value in command.env.items()}
         note_condition(launch, command.block)
         yield launch
-    elif any(is_unknown(word) and verb in _VERBS for word, verb in pairwise(words[:4])):  # the program may be docker
-        yield Launch(line, words=words, entrypoint=[])
     elif is_ray(words):
         yield Launch(line, notes=[Note(line, "ray start: left out: sparkd joins the nodes itself")])
+
+
+def _may_be_docker(words: list[str]) -> bool:
+    return any(is_unknown(program) and verb in _VERBS for program, verb in pairwise(words[:4]))
 
 
 def _find_verb(words: list[str], at: int) -> int:

@@ -231,7 +231,7 @@ class Script(Struct):
         self.word, self.is_redirected = None, False
 
     def _begins_command(self) -> bool:
-        return not self.current.words or self.current.words[-1] in KEYWORDS
+        return not self.current.words or self.current.words[-1] in ("for", *KEYWORDS)
 
     def _expand(self, word: str) -> str:
         """The word; in an assignment with ~ filled in.

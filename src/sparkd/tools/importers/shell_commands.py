@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from itertools import takewhile
 from typing import Self
 
 from msgspec import Struct, field
@@ -21,11 +20,8 @@ _EXPORTING = re.compile(r"export|\w+ -[a-z]*x")
 """The first words of a command that exports, such as `declare -x`."""
 _BLOCK_OPENING = ("if", "for", "while", "until", "case", "select", "{")
 _BLOCK_CLOSING = ("fi", "done", "esac", "}")
-_FOLLOWED_BY_COMMAND = ("if", "while", "until", "{", *_BLOCK_CLOSING)
-"""Words that open or close a block and may have a command behind them on the same line."""
-_BEFORE_COMMAND = ("then", "do", "else", "elif", "!", "time")
-KEYWORDS = ("for", *_FOLLOWED_BY_COMMAND, *_BEFORE_COMMAND)
-"""Words behind which a command may begin, or the (( of a loop."""
+KEYWORDS = ("if", "while", "until", "{", *_BLOCK_CLOSING, "then", "do", "else", "elif", "!", "time")
+"""Words that may have a command behind them on the same line."""
 _SUCCEEDING = (
     ":", ".", "cd", "echo", "mkdir", "popd", "printf", "pushd", "set", "shopt", "sleep", "source", "trap", "true",
     "ulimit", "umask", "unset",
@@ -125,7 +121,6 @@ class ShellState(Struct):
         self.doubtful, self.doubtful_lists = {}, {}
 
     def _carry_out(self, command: Command) -> bool:
-        command.drop_words(len([*takewhile(_BEFORE_COMMAND.__contains__, command.words)]))
         if command.words[:1] == ["function"]:
             command.drop_words(2)  # and its name
         self._follow_blocks(command)
@@ -172,7 +167,6 @@ class ShellState(Struct):
 
     def take_before_list(self, command: Command) -> None:
         """Carry out what is before a list's name on its line: a block's begin, `declare -a`, another assignment."""
-        command.drop_words(len([*takewhile(_BEFORE_COMMAND.__contains__, command.words)]))
         self._follow_blocks(command)
         self._take_declaration(command)
         command.drop_words(len(command.words))
@@ -210,7 +204,7 @@ class ShellState(Struct):
                 self.blocks.append(command.lines[count])
             elif word in _BLOCK_CLOSING and self.blocks:
                 self.blocks.pop()
-            if word not in _FOLLOWED_BY_COMMAND:
+            if word not in KEYWORDS:
                 break
             count += 1
         command.drop_words(count)

@@ -241,6 +241,10 @@ def test_a_docker_line_becomes_flags_and_settings_of_the_container(
         *((f'cat <<{word}\ndocker run bad --model bad/bad\nEOF\nEOF-1.x\n{LINE}', {})
           for word in ("EOF-1.x", "'EOF-1.x'", '"EOF-1.x"', "\\EOF-1.x")),
         (f'if [ -z "$X" ]; then\n  echo "docker run"\nfi\nfor i in 1 2; do sleep $i; done\n{LINE}', {}),
+        (f"if (( 1 << 3 )); then echo; fi\nfor (( i = 1; i < 1 << 3; i <<= 1 )); do echo; done\n{LINE}", {}),
+        (f"[[ $x =~ (if|b) && ( -n $y || $z ) ]] && echo\nS=1\n{LINE} --seed $S", {"seed": 1}),
+        (f"S=1\nS=2 | cat; : |& export S=3; A=(1) | unset S\n{LINE} --seed $S", {"seed": 1}),
+        (LINE.replace("run", "-D --context=a -H b container run"), {}),
         (f"docker rm -f v || true\n{LINE} \\\n  --seed 1\ndocker logs -f v", {"seed": 1}),
         (f"docker run -d --name v {IMAGE} sleep infinity\ndocker exec -d v bash -c \"vllm serve org/m --seed 1\"",
          {"seed": 1}),
@@ -271,6 +275,10 @@ RUN = f"docker run {IMAGE} --model org/m --port $P"
         f': "${{P:=}}"\ntest -f x && : "${{P:=9000}}"\n{RUN}',
         f'if test -f x; then : "${{P:=9000}}"; fi\n{RUN}',
         f"P=80\ntest -f x && P+=00\n{RUN}",
+        f"P=80\n(( A = 1, P <<= 3 ))\n{RUN}",
+        f"P=80\n(( P++ )) && echo\n{RUN}",
+        f"P=80\nfor P in 1 2; do echo; done\n{RUN}",
+        f"P=80\nread -r P <x\n{RUN}",
     ],
 )
 def test_the_value_is_not_known_where_an_operator_decides_about_the_assignment(script: str, tmp_path: Path) -> None:
@@ -328,6 +336,8 @@ def test_the_value_is_known_where_the_assignment_surely_counts(script: str, tmp_
         ("pgrep -f vllm.entrypoints.openai.api_server", "line 1: starts no vLLM server"),
         ("docker compose run -e A=1 vllm serve org/m", "line 1: starts no vLLM server"),
         (f"{LINE}\n{LINE}", "vLLM is started by 2 commands"),
+        (f"if x; then D=docker; fi\nsudo $D run {IMAGE} --model org/m", "line 2: what .* or give -o D=VALUE"),
+        (f"if [[ -n $x ]\n{LINE}", r"line 2: \[\[ has no end: close it"),
         ("docker run redis", "line 1: starts no vLLM server by itself: import the file"),
         ("cat >a.yml <<E\nservices:\nE\ndocker compose up", "line 1: starts no vLLM server by itself: import the file"),
         ("docker run -Z x --model y", "line 1: docker's option -Z is not known"),
@@ -440,9 +450,16 @@ def test_what_is_no_script_or_not_the_fault_is_not_to_be_imported(tmp_path: Path
         imported(tmp_path, """docker run redis bash -c 'exec "$@"' -- python3 --model org/m\n""")
 
 
+def test_dockers_own_options_are_named(tmp_path: Path) -> None:
+    _, notes, _ = imported(tmp_path, LINE.replace("run", "--context far -l debug run"))
+    assert notes == ["line 1: docker --context far -l debug: left out: the node's own docker runs it"]
+
+
 def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> None:
     script = f"if x; then M=a/b; fi\ndocker run {IMAGE} --model $M"
     assert imported(tmp_path, script, M="org/m")[0].model.repo == "org/m"
+    program = f"if x; then DOCKER=docker; fi\n$DOCKER run {IMAGE} --model org/m"
+    assert imported(tmp_path, program, DOCKER="sudo docker")[0].model.repo == "org/m"
     assert imported(tmp_path, f"docker run {IMAGE} --model $1", **{"1": "org/m"})[0].model.repo == "org/m"
     for word, name in (("<your-model>", "your-model"), ('"${A[@]}"', "A")):
         with pytest.raises(ConfigError, match=f"not known: write its value, or give -o {name}=VALUE"):

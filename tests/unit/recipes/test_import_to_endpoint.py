@@ -217,6 +217,23 @@ def test_what_sparkrun_has_built_by_eugrs_tool_is_built(tree: Path) -> None:
     assert result.steps[0].endswith("./build-and-copy.sh -t sparkrun-eugr-vllm-tf5)") and not result.missing
 
 
+def test_in_a_checkout_of_eugrs_tool_an_image_of_any_name_is_built_by_it(tree: Path) -> None:
+    text = f"{V1.replace('vllm-node-own', 'mine')}{SERVES}"
+    assert imported(tree, text)[1].missing
+    (tree / "build-and-copy.sh").touch()
+    _, result = imported(tree, text)
+    assert (result.steps[0], result.missing) == (f"(cd {tree} && ./build-and-copy.sh -t mine)", ())
+    assert imported(tree, f"{V2.replace('r/i:1', 'mine')}{SERVES}")[1].missing
+
+
+@pytest.mark.parametrize("head", [V1, V2])
+def test_keys_that_neither_tool_knows_are_named(tree: Path, head: str) -> None:
+    text = f"{head}maintainer: a\npatches: [a.sh]\nvolumes: ['/a:/b']\n{SERVES}"
+    _, result = imported(tree, text)
+    notes = [note.partition(": line ")[2] for note in result.notes]
+    assert "5: patches, volumes: left out: no key of eugr's tool or of sparkrun" in notes
+
+
 def test_a_tokenizer_that_is_the_models_own_is_read_beside_it(tree: Path) -> None:
     recipe, result = imported(tree, f"{V2}command: vllm serve o/m --tokenizer o/m\n")
     assert (recipe.args["tokenizer"], result.missing) == ("/models/m", ())
@@ -534,6 +551,7 @@ MISSING = {
     "its flags make 1 rank(s)": f"{V2}min_nodes: 2\n{SERVES}",
     "model: no repository": f"{V2}command: vllm serve /data/m\n",
     "args.chat-template: x.jinja: nothing makes": f"{V2}command: vllm serve o/m --chat-template x.jinja\n",
+    "--enable-auto-tool-choice needs --tool-call-parser": f"{V2}command: vllm serve o/m --enable-auto-tool-choice\n",
     "command: not run: pip install x": f"{V2}command: |\n  pip install x\n  vllm serve o/m\n",
 }
 

@@ -16,8 +16,8 @@ SCRIPTS = 120
 TESTS = "pq"
 """Names of programs that succeed or fail, in each of their four outcomes."""
 SEPARATORS = ("; ", "\n", " && ", " && ", " || ", " &&\n", " ||\n", "\n\n")
-LEAST_KNOWN = 60
-"""Of the servers that the scripts of a seed start: 82 to 125 of some 210 were seen."""
+LEAST_KNOWN = 50
+"""Of the servers that the scripts of a seed start: 60 to 79 of some 210 were seen."""
 
 
 class Writer:
@@ -43,6 +43,9 @@ class Writer:
             f"{name}={digit}", f"{name}=", f"{name}+={digit}", f"export {name}={digit}", f"{name}=${name}",
             f': "${{{name}:={digit}}}"', f"L=({digit})", f"L+=({digit} ${name})", f"declare -a L=({digit})",
             f"unset {name}", f'[ -z "${name}" ]', f'[[ -n "${{{name}}}" ]]', "p", "q", "! p", "cd /", "set -e +e",
+            f"{name}={digit} | :", f": | export {name}={digit}", f"unset {name} |& :", f"(( {name} = 1 << {digit} ))",
+            f"[[ {name} =~ (if|{name}) && ( x ) ]]", f"for {name} in {digit}; do :; done", f"read {name} <<<{digit}",
+            f"for (({name} = 1; {name} < 1 << 3; {name} <<= 1)); do :; done", f"if (( {name} ++ )); then :; fi",
         )  # fmt: skip
         if self._random.random() < 0.2:
             return self._server()

@@ -34,6 +34,7 @@ from sparkd.tools.importers.recipe_text import render
 from sparkd.tools.importers.source import COMMAND, ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
+from sparkd.tools.node.recipe_lint import find_errors
 
 _READERS = (read_nvidia, read_eugr, read_sparkrun)
 """One for each tool. The first that knows a recipe reads it."""
@@ -137,6 +138,8 @@ def _make_result(source: Source, files: list[str], place: Place, make: Callable[
         bundle = complete(source, make(), place)
     except UnusableRecipeError as fault:
         raise ConfigError(printable(f"{file}: line {document.line(fault.key)}: {fault.reason}")) from None
+    for error in find_errors(bundle.recipe):
+        source.need(COMMAND, redact(error))
     notes = sorted(source.notes, key=lambda note: (note.file, note.line))
     steps = tuple(bundle.steps())
     lines = [printable(f"{note.file or file}: line {note.line}: {note.text}") for note in notes]

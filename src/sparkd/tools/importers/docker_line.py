@@ -1,6 +1,8 @@
 """Finds what starts an engine in the commands of a script: `docker run`, `docker exec`, or vLLM itself."""
 
+import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from sparkd.tools.importers.command import find_server, is_ray
 from sparkd.tools.importers.launch import inner_commands, note_condition
@@ -20,6 +22,9 @@ _SHORT_OPTIONS = {
     "p": "publish", "u": "user", "w": "workdir", "h": "hostname", "l": "label", "m": "memory", "c": "cpu-shares",
     "a": "attach",
 }  # fmt: skip
+_PROGRAMS, _VERBS = ("docker", "podman"), ("run", "exec", "create")
+_OWN_OPTION = re.compile(r"(?!(?:-D|--debug|--tls|--tlsverify)\Z)(?:-\w|--[^=]+)")
+"""An option of docker itself, before the verb, whose value is the next word."""
 
 
 def read_script(text: str, variables: Variables) -> list[Launch]:
@@ -35,24 +40,38 @@ def read_script(text: str, variables: Variables) -> list[Launch]:
 def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
     """What the command starts; of a shell with -c, what its text starts, to three levels."""
     words, line = command.words, command.lines[0] if command.lines else 1
-    at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in ("docker", "podman")), -1)
-    verb = [word for word in words[at + 1 : at + 3] if word != "container"][:1] if at >= 0 else []
+    at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
+    verb_at = _find_verb(words, at + 1) if at >= 0 else 0
     inner = inner_commands(words, command.env, overrides, line) if depth < 3 else None
-    if verb in (["run"], ["exec"], ["create"]):
-        launch = read_docker(words, command.lines, words.index(verb[0], at) + 1, command.env)
+    if verb_at:
+        launch = read_docker(words, command.lines, verb_at + 1, command.env)
+        if words[at + 1].startswith("-"):
+            options = redact(" ".join(words[at + 1 : verb_at]))
+            launch.note(line, f"{words[at]} {options[:80]}: left out: the node's own docker runs it")
         note_condition(launch, command.block)
         yield launch
     elif inner is not None:
         for nested in inner:
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
             yield from find_launches(nested, overrides, depth + 1)
-    elif at < 0 and find_server(words)[1]:
+    elif at < 0 and (find_server(words)[1] or _may_be_docker(words)):
         launch = Launch(line, words=words, entrypoint=[])
         launch.env = {name: Option(name, value, line) for name, value in command.env.items()}
         note_condition(launch, command.block)
         yield launch
     elif is_ray(words):
         yield Launch(line, notes=[Note(line, "ray start: left out: sparkd joins the nodes itself")])
+
+
+def _may_be_docker(words: list[str]) -> bool:
+    return any(is_unknown(program) and verb in _VERBS for program, verb in pairwise(words[:4]))
+
+
+def _find_verb(words: list[str], at: int) -> int:
+    """The place of a verb that starts a container, behind docker's own options. 0 without one. `at`: behind docker."""
+    while at < len(words) and (words[at] == "container" or words[at].startswith("-")):
+        at += 2 if _OWN_OPTION.fullmatch(words[at]) else 1
+    return at if "".join(words[at : at + 1]) in _VERBS else 0
 
 
 def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[str, str]) -> Launch:

@@ -11,7 +11,7 @@ from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.shell import commands_in_container
 from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError
-from sparkd.tools.importers.sparkrun import TABLES
+from sparkd.tools.importers.sparkrun import TABLES, note_unknown_keys
 from sparkd.tools.importers.templates import Values, format_template
 from sparkd.tools.importers.variables import CommandError, unknown
 
@@ -48,6 +48,7 @@ def read_eugr(source: Source, overrides: Overrides) -> ForeignRecipe | None:
     values = Values({**_read_defaults(source), **_read_options(overrides)})
     command = format_template(source.needed_text("command"), values)
     values.check_overrides(overrides, command)
+    note_unknown_keys(source)
     return ForeignRecipe(
         format="eugr v1",
         description=source.text("description") or source.text("name"),

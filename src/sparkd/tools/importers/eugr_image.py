@@ -36,11 +36,13 @@ def set_image(source: Source, bundle: Bundle) -> None:
     image, arguments = bundle.base, [str(word) for word in source.all_items("build_args")]
     if source.is_running_here or (is_published(image) and not arguments):
         return
-    if not arguments and not image.startswith(_BUILT_NAMES) and source.document.data.get("builder") != "eugr":
+    checkouts = [folder for folder in trees(source.path) if (folder / _BUILD_TOOL).is_file()]
+    is_in_checkout = bool(checkouts) and source.text("recipe_version") == "1"  # there the tool builds any name
+    is_built = is_in_checkout or arguments or source.document.data.get("builder") == "eugr"
+    if not is_built and not image.startswith(_BUILT_NAMES):
         if not bundle.is_here:
             source.need(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return
-    checkouts = [folder for folder in trees(source.path) if (folder / _BUILD_TOOL).is_file()]
     if not bundle.is_here and (pulled := _find_pulled_image(image, arguments, checkouts)):
         source.note(("container",), f"container: {image}: {pulled}, which its tool gives this name: a tag that moves")
         bundle.base, bundle.is_here = pulled, bundle.place.find_image(pulled) is not None

@@ -106,12 +106,14 @@ def _put_into(launch: Launch, file: str, container: Launch) -> None:
 
 
 def _explain_no_engine(forms: list[Form]) -> ConfigError:
-    """The error for forms without an engine: an unknown image, a script that would start it, or neither."""
+    """The error for forms without an engine: an unknown image or program, a script that would start it, or neither."""
     reason = "starts no vLLM server by itself"
     launches = [(form.path, launch) for form in forms for launch in form.launches]
     for path, launch in launches:
         if unknown(launch.image):
             return make_fault(path, launch.line, f"image: {explain_missing(launch.image)}")
+        if not launch.image and (program := next(filter(unknown, launch.words[:3]), "")):
+            return make_fault(path, launch.line, explain_missing(program))
     for path, launch in launches:
         if script := shown(find_script(launch.words))[:200]:
             hint = "import that script by its path on the node"

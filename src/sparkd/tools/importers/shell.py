@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.tools.importers.shell_commands import ASSIGNMENT, COST_CHARACTERS, DECLARING, Command, ShellState
+from sparkd.tools.importers.shell_commands import ASSIGNMENT, COST_CHARACTERS, DECLARING, KEYWORDS, Command, ShellState
 from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, Variables, hide, mark, shown
 
 _MASK = "\0"
 _TOKEN = re.compile(
-    r"(?P<joined>\\(?:\r?\n|\Z))|(?P<end>&&|\|\||;;?|\||&(?!>)|\r?\n|[()])|(?P<blank>[ \t\r])|\\(?P<escaped>[\s\S])"
+    r"(?P<joined>\\(?:\r?\n|\Z))|(?P<end>&&|\|\||;;?|\|&?|&(?!>)|\r?\n|[()])|(?P<blank>[ \t\r])|\\(?P<escaped>[\s\S])"
     r"|'(?P<single>[^']*)'|(?P<double>\")|(?P<bare>[\w=./:,@%+{}\[\]-]+|[\s\S])"
 )
 _REDIRECT = re.compile(r"(?:[0-9]{0,2}|&)(?:<<<|>>|>|<(?!<))(?P<to>&[0-9-])?")
@@ -26,6 +26,12 @@ _HERE_DOCUMENT = re.compile(
     r"[0-9]?<<-?[ \t]*(?:'(?P<single>[^'\n]+)'|\"(?P<double>[^\"\n]+)\"|\\?(?P<bare>[^\s'\"\\;&|<>()`$]+))"
 )
 """<<EOF, <<-'END OF' or << \\EOF, with the word that ends the document."""
+_ARITHMETIC = re.compile(r"\(\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\))*+\)\)")
+"""(( A += 1 )), also of a `for`, with parentheses to three levels in it."""
+_COMPUTED = re.compile(
+    r"(?:\+\+|--)\s*+([A-Za-z_]\w*)|\b([A-Za-z_]\w*+)\s*+(?:\+\+|--|(?:<<|>>|[-+*/%&^|])?=(?!=))", re.ASCII
+)
+"""Variables to which it assigns. What they get is not computed."""
 _ARRAY = re.compile(r"(\")?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\2\[[@*]\]\}\"?)?\})(?(1)\")", re.ASCII)
 """All words of an array, or of a script's arguments: "$@", "${A[@]}", or ${A[@]+"${A[@]}"}."""
 _WITH_ESCAPES = re.compile(r"\$'((?:[^'\\]|\\[\s\S])*)'")
@@ -56,6 +62,8 @@ class Script(Struct):
     """What ended the last command."""
     here_ends: list[str] = field(default_factory=list)
     """Words that end the here-documents which begin on the next line."""
+    is_in_test: bool = False
+    """Whether [[ is open: up to its ]], operators and parentheses are the test's own."""
     line: int = 1
     """The line of the token that is read now."""
 
@@ -67,8 +75,8 @@ class Script(Struct):
             self.line += self.text.count("\n", at, end)
             at = end
         self._end_command("\n")
-        if self.open_array:
-            raise CommandError("a list of words in parentheses has no end: close it")
+        if self.open_array or self.is_in_test:
+            raise CommandError(f"{'a list of words in parentheses' if self.open_array else '[['} has no end: close it")
         return self.commands
 
     def _take_token(self, at: int) -> int:
@@ -131,6 +139,11 @@ class Script(Struct):
         if self.text[at] == "#":
             end = self.text.find("\n", at)
             return len(self.text) if end < 0 else end
+        if (arithmetic := _ARITHMETIC.match(self.text, at)) and self._begins_command():
+            self.state.lose(before or behind for before, behind in _COMPUTED.findall(arithmetic[0]))
+            self._add_text("((")
+            self._end_word()
+            return arithmetic.end()
         if document := _HERE_DOCUMENT.match(self.text, at):
             self.here_ends.append(document[str(document.lastgroup)])
             return document.end()
@@ -158,13 +171,13 @@ class Script(Struct):
             self.open_array, self.word = self.word, None
             return end
         self._end_word()
-        if self.open_array:
-            if text == ")":
+        if self.open_array or self.is_in_test:
+            if self.open_array and text == ")":
                 self._end_array()
             return end
         is_continued = text.endswith("\n") and not self.current.words and self.operator in ("&&", "||", "|")
         if not is_continued:
-            self._end_command(text)
+            self._end_command("|" if text == "|&" else text)
         return self._skip_here_documents(end) if text.endswith("\n") else end
 
     def _skip_here_documents(self, end: int) -> int:
@@ -210,11 +223,15 @@ class Script(Struct):
         if self.word is None:
             return
         self.operator = ""
+        self.is_in_test = self.masked != "]]" and (self.is_in_test or (self.masked == "[[" and self._begins_command()))
         if self.is_redirected:
             self.current.lines.pop()
         else:
             self.current.words.append(self._expand(self.word))
         self.word, self.is_redirected = None, False
+
+    def _begins_command(self) -> bool:
+        return not self.current.words or self.current.words[-1] in ("for", *KEYWORDS)
 
     def _expand(self, word: str) -> str:
         """The word; in an assignment with ~ filled in.

@@ -1,7 +1,7 @@
 """What the commands of a shell script do to its variables, lists and blocks, without running any of them."""
 
 import re
-from itertools import takewhile
+from collections.abc import Iterable
 from typing import Self
 
 from msgspec import Struct, field
@@ -20,14 +20,15 @@ _EXPORTING = re.compile(r"export|\w+ -[a-z]*x")
 """The first words of a command that exports, such as `declare -x`."""
 _BLOCK_OPENING = ("if", "for", "while", "until", "case", "select", "{")
 _BLOCK_CLOSING = ("fi", "done", "esac", "}")
-_FOLLOWED_BY_COMMAND = ("if", "while", "until", "{", *_BLOCK_CLOSING)
-"""Words that open or close a block and may have a command behind them on the same line."""
-_BEFORE_COMMAND = ("then", "do", "else", "elif", "!", "time")
+KEYWORDS = ("if", "while", "until", "{", *_BLOCK_CLOSING, "then", "do", "else", "elif", "!", "time")
+"""Words that may have a command behind them on the same line."""
 _SUCCEEDING = (
     ":", ".", "cd", "echo", "mkdir", "popd", "printf", "pushd", "set", "shopt", "sleep", "source", "trap", "true",
     "ulimit", "umask", "unset",
 )  # fmt: skip
 """Programs that a script relies on: what follows their && runs."""
+_SETTING = {"for": 2, "select": 2, "getopts": 3, "read": None, "mapfile": None, "readarray": None}
+"""Words that give variables what only a run knows, with the place behind the last of their names."""
 _TESTS = ("[", "[[", "test")
 _RUN_WHERE_EMPTY = (("-z", "&&"), ("-n", "||"))
 
@@ -67,6 +68,8 @@ class ShellState(Struct):
     """Variables that are assigned behind such a &&, each with what is known of it from the end of its list on."""
     doubtful_lists: dict[str, list[str]] = field(default_factory=dict)
     """Lists, likewise."""
+    is_piped: bool = False
+    """Whether the command is a part of a pipeline, or runs beside the shell: what it assigns ends with it."""
 
     def take(self, command: Command, operator: str) -> bool:
         """Follow the command's blocks and carry out its assignments. Whether it runs a program: it is left in `words`.
@@ -75,7 +78,9 @@ class ShellState(Struct):
         """
         first_word = "".join(command.words[:1])
         is_next_sure = not self.condition and self._is_next_sure(command.words, operator)
+        self.is_piped = self.is_piped or operator in ("|", "&")
         runs_program = self._carry_out(command)
+        self.is_piped = operator == "|"
         may_fail = first_word in _BLOCK_CLOSING or (runs_program and first_word not in _SUCCEEDING)
         if not is_next_sure:
             self._follow_operator(operator, may_fail=may_fail)
@@ -116,7 +121,6 @@ class ShellState(Struct):
         self.doubtful, self.doubtful_lists = {}, {}
 
     def _carry_out(self, command: Command) -> bool:
-        command.drop_words(len([*takewhile(_BEFORE_COMMAND.__contains__, command.words)]))
         if command.words[:1] == ["function"]:
             command.drop_words(2)  # and its name
         self._follow_blocks(command)
@@ -124,7 +128,10 @@ class ShellState(Struct):
             self.set_list("@", command.words[2:])
             return False
         self._take_declaration(command)
-        if command.words[:1] == ["unset"]:
+        if (setting := "".join(command.words[:1])) in _SETTING:
+            names = command.words[1 : _SETTING[setting]]
+            self.lose(name for name in names if name in self.variables.values or name in self.lists)
+        if command.words[:1] == ["unset"] and not self.is_piped:
             self._unset(command.words[1:])
         if command.words:
             self.variables.spend(len(self.exported) * COST_CHARACTERS)
@@ -134,21 +141,23 @@ class ShellState(Struct):
 
     def _unset(self, names: list[str]) -> None:
         """Forget variables and lists. Where a condition decides whether that happens, they are not known."""
+        if self.blocks or self.condition:
+            self.lose(names)
+            return
         for name in names:
-            if not (self.blocks or self.condition):
-                self._forget(name)
-                continue
+            if name not in self.variables.fixed:
+                self.variables.values.pop(name, None)
+            self.lists.pop(name, None)
+            self.exported.pop(name, None)
+            self.inherited.discard(name)
+
+    def lose(self, names: Iterable[str]) -> None:
+        """Take the values of variables and lists as unknown."""
+        for name in names:
             self.variables.assign(name, _mark_variable(name))
             self.lists[name] = [_mark_list(name)]
             if name in self.exported:
                 self.exported[name] = _mark_variable(name)
-
-    def _forget(self, name: str) -> None:
-        if name not in self.variables.fixed:
-            self.variables.values.pop(name, None)
-        self.lists.pop(name, None)
-        self.exported.pop(name, None)
-        self.inherited.discard(name)
 
     def find_list(self, name: str) -> list[str]:
         """The words that the user gives for a list; else its own, or a mark where they are not known."""
@@ -158,7 +167,6 @@ class ShellState(Struct):
 
     def take_before_list(self, command: Command) -> None:
         """Carry out what is before a list's name on its line: a block's begin, `declare -a`, another assignment."""
-        command.drop_words(len([*takewhile(_BEFORE_COMMAND.__contains__, command.words)]))
         self._follow_blocks(command)
         self._take_declaration(command)
         command.drop_words(len(command.words))
@@ -175,6 +183,8 @@ class ShellState(Struct):
 
     def set_list(self, name: str, words: list[str], *, is_appended: bool = False) -> None:
         """Set a list, or append to it. Where a condition decides whether that happens, the words are not known."""
+        if self.is_piped:
+            return
         earlier_words = self.lists.get(name, []) if is_appended else []
         uncertain_words = [*earlier_words, _mark_list(name)]
         self.lists[name] = uncertain_words if self._is_uncertain() else [*earlier_words, *words]
@@ -194,7 +204,7 @@ class ShellState(Struct):
                 self.blocks.append(command.lines[count])
             elif word in _BLOCK_CLOSING and self.blocks:
                 self.blocks.pop()
-            if word not in _FOLLOWED_BY_COMMAND:
+            if word not in KEYWORDS:
                 break
             count += 1
         command.drop_words(count)
@@ -210,7 +220,7 @@ class ShellState(Struct):
         assignments = [ASSIGNMENT.fullmatch(word) for word in words]
         if not words or not (is_declared or all(assignments)):
             return
-        for word, assignment in zip(words, assignments, strict=True):
+        for word, assignment in () if self.is_piped else zip(words, assignments, strict=True):
             name = assignment[1] if assignment else word
             if assignment:
                 self._set_variable(assignment)

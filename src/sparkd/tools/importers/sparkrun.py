@@ -40,6 +40,8 @@ class _Tables(Struct, frozen=True, forbid_unknown_fields=True):
     """Keys that can't be left out, since the recipe would mean something else; each with the reason."""
     own_keys: tuple[str, ...]
     """Other keys of sparkrun that eugr's tool does not know."""
+    shared_keys: tuple[str, ...]
+    """Keys of both tools, and of the recipe's publisher for people."""
     image: str
     defaults: dict[str, float]
     env: dict[str, str]
@@ -63,6 +65,7 @@ def read_sparkrun(source: Source, overrides: Overrides) -> ForeignRecipe:
     command = _make_command(source, values)
     _check_replicas(values)
     values.check_overrides(overrides, command)
+    note_unknown_keys(source)
     return ForeignRecipe(
         format="sparkrun",
         description=source.text("description") or str(source.mapping("metadata").get("description") or ""),
@@ -74,6 +77,12 @@ def read_sparkrun(source: Source, overrides: Overrides) -> ForeignRecipe:
         nodes=_count_nodes(source),
         executor="ray" if runtime == "vllm-ray" else "mp",
     )
+
+
+def note_unknown_keys(source: Source) -> None:
+    known_keys = {*TABLES.own_keys, *TABLES.shared_keys, *TABLES.refused}
+    if keys := [str(key) for key in source.document.data if key not in known_keys]:
+        source.note((keys[0],), f"{shorten(', '.join(keys))}: left out: no key of eugr's tool or of sparkrun")
 
 
 def _make_values(source: Source, overrides: Overrides) -> Values:

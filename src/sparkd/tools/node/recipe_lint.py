@@ -68,6 +68,12 @@ def try_recipe(recipe: Recipe, settings: Settings | None = None, nodes: int | No
     return Trial(next(iter(plans.values()), None), () if plans else (refusal,), tuple(warnings))
 
 
+def find_errors(recipe: Recipe) -> list[str]:
+    """What the engine does not start with, by plan-lint, whatever this machine has."""
+    issues = rules.find_issues(_make_launch(recipe))
+    return [f"{issue.reason} ({issue.hint})" for issue in issues if issue.blocks]
+
+
 def lint(
     loaded: LoadedRecipe,
     *,

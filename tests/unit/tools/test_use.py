@@ -321,7 +321,7 @@ def test_why_it_went_back_is_awaited_and_of_this_switch(tree: Tree) -> None:
 
 
 def test_a_caller_that_follows_an_agent_sees_that_there_is_none(tree: Tree) -> None:
-    reports = follow_agent(Host(tree.root))
+    reports = follow_agent(Host(tree.root), 60)
     assert next(reports) is None
     living(tree, Phase.SERVING, "")
     report = next(reports)

@@ -174,7 +174,7 @@ def test_the_page_cache_of_this_very_machine_is_given_back(tmp_path: Path, loop:
     assert cached_bytes(path) == 32 << 20
     actions = Actions.acquire(Host(), loop, NodeOwner(os.getpid(), "a test", "a" * 32))
     try:
-        applied = actions.apply(DropPageCache(would_free_bytes=32 << 20))
+        applied = actions.apply(DropPageCache())
     finally:
         actions.release()
     assert applied.state == "applied", applied.note

@@ -6,7 +6,7 @@ from sparkd.agent.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveC
 END = EndProcess(10, 100, "VLLM::Worker_TP", frees_bytes=60)
 REMOVE = RemoveContainer("0123456789abcdef" * 4, "sparkd-rank0", frees_bytes=30)
 UNLINK = UnlinkSegment("/dev/shm/psm_00000001", 1, 2, frees_bytes=10)
-DROP = DropPageCache(would_free_bytes=90)
+DROP = DropPageCache()
 ALL = ("end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory")
 
 

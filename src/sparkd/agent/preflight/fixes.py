@@ -49,7 +49,6 @@ class UnlinkSegment(Struct, frozen=True):
 class DropPageCache(Struct, frozen=True):
     """sync, then write 3 to /proc/sys/vm/drop_caches. What it frees was counted in MemAvailable already."""
 
-    would_free_bytes: int
     frees_bytes: int = 0
     kind: ClassVar[str] = "drop-page-cache"
     target: ClassVar[str] = "page cache"

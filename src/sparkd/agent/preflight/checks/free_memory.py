@@ -47,8 +47,7 @@ class PageCache(Check[PageCacheFacts], frozen=True):
             return ok(f"{description}, which is enough")
         if facts.droppable_bytes < min(WORTH_BYTES, facts.total_bytes * WORTH_SHARE):
             return ok(f"{description}: not worth it")
-        fixes = (DropPageCache(would_free_bytes=facts.droppable_bytes),)
-        return warn(description, by_start("drops it"), fixes)
+        return warn(description, by_start("drops it"), (DropPageCache(),))
 
 
 class SwapFacts(Struct, frozen=True):

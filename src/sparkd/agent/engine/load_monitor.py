@@ -23,7 +23,7 @@ PACE_SECONDS = 10.0
 DISK_BYTES_PER_SECOND = 100_000
 """Least rate of work: below it the weights of a large model would take weeks. Log lines are less."""
 BUSY_CORES = 0.2
-"""Least use of a busy rank. An idle one took 0.01 to 0.02; one that loaded, with seven others on two cores, 0.29."""
+"""Least use of a busy rank. An idle one took 0.01 to 0.02; one that loads, with seven others on two cores, 0.29 up."""
 FAULTS_PER_SECOND = 100
 """Least rate of page faults of work. A process that spins has none; a rank that loaded had 5,000 to 110,000."""
 GPU_BUSY_PERCENT = 10

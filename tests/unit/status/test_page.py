@@ -251,12 +251,12 @@ def test_figures_of_all_nodes_are_shown() -> None:
     [
         (b'{"levels":[{"concurrency":1,"output_tokens_per_second":{"median":38},"first_token_seconds":{"median":0.4}}]}',
          "38.0 tokens/s, first token 0.40 s (1 at once)"),
-        (b'{"levels":[{"concurrency":1,"output_tokens_per_second":null}]}', "see sparkd history"),
-        (b'{"levels":[{"concurrency":"x","output_tokens_per_second":1}]}', "see sparkd history"),
-        (b'{"levels":{"a":1}}', "see sparkd history"),
-        (b"[1]", "see sparkd history"),
-        (b"{}", "see sparkd history"),
-        (b"null", "see sparkd history"),
+        (b'{"levels":[{"concurrency":1,"output_tokens_per_second":null}]}', "see: sudo sparkd history"),
+        (b'{"levels":[{"concurrency":"x","output_tokens_per_second":1}]}', "see: sudo sparkd history"),
+        (b'{"levels":{"a":1}}', "see: sudo sparkd history"),
+        (b"[1]", "see: sudo sparkd history"),
+        (b"{}", "see: sudo sparkd history"),
+        (b"null", "see: sudo sparkd history"),
     ],
 )  # fmt: skip
 def test_a_bench_of_another_version_is_none_that_the_page_shows(figures: bytes, text: str) -> None:

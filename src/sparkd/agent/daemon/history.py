@@ -41,7 +41,7 @@ WAIT_SECONDS = 0.5
 """Limit for reading the history, and for writing the end."""
 MOST_LAUNCHES, MOST_WARNINGS = 20, 8
 """Most launches and most warnings that the page shows."""
-ID, HINT = "history", "sparkd history"
+ID, HINT = "history", "sudo sparkd history"
 
 
 class LaunchRow(Struct):

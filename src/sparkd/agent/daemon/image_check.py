@@ -17,7 +17,7 @@ from sparkd.base.state import vllm_tables
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.vllm.own_table import KILL_SECONDS, QUERY_SECONDS, parse_answer, render_query
 
-IMAGE_HINT = "look at: systemctl status docker, free -g"
+IMAGE_HINT = "look at: systemctl status docker; free -g"
 
 
 def check_image(agent: Agent) -> bool:

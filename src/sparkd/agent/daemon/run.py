@@ -44,7 +44,7 @@ def run(agent: Agent) -> ExitCode:
         return shutdown_on_error(agent, agent.rank.running, error)
     except OSError as error:
         # The machine fails (disk, docker's socket). That is no bug, and the rank must not be left running.
-        hint = "look at: sudo dmesg, df -h"
+        hint = "look at: sudo dmesg; df -h"
         failure = LaunchError(f"{type(error).__name__}: {error}", hint, cause=Cause.SYSTEM_ERROR)
         return shutdown_on_error(agent, agent.rank.running, failure)
 

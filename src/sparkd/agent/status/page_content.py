@@ -269,4 +269,4 @@ def _describe_bench(bench: Bench) -> str:
         for level in decode(bench.figures)["levels"][:MOST_LEVELS]:
             rate, first_token = (level[name]["median"] for name in names)
             texts.append(f"{rate:,.1f} tokens/s, first token {first_token:.2f} s ({level['concurrency']:d} at once)")
-    return "; ".join(texts) or "see sparkd history"
+    return "; ".join(texts) or "see: sudo sparkd history"

@@ -75,7 +75,7 @@ def run_agent(args: argparse.Namespace, root: Path = Path("/")) -> int:
     except SparkdError as error:
         code = _report_refusal(error, log)
     except OSError as error:  # the machine fails; where an engine is to be taken over, the guard gives it a minute
-        hint = "look at: sudo dmesg, df -h; sparkd restarts, and tries it again"
+        hint = "look at: sudo dmesg; df -h; sparkd restarts, and tries it again"
         code = _report_refusal(BlockedError(str(error), hint), log)
     finally:
         journal.close(FLUSH_SECONDS, FLUSH_SECONDS if code else STOP_FLUSH_SECONDS)

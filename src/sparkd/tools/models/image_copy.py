@@ -64,7 +64,9 @@ def _read_image(ref: str, reader: DockerReader) -> Image:
     """Raises BlockedError where there is none, and DockerError."""
     identity, image = docker_image.image_identity(reader, ref), docker_image.read_image(reader, ref)
     if identity is None or image is None:
-        raise BlockedError(f"image {ref} is not on this node", "get it on one node: sparkd preflight says how")
+        raise BlockedError(
+            f"image {ref} is not on this node", "get it on one node: sudo sparkd preflight --dry-run says how"
+        )
     return Image(ref, identity, read_sizes(reader, image))
 
 

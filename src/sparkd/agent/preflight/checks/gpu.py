@@ -12,7 +12,7 @@ from sparkd.base.lib.errors import Action
 
 GB10 = "GB10"
 POWER_CYCLE = "power-cycle this node: sudo poweroff, then unplug it for 60 s"
-LOAD = "sudo modprobe nvidia; where it fails: dkms status, sudo dmesg"
+LOAD = "sudo modprobe nvidia; where it fails: dkms status; sudo dmesg"
 _REMEDIES = {
     Trouble.HUNG: (POWER_CYCLE, Action.POWER_CYCLE),
     Trouble.LOST: (POWER_CYCLE, Action.POWER_CYCLE),
@@ -84,7 +84,7 @@ def _judge_trouble(trouble: Trouble, reason: str, module: str) -> Verdict:
         branch = match[0] if (match := re.match(r"\d{3}", module)) else "580"
         package = f"libnvidia-compute-{branch}"
         return block(reason, f"sudo apt install --reinstall {package}; ldconfig -p | grep libnvidia-ml")
-    return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi, sudo dmesg")
+    return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi; sudo dmesg")
 
 
 def _judge_absence(facts: GpuCheckFacts) -> Verdict:

@@ -98,7 +98,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     def judge(self, facts: MemoryFacts) -> Verdict:
         if facts.gpu_error:
             reason = f"the GPU's driver can't be queried: {facts.gpu_error}"
-            return unknown(reason, "look at: nvidia-smi, sudo dmesg", awaits=AWAITED)
+            return unknown(reason, "look at: nvidia-smi; sudo dmesg", awaits=AWAITED)
         if not self.need.is_known:
             parts = f"{size(facts.free_bytes)} free, {size(facts.process_bytes)} held by processes and the kernel"
             return ok(f"{size(facts.available_bytes)} of {size(facts.total_bytes)} available, {parts}")

@@ -82,7 +82,7 @@ def test_a_message_is_logged_reported_counted_and_shown_at_once(node: Node) -> N
     texts = (note.text for note in overview(report, View(now, True)).notes)
     note, hint, *_ = (text for text in texts if "power-cycle" in text or "Xid" in text)
     assert note.startswith("kernel-message: Xid 79: the GPU has fallen off the bus (000f:01:00), ")
-    assert hint.startswith(f"on {report.node}: power-cycle: ")
+    assert hint.startswith(f"on {report.node}: power-cycle this node: sudo poweroff")
 
 
 def test_a_message_that_requires_nothing_is_counted_and_logged_but_no_warning(node: Node) -> None:

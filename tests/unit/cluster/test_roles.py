@@ -11,7 +11,8 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Cluster, Engine, Fabric, Observe
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, ExitCode
+from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, ExitCode, UsageError
+from sparkd.tools.node.switching import refuse_worker
 
 THREE = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
@@ -138,3 +139,10 @@ def test_all_ranks_have_one_digest(tree: Tree) -> None:
         membership.resolve_context(settings(*THREE), None, owning(tree, address)).plan.digest for address in THREE
     }
     assert len(digests) == 1
+
+
+def test_a_worker_names_the_head_and_the_command_to_run_there(tree: Tree) -> None:
+    refuse_worker(settings(*THREE), owning(tree, "10.0.0.1"))
+    with pytest.raises(UsageError) as refused:
+        refuse_worker(settings(*THREE), owning(tree, "10.0.0.2"))
+    assert refused.value.hint.startswith("on 10.0.0.1: sudo sparkd ")

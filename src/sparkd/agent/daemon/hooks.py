@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from shlex import quote
 
 from sparkd.agent.preflight.check import Finding, Level, Verdict
 from sparkd.agent.preflight.hooks import Hook
@@ -44,7 +45,11 @@ def _run_hook(hook: Hook, wait: Wait, env: Mapping[str, str], deadline_seconds: 
     try:
         code, output = run_program((hook.path,), wait, env, deadline_seconds)
     except OSError as error:
-        verdict = Verdict(Level.UNKNOWN, f"{hook.path} can't be run: {error.strerror}", "does its first line name it?")
+        verdict = Verdict(
+            Level.UNKNOWN,
+            f"{hook.path} can't be run: {error.strerror}",
+            f"is the program of its first line there? head -n 1 {quote(hook.path)}",
+        )
         return Finding(hook.id, verdict, {"path": hook.path}, 0.0)
     reason = f"{hook.path} did not end within {deadline_seconds:g} s and was killed"
     verdict = Verdict(Level.UNKNOWN, reason, "fix the hook, or move it away")

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from msgspec.structs import replace
 
@@ -84,7 +85,9 @@ def _run_program(files: Files, path: str, notice: Notice, owner_uid: int, second
             pipe.write(as_json(notice))  # less than a pipe holds
         code, output = run_program((files.real(path),), time.sleep, env, seconds, stdin)
     except OSError as error:
-        raise LaunchError(f"{path} can't be run: {error.strerror}", "does its first line name it?") from None
+        raise LaunchError(
+            f"{path} can't be run: {error.strerror}", f"is the program of its first line there? head -n 1 {quote(path)}"
+        ) from None
     finally:
         os.close(stdin)
     if code != 0:

@@ -129,7 +129,7 @@ def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
         awaited = "; ".join(_describe_peer(peer) for peer in starting)
         if time.monotonic() >= deadline:
             raise NotReadyError(
-                f"not every worker's rank ran within {ranks_seconds:g} s: {awaited}", "look at its journal"
+                f"not every worker's rank ran within {ranks_seconds:g} s: {awaited}", "sudo sparkd logs --since 15m"
             )
         agent.phase.enter(Phase.AWAITING_PEERS, f"waiting for the rank of {awaited}")
         agent.loop.wait(POLL_SECONDS)

@@ -182,4 +182,4 @@ def _list_drop_ins(folder: Path, trusted: bool) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror}", f"ls -ld {folder}") from None

@@ -26,7 +26,7 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from None
+            raise ConfigError(f"{folder}: cannot be read: {error.strerror}", f"ls -ld {folder}") from None
         for path in files:
             if path.suffix == SUFFIX:
                 recipes.setdefault(path.stem, path)

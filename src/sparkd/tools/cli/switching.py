@@ -89,7 +89,7 @@ def rollback(args: argparse.Namespace) -> None:
     with suppress(AddressAwaitedError):
         if membership.follows_head(config, place := membership.find_place(config, host)):
             reason = f"this node runs what its head, {place.head_address}, decides (cluster.follow_head)"
-            raise UsageError(reason, "sudo sparkd rollback there")
+            raise UsageError(reason, f"on {place.head_address}: sudo sparkd rollback")
     for line in end_rollback(config, host) if args.end else roll_back(args.plan, config, host):
         print(line, flush=True)  # at once: a later step may hang at a dead disk of a model
 

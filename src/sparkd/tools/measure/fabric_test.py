@@ -67,7 +67,7 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float 
         return msgspec.convert(parse_json(urlsafe_b64decode(encoded)), prepared(Result), strict=False)
     except ValueError as error:
         reason = f"what {head} sent is no result: {sanitize(str(error))}"
-        raise BlockedError(reason, "is sparkd the same on both?") from None
+        raise BlockedError(reason, "is sparkd the same on both? sparkd --version") from None
 
 
 def measure_peers(
@@ -143,7 +143,9 @@ def _request_ports(measurer: Measurer) -> Facts | str:
         hint = "the same /etc/sparkd/cluster.key on all nodes? sudo sparkd init --invite brings it"
         raise BlockedError(f"{measurer.to}: {error}", hint) from None
     except ValueError as error:
-        raise BlockedError(f"{measurer.to}: {sanitize(str(error))}", "is sparkd the same on both?") from None
+        raise BlockedError(
+            f"{measurer.to}: {sanitize(str(error))}", "is sparkd the same on both? sparkd --version"
+        ) from None
     except TrafficError as error:
         return sanitize(str(error))
     return facts or f"its agent has port {measurer.port}"

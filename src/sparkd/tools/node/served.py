@@ -45,14 +45,16 @@ def open_endpoint(connections: int) -> Iterator[Served]:
     Raises UsageError for other users than root, BlockedError where nothing serves, EngineEndedError where a request of
     the command fails.
     """
+    command = f"sudo sparkd {' '.join(sys.argv[1:])}"
     if os.geteuid():
         # Only root sees which process answers on the port, and can read the key.
-        raise UsageError("only root can prove which process answers", f"sudo sparkd {' '.join(sys.argv[1:])}")
+        raise UsageError("only root can prove which process answers", command)
     host = Host()
     node = membership.resolve_context(load_settings(os.environ), None, host)
     plan, report = node.plan, read_living_report(host.files)
     if node.rank:
-        raise BlockedError(f"this node is rank {node.rank}: the head has the endpoint", f"on {plan.node.head_address}")
+        hint = f"on {plan.node.head_address}: {command}"
+        raise BlockedError(f"this node is rank {node.rank}: the head has the endpoint", hint)
     if report is None:
         raise BlockedError("no agent runs on this node", "sudo systemctl start sparkd-head")
     if report.phase not in IN_SERVICE:

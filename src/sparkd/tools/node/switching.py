@@ -1,6 +1,8 @@
 """The choice of this node's plan from the command line: what prevents a plan, and how the agent switches to it."""
 
 import re
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -67,7 +69,10 @@ def refuse_worker(config: Settings, host: Host) -> None:
     """Raises UsageError on a node that is no head."""
     place = membership.find_place(config, host)
     if place.rank:
-        raise UsageError(f"this node is rank {place.rank}: the head chooses for all", f"on {place.head_address}")
+        hint = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
+        raise UsageError(
+            f"this node is rank {place.rank}: the head chooses for all", f"on {place.head_address}: {hint}"
+        )
 
 
 def read_choice(host: Host) -> Switch | None:

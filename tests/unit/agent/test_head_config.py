@@ -25,7 +25,7 @@ from tests.unit.nodes import until
 from sparkd.agent.daemon.head_config import share_config, use_kept
 from sparkd.agent.daemon.serving import follow_head
 from sparkd.base.config.settings import Engine
-from sparkd.base.lib.errors import OutdatedPlanError
+from sparkd.base.lib.errors import BlockedError, OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import launch_history
@@ -119,11 +119,30 @@ def test_files_of_the_head_are_kept_for_root_and_old_ones_removed(tree: Tree, po
     folder.chmod(0o755)
     old = tree.file(f"/node1{HEAD_FILES}/old", "x")
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
-        use_kept(worker.agent, {})
+        share_config(worker.agent)
         kept = tree.root / f"node1{worker.agent.plan.user_script}"
         assert kept.read_text() == 'exec "$@"'
         assert not old.exists()
         assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o644, 0o700)
+
+
+def test_files_of_the_head_that_could_not_be_kept_block_and_each_try_writes_them_again(tree: Tree, port: int) -> None:
+    script = str(tree.file("/script.sh", 'exec "$@"', 0o600))
+    tree.file(f"/node0{script}", 'exec "$@"', 0o600)
+    with head_of(tree, port, script=script) as head:
+        fetch_config(tree, port, head)
+    in_the_way = tree.file(f"/node1{HEAD_FILES}", "")  # as where the disk is full
+    with agent_under_test(tree, 1, following(NODES, port)) as worker:
+        use_kept(worker.agent, {})
+        kept = tree.root / f"node1{worker.agent.plan.user_script}"
+        for _ in range(2):
+            with pytest.raises(BlockedError, match="the files of the head can't be kept: ") as blocked:
+                share_config(worker.agent)
+            assert "df -h" in blocked.value.hint
+        assert sum("state.write.failed file=head-files" in line for line in worker.events.lines) == 1
+        in_the_way.unlink()
+        share_config(worker.agent)
+        assert kept.read_text() == 'exec "$@"'
 
 
 def test_a_head_that_wants_too_much_sees_why_its_worker_is_blocked(tree: Tree, port: int) -> None:

@@ -198,9 +198,14 @@ class HeadFollower(Struct):
 
 
 def share_config(agent: Agent) -> None:
-    """On a head, serve its current configuration to its workers. On a worker, check the head as `check_head`."""
+    """On a head, serve its current configuration to its workers. On a worker, check the head as `check_head`, and keep
+    the files that it has sent. Raises BlockedError, too, where they can't be kept or read.
+    """
     check_head(agent)
     context, plan, files = agent.context, agent.plan, agent.host.files
+    if context.followed and not agent.store.replace_head_files(context.followed.config.files.values()):
+        reason, hint = agent.store.last_failure
+        raise BlockedError(f"the files of the head can't be kept: {reason}", hint)
     if context.is_head and context.peers:
         make = partial(
             shared_config.make_shared, context.settings, context.recipe, plan.image_id, plan.user_script, files
@@ -242,18 +247,12 @@ def show_unproven(agent: Context) -> None:
 
 
 def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
-    """On a worker that follows its head, keep the document's files, and log own settings that have no effect.
+    """On a worker that follows its head, report the document, and log own settings that have no effect.
 
     `origins`: the files that its own settings come from.
     """
     if (followed := agent.context.followed) is None:
         return
-    try:
-        contents = followed.config.files.values()
-        agent.actions.replace_head_files({shared_config.digest_of(content): content for content in contents})
-    except (OSError, TimeoutError) as error:
-        hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
-        agent.events.error("state.write.failed", file="head-files", reason=error.strerror or str(error), hint=hint)
     agent.reporter.update(config_digest=followed.digest)
     agent.events.info(
         "cluster.config.followed",

@@ -3,7 +3,7 @@
 A file that can't be read or written is logged as an event, once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from sparkd.base.state.file import FOLDER, Content, FolderError, Report, StateFi
 from sparkd.base.state.launch_history import LaunchHistory
 from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.base.state.rank_record import RankRecord
+from sparkd.base.state.shared_config import digest_of
 
 READ_SECONDS = 10.0
 """Limit for a read: as long as a write may take."""
@@ -103,6 +104,11 @@ class StateStore(Struct):
         """Write another private file of the rank, in /run, for the next process. As `write`."""
         write = partial(self.actions.write_private, file.path, file.encode(value))
         return self._try_to_write(file.name, write, file.folder)
+
+    def replace_head_files(self, contents: Iterable[bytes]) -> bool:
+        """Let the folder of the head's files have these and no others. As `write`."""
+        wanted = {digest_of(content): content for content in contents}
+        return self._try_to_write("head-files", partial(self.actions.replace_head_files, wanted))
 
     def compare_and_swap(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         """Replace `before` by `after`, or remove the file where that is None. As `write`.

@@ -118,6 +118,7 @@ def test_files_of_the_head_are_kept_for_root_and_old_ones_removed(tree: Tree, po
     folder = tree.folder(f"/node1{HEAD_FILES}")
     folder.chmod(0o755)
     old = tree.file(f"/node1{HEAD_FILES}/old", "x")
+    tree.folder(f"/node1{HEAD_FILES}/a-folder")  # of somebody's: it holds up no start
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         share_config(worker.agent)
         kept = tree.root / f"node1{worker.agent.plan.user_script}"

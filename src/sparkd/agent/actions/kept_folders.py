@@ -1,6 +1,7 @@
 """Folders of /var/lib/sparkd that hold a bounded set of files: the head's files, and the stacks of hung ranks."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from sparkd.agent.actions import files
@@ -26,7 +27,8 @@ def replace_head_files(host: Host, wanted: Mapping[str, bytes]) -> None:
             files.write(folder / name, content, 0o644, durable=True)  # for an image with another user
     for file in folder.iterdir():
         if file.name not in wanted:
-            file.unlink()
+            with suppress(OSError):  # such as a folder: what is left over holds up no start
+                file.unlink()
 
 
 def write_stacks(host: Host, name: str, text: Callable[[], str]) -> str:

@@ -23,7 +23,7 @@ from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.nodes import until
 from tests.unit.wire import reserved_port
 
-from sparkd.agent.daemon.notify import FILE, Outbox, deliver, start_notifications
+from sparkd.agent.daemon.notify import FILE, LOCK, Outbox, deliver, start_notifications
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode, LaunchError
@@ -352,6 +352,20 @@ def test_a_state_that_cannot_be_read_now_is_awaited_and_no_message_is_lost(
     with closing(second):
         second.send()
     assert len(hook.bodies) == 1
+
+
+def test_a_lock_that_can_not_be_opened_yet_is_tried_again(tree: Tree, hook: Receiver, log: EventLog) -> None:
+    """As on a disk that is full or read-only, of which people are to learn."""
+    box = Outbox(Host(tree.root), webhook(tree, hook.url), log, os.getuid(), retry_seconds=(0.01,))
+    in_the_way = tree.folder(f"/var/lib/sparkd/{LOCK}")
+    opened: list[bool] = []
+    thread = threading.Thread(target=lambda: opened.append(box.open(wait=True)))
+    thread.start()
+    until(lambda: log.names() == ["state.read.failed"])
+    in_the_way.rmdir()
+    thread.join(10)
+    assert opened == [True]
+    box.close()
 
 
 def test_the_command_sends_a_test_message_by_each_way(tmp_path: Path, hook: Receiver) -> None:

@@ -122,24 +122,30 @@ class Outbox:
     def open(self, *, wait: bool) -> bool:
         """Become the process that sends, until `close`. Without `wait`, returns False where another one is.
 
-        A file that can't be read now must not lose its queue: with `wait` it is read again until it can be.
-        Raises OSError where the lock can't be had; without `wait` also for such a file.
+        A file that can't be read now must not lose its queue: with `wait` it is read again until it can be, and the
+        lock is tried again. Raises OSError for either without `wait`.
         """
-        refuse_shared(self._folder)
-        self._lock = open_lock(self._folder / LOCK)
-        if not try_lock(self._lock, wait=wait):
-            self.close()
-            return False
         while True:
             try:
-                self.state = FILE.load(self._files, self._report_unread) or NotifyState()
-                return True
+                return self._try_to_open(wait=wait)
             except OSError as error:
                 if not wait:
-                    self.close()
                     raise
                 self._report_unread(str(error))
                 time.sleep(self._retry_seconds[0])
+
+    def _try_to_open(self, *, wait: bool) -> bool:
+        refuse_shared(self._folder)
+        self._lock = open_lock(self._folder / LOCK)
+        try:
+            if not try_lock(self._lock, wait=wait):
+                self.close()
+                return False
+            self.state = FILE.load(self._files, self._report_unread) or NotifyState()
+        except OSError:
+            self.close()
+            raise
+        return True
 
     def close(self) -> None:
         os.close(self._lock)

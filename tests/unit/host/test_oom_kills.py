@@ -65,12 +65,13 @@ def test_a_machine_that_ran_out_of_memory_is_no_containers_limit() -> None:
 
 
 def test_a_kill_without_the_table_is_known_and_no_table_is_that_of_another_kill() -> None:
-    line = GLOBAL.splitlines()[-1]
-    assert kills(line)[0].text == "core (pid 411856), at the whole machine's memory"
-    assert [len(one.text.split(", ")) for one in kills(GLOBAL + "Tasks state (memory values in pages):\n" + line)] == [
-        4,
-        2,
-    ]
+    *table, line = GLOBAL.splitlines()
+    without_table = "core (pid 411856), at the whole machine's memory"
+    assert kills(line)[0].text == without_table
+    first, second = kills("\n".join((*table, line, line)))
+    assert (len(first.text.split(", ")), second.text) == (4, without_table)
+    (kill,) = kills("\n".join((*table, "Tasks state (memory values in pages):", line)))
+    assert kill.text == without_table
 
 
 @pytest.mark.parametrize(

@@ -272,11 +272,11 @@ def test_a_device_that_comes_while_awaited_ends_the_wait(machine: Machine) -> No
 
 def test_nothing_is_awaited_that_would_leave_the_node_blocked(machine: Machine) -> None:
     machine.tree.process(10, "vllm", argv=("vllm", "serve"), cgroup=f"0::/docker/{ID}", namespace_pid=1)
-    machine.foreign_engine()
     machine.docker = AWAY
+    (machine.tree.root / "proc/meminfo").unlink()
     with pytest.raises(BlockedError):
         machine.gate().admit()
-    assert machine.waits == []
+    assert machine.waits == [], "docker alone would be waited for"
 
 
 def desktop(machine: Machine) -> None:
@@ -300,6 +300,8 @@ def test_memory_that_comes_back_while_waited_for_admits(machine: Machine, beside
     machine.gate().admit()
     assert machine.waited_seconds == 35, "90 GiB are there, at 2 GiB a second from 20"
     assert len(machine.waits) < 35, "looks at a wait that lasts become fewer"
+    judged = [event for event in machine.events if event == ("preflight.check.judged", "unified-memory")]
+    assert len(judged) == 2, "another size is no other decision"
 
 
 def test_memory_that_stays_away_needs_a_person_once_it_has_settled(machine: Machine) -> None:

@@ -81,7 +81,7 @@ def test_other_values_than_texts_are_refused(document: dict[str, object]) -> Non
         json.dumps({"a": "b" * 4097}).encode(),
         json.dumps({"a" * 4097: "b"}).encode(),
         json.dumps({str(number): "" for number in range(20_001)}).encode(),
-        b'{"a":"' + b" " * (8 << 20) + b'"}',
+        b"{}" + b" " * (8 << 20),
     ],
     ids=lambda data: data[:12].decode(errors="replace"),
 )

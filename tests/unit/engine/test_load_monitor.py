@@ -104,7 +104,7 @@ class Load:
     def __init__(self, tree: Tree, limit_seconds: int = 600) -> None:
         self.tree = tree
         self.now = 0.0
-        self.hangs = False
+        self.hangs, self.looks = False, 0
         tree.process(100, "vllm")
         tree.process(101, "VLLM::Worker_TP", parent=100)
         tree.file("/proc/101/task/101/stat", (tree.root / "proc/101/stat").read_text())
@@ -113,6 +113,7 @@ class Load:
 
     def start(self, look: Callable[[], Look]) -> Future[Look]:
         future: Future[Look] = Future()
+        self.looks += 1
         try:
             if not self.hangs:
                 future.set_result(look())
@@ -192,6 +193,7 @@ def test_a_look_that_hangs_is_not_repeated_and_ends_nothing(tree: Tree) -> None:
     load = Load(tree)
     load.hangs = True
     assert load.after(2000) == 0
+    assert load.looks == 1
 
 
 @contextmanager

@@ -19,6 +19,7 @@ IMAGE = Image("sha256:1", "arm64", "", 10, "", (), (), ())
             Store("/var/lib/containerd", True),
         ),
         ({"DockerRootDir": 7, "DriverStatus": None}, Store("/", False)),
+        ({"DockerRootDir": "data"}, Store("/", False)),
         (None, Store("/", False)),
     ],
 )

@@ -233,6 +233,7 @@ def test_a_docker_line_becomes_flags_and_settings_of_the_container(
         (f"A=()\ndocker run {IMAGE} --model org/m ${{A[@]+\"${{A[@]}}\"}}", {}),
         (f'C="${{C:-$(python3 - <<E\nprint({{"a": (1)}})\nE\n)}}"\n{LINE} --seed "1"', {"seed": 1}),
         (f"X=$(sed -n '/${{a/p')\n{LINE} --seed 1", {"seed": 1}),
+        (f"X=$(x | awk '/Up\\)/ {{print $1}}' | sed 's/\\(a\\)//' | jq '\\(.a)')\n{LINE} --seed 1", {"seed": 1}),
         (f"M=org/m\ndocker run {IMAGE} --model $M --tokenizer /t/${{M##*/}}", {"tokenizer": "/t/m"}),
         (f"{LINE} --dtype auto>log 2>&1", {"dtype": "auto"}),
         (f"{LINE} --dtype auto&>log", {"dtype": "auto"}),

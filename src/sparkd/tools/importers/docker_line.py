@@ -54,7 +54,7 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         for nested in inner:
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
             yield from find_launches(nested, overrides, depth + 1)
-    elif at < 0 and (find_server(words)[1] or _may_be_docker(words)):
+    elif at < 0 and (find_server(words)[1] or may_be_docker(words)):
         launch = Launch(line, words=words, entrypoint=[])
         launch.env = {name: Option(name, value, line) for name, value in command.env.items()}
         note_condition(launch, command.block)
@@ -63,8 +63,10 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         yield Launch(line, notes=[Note(line, "ray start: left out: sparkd joins the nodes itself")])
 
 
-def _may_be_docker(words: list[str]) -> bool:
-    return any(is_unknown(program) and verb in _VERBS for program, verb in pairwise(words[:4]))
+def may_be_docker(words: list[str]) -> bool:
+    """Whether a program that is not known gets a verb of docker's, for something of vLLM."""
+    is_named = any(is_unknown(program) and verb in _VERBS for program, verb in pairwise(words[:4]))
+    return is_named and any("vllm" in word for word in words)
 
 
 def _find_verb(words: list[str], at: int) -> int:

@@ -10,6 +10,7 @@ from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.yaml import Document
 from sparkd.base.vllm.flag import parse_json
 from sparkd.tools.importers.command import VLLM_SERVE, Serve
+from sparkd.tools.importers.docker_line import may_be_docker
 from sparkd.tools.importers.forms import CONTAINER, Form
 from sparkd.tools.importers.launch import Engine, explain_missing, find_engine, find_script
 from sparkd.tools.importers.options import Launch, LaunchError, make_fault, redact
@@ -112,8 +113,8 @@ def _explain_no_engine(forms: list[Form]) -> ConfigError:
     for path, launch in launches:
         if unknown(launch.image):
             return make_fault(path, launch.line, f"image: {explain_missing(launch.image)}")
-        if not launch.image and (program := next(filter(unknown, launch.words[:3]), "")):
-            return make_fault(path, launch.line, explain_missing(program))
+        if not launch.image and may_be_docker(launch.words):
+            return make_fault(path, launch.line, explain_missing(next(filter(unknown, launch.words))))
     for path, launch in launches:
         if script := shown(find_script(launch.words))[:200]:
             hint = "import that script by its path on the node"

@@ -166,13 +166,14 @@ def _find_end(text: str, at: int) -> int:
 
 def _find_closing(text: str, at: int) -> int:
     """The position after what closes the $( or ${ at `at`; 0 where nothing does."""
-    awaited = list[str]()  # what closes each open expression, the innermost last
-    for sign in re.compile(r"\$?\(|\$\{|[)}]").finditer(text, at):
+    opened = [""]  # what opens each expression that is not closed, the innermost last
+    for sign in re.compile(r"\\?\)|\$?\(|\$\{|\}").finditer(text, at):
         # Among commands, as in $( ), a plain ( opens, too; in ${ } it is text.
-        if sign[0] in (("(", "$(") if awaited[-1:] == [")"] else ("$(", "${")):
-            awaited.append(")" if "(" in sign[0] else "}")
-        elif awaited[-1:] == [sign[0]]:
-            awaited.pop()
-            if not awaited:
+        if sign[0] in (("(", "$(") if "(" in opened[-1] else ("$(", "${")):
+            opened.append(sign[0])
+        # An escaped ) ends no $(, but a group in an expression of sed.
+        elif {"(": sign[0].endswith(")"), "$(": sign[0] == ")", "${": sign[0] == "}"}.get(opened[-1]):
+            opened.pop()
+            if not opened[-1]:
                 return sign.end()
     return 0

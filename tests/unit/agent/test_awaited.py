@@ -14,6 +14,7 @@ from tests.unit.plans import configured
 
 from sparkd.agent.daemon.bootstrap import await_agent, build_agent
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration
+from sparkd.agent.daemon.context import Pace
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import (
@@ -68,7 +69,8 @@ def test_settings_that_can_not_be_read_just_now_are_read_by_the_next_process(lat
 
     def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
         env = {"SPARKD_CONFIG": str(share)}
-        build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root)
+        pace = Pace(look_seconds=0.1)
+        build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
 
     with pytest.raises(BlockedError, match=r"share\.toml: cannot be read: input/output error"):
         record(start)

@@ -32,14 +32,20 @@ def write_history(agent: Agent, history: LaunchHistory) -> None:
     [
         (("use another image",), "use another image, then: sudo systemctl start sparkd-worker"),
         (("sparkd starts it again", "lower max-num-seqs"), "lower max-num-seqs, then: "),
-        (("lower max-num-seqs", "sparkd starts it again"), "fix the cause (sudo sparkd logs --level warning), then: "),
-        (("its log: sudo sparkd logs --engine",), "fix the cause (sudo sparkd logs --level warning), then: "),
+        (
+            ("lower max-num-seqs", "sparkd starts it again"),
+            "fix the cause (sudo sparkd logs --since 1d --level warning), then: ",
+        ),
+        (
+            ("its log: sudo sparkd logs --since 1d --engine",),
+            "fix the cause (sudo sparkd logs --since 1d --level warning), then: ",
+        ),
         (
             ("nothing is to be done: sparkd starts it again",),
-            "fix the cause (sudo sparkd logs --level warning), then: ",
+            "fix the cause (sudo sparkd logs --since 1d --level warning), then: ",
         ),
-        (("",), "fix the cause (sudo sparkd logs --level warning), then: "),
-        ((), "fix the cause (sudo sparkd logs --level warning), then: "),
+        (("",), "fix the cause (sudo sparkd logs --since 1d --level warning), then: "),
+        ((), "fix the cause (sudo sparkd logs --since 1d --level warning), then: "),
     ],
 )
 def test_a_plan_that_is_given_up_has_the_remedy_of_its_last_failure(

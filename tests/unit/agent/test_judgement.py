@@ -56,7 +56,8 @@ PORT_HELD = Evidence(port_holder="pid 7 has port 8000")
         (STOPPED, Evidence(culprit=EARLYOOM), "killed-from-outside", "stopped; earlyoom did", "turn it off"),
         (KILLED, Evidence(culprit=NOBODY), "killed-from-outside", "killed; nobody says", "audit"),
         (EngineEndedError("no cause"), Evidence(culprit=NOBODY), "engine-ended", "no cause", ""),
-        (LaunchError("docker: no"), Evidence(), "launch-failed", "docker: no", "sudo sparkd logs --level warning"),
+        (LaunchError("docker: no"), Evidence(), "launch-failed", "docker: no",
+         "sudo sparkd logs --since 1d --level warning"),
         (BlockedError("no place", "make room"), Evidence(), "blocked", "no place", "make room"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """A run keeps a record of its rank for as long as the rank's container exists."""
 
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -80,13 +81,18 @@ def test_the_rank_has_a_record_from_before_its_container_to_after_it(recorded: R
 def test_a_rank_that_could_not_be_kept_is_kept_once_there_is_room(recorded: RecordedWorld) -> None:
     """Else an agent that crashes or is reloaded later would end it."""
     stages: list[object] = []
-    plan = recorded.tree.root / "run/sparkd/private/rank-plan.json"
+    plan, record_file = (recorded.tree.root / f"run/sparkd/private/{name}.json" for name in ("rank-plan", "rank"))
     plan.mkdir(parents=True, mode=0o700)  # as where /run is full
 
     def make_room() -> None:
         record = recorded.record()
         stages.append(record and record.stage)
+        record_file.unlink()
+        record_file.mkdir(mode=0o700)
         plan.rmdir()
+        until(plan.is_file, 20)
+        time.sleep(0.5)  # and there is no room for the record, which is written next
+        record_file.rmdir()
         until(lambda: (record := recorded.record()) is not None and record.stage is RankStage.READY, 20)
         stages.append(plan.is_file())
         end()

@@ -141,8 +141,9 @@ def test_all_ranks_have_one_digest(tree: Tree) -> None:
     assert len(digests) == 1
 
 
-def test_a_worker_names_the_head_and_the_command_to_run_there(tree: Tree) -> None:
+def test_a_worker_names_the_head_and_the_command_to_run_there(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/sparkd", "use", "my recipe"])
     refuse_worker(settings(*THREE), owning(tree, "10.0.0.1"))
     with pytest.raises(UsageError) as refused:
         refuse_worker(settings(*THREE), owning(tree, "10.0.0.2"))
-    assert refused.value.hint.startswith("on 10.0.0.1: sudo sparkd ")
+    assert refused.value.hint == "on 10.0.0.1: sudo sparkd use 'my recipe'"

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from time import process_time
 
@@ -70,6 +71,18 @@ def test_many_merges_are_read_in_linear_time_with_the_lines_of_their_keys() -> N
 def test_aliases_of_a_long_text_are_bounded() -> None:
     with pytest.raises(YamlError, match="its aliases make more than 20000 values"):
         parse_as_pyyaml(f"a: &a {'x' * 500_000}\nb: [{'*a, ' * 100}]\n", aliases=True)
+
+
+def test_lists_of_aliases_behind_merges_are_bounded() -> None:
+    text = f"a: &a [{'{}, ' * 10_000}]\nb:\n" + "  <<: *a\n" * 30_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(YamlError, match="its aliases make more than 20000 values"):
+            parse_as_pyyaml(text, aliases=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 256 << 20, "a list of all of them would take gigabytes"
 
 
 def cpu_seconds(*words: str) -> tuple[float, str]:

@@ -183,7 +183,7 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
             replace(ALONE, phase=Phase.DEGRADED, message="rank 1 is silent"),
             "warn",
             "degraded: rank 1 is",
-            "sudo sparkd logs --level warning",
+            "sudo sparkd logs --since 1d --level warning",
         ),
         (
             with_peer(WORKER, address="10.0.0.1", rank=0, contact=Contact.SILENT, report=None),
@@ -201,13 +201,13 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
             with_peer(LOADING_PAIR, report=replace(WORKER, phase=Phase.FAILED, findings=(), last_hint="old")),
             "block",
             "blocked: spark2 (10.0.0.2): load",
-            "sudo sparkd logs --level warning",
+            "sudo sparkd logs --since 1d --level warning",
         ),
         (
             replace(ALONE, phase=Phase.DEGRADED, last_hint="less context"),
             "warn",
             "degraded: ",
-            "sudo sparkd logs --level warning",
+            "sudo sparkd logs --since 1d --level warning",
         ),
     ],
 )

@@ -121,7 +121,7 @@ class Backoff(Struct):
             end = launches.last.get(plan)
             remedy = end.hint if end is not None else ""
             if not remedy or remedy.startswith(_NO_REMEDY):
-                remedy = "fix the cause (sudo sparkd logs --level warning)"
+                remedy = "fix the cause (sudo sparkd logs --since 1d --level warning)"
             agent.store.record(lambda now: now.reset(plan))
             raise NeedsPersonError(
                 f"{failures} launches of this plan in a row ended within {span} of service"

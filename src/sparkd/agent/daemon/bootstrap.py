@@ -92,6 +92,7 @@ def build_agent(
     try:
         loaded = load_with_origins(env, root)
     except UnreadableError as error:  # the next process may read it
+        loop.wait(pace.look_seconds)
         raise BlockedError(error.reason, "look at: sudo dmesg") from None
     return _start_afresh(process, loaded, handed, refusals)
 

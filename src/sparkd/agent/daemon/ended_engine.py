@@ -84,7 +84,9 @@ def conclude_end(agent: Agent, error: EngineEndedError) -> EngineEndedError:
         # they end because of this rank, so it only counts whether they answer.
         agent.phase.enter(Phase.FAILED, reason)
         _await_peer_answers(agent, reason, killed_at)
-    return EngineEndedError(reason, "" if running.ready else "its log: sudo sparkd logs --engine", cause=cause)
+    return EngineEndedError(
+        reason, "" if running.ready else "its log: sudo sparkd logs --since 1d --engine", cause=cause
+    )
 
 
 def _read_exit(agent: Agent, running: Running) -> str:

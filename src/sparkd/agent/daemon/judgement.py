@@ -66,7 +66,7 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
     if evidence.frame:
         reason = f"{reason}; it was in {evidence.frame}"
     action = error.action if cause is error.cause else ACTIONS[cause]
-    hint = hint or ("sudo sparkd logs --level warning" if action is Action.INSPECT else "")
+    hint = hint or ("sudo sparkd logs --since 1d --level warning" if action is Action.INSPECT else "")
     return End(reason, int(error.code), hint, phase.value, at, cause, action)
 
 

@@ -63,8 +63,9 @@ def keep_rank(agent: Agent, running: Running) -> None:
         switch=agent.switching.switch,
         followed=context.followed,
     )
-    if agent.store.write_private(FILE, kept_rank):
-        running.note(stage=RankStage.READY)
+    ready = replace(running.record, stage=RankStage.READY)
+    if agent.store.write_private(FILE, kept_rank) and agent.store.write_rank(ready):
+        running.record = ready
 
 
 class AdoptableRank(Struct, frozen=True):

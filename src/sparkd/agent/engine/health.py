@@ -278,12 +278,14 @@ def _find_trouble(state: HealthState, probe: Observation, limits: Supervise) -> 
         return _describe_silence(state)
     if state.canary_failed and not state.is_compiling:
         return f"a canary completion failed: {state.canary_failed}"
+    patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if probe.computes else 0)
+    if state.still_seconds >= patience_seconds:
+        return _describe_stall(state)
     unread_seconds = probe.at - state.read_at
     if state.work is not None and not limits.canary_seconds and unread_seconds >= UNREAD_SECONDS:
         unread = f"/metrics could not be read for {unread_seconds:.0f} s, and canaries are off"
         return f"{unread}: nothing shows whether tokens come; supervise.canary_seconds: 300 would"
-    patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if probe.computes else 0)
-    return _describe_stall(state) if state.still_seconds >= patience_seconds else ""
+    return ""
 
 
 def _describe_silence(state: HealthState) -> str:

@@ -200,12 +200,12 @@ class _Builder(Struct):
         """The values that `<<` adds to a mapping, from one other mapping or a list of them; the first one wins."""
         values: dict[str, object] = {}
         added = [value for key, value in node.value if key.tag == _MERGE and self.most_values]
-        parts = [part for value in added for part in (value.value if isinstance(value, SequenceNode) else [value])]
-        for part in reversed(parts):
-            mapping = self.build_value(part, path, depth + 1)
-            if not isinstance(mapping, dict):
-                raise YamlError(part.start_mark.line + 1, "<< needs a mapping")
-            values |= mapping
+        for value in reversed(added):
+            for part in reversed(value.value) if isinstance(value, SequenceNode) else (value,):
+                mapping = self.build_value(part, path, depth + 1)  # counts: lists of aliases may be of any length
+                if not isinstance(mapping, dict):
+                    raise YamlError(part.start_mark.line + 1, "<< needs a mapping")
+                values |= mapping
         return values
 
     def build_value(self, node: Node, path: Key, depth: int) -> object:

@@ -154,7 +154,7 @@ def _describe_trouble(report: NodeReport, head: NodeView, node: NodeView) -> Hea
     """The headline where a node needs attention; `node`: the first of them."""
     name = node.name if report.peers else ""  # without a name, the command of a single node can be pasted
     what = ": ".join(filter(None, (name, node.why or node.cause or node.phase)))
-    todo = f"{name and f'on {name}: '}{node.advice}" if node.advice else "sudo sparkd logs --level warning"
+    todo = f"{name and f'on {name}: '}{node.advice}" if node.advice else "sudo sparkd logs --since 1d --level warning"
     if head is node and head.level == "unknown":
         return Headline("unknown", f"not known: {what}", todo)
     if head.phase in SERVES:

@@ -146,7 +146,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
         if not facts.unit_sources:
             yield warn(
                 f"{facts.unit} {'are' if self.unit_names[1:] else 'is'} not installed",
-                "sudo apt install --reinstall sparkd",
+                "install the package again, as by: sudo apt install --reinstall sparkd",
             )
         elif wrong_drop_in := self._judge_drop_in(facts):
             yield wrong_drop_in

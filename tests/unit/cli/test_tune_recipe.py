@@ -174,10 +174,10 @@ class Climbing(Climb):
     `meanwhile` is called while a step is measured.
     """
 
-    def __init__(self, tree: Tree, meanwhile: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, tree: Tree, meanwhile: Callable[[], object] = lambda: None, gone_seconds: float = 60.0) -> None:
         base = Chosen(BASE.recipe.model_copy(update={"args": {SEQUENCES: 4}}), BASE.engine)
         tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
-        super().__init__(TUNING, base, CONFIG, Host(tree.root), print, gone_seconds=2.0)
+        super().__init__(TUNING, base, CONFIG, Host(tree.root), print, gone_seconds=gone_seconds)
         self.meanwhile = meanwhile
 
     def smoke_and_bench(self, step: Step) -> MeasuredStep:
@@ -212,7 +212,7 @@ def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     put(tree, Stage.IN_FORCE, step("fresh"), step("older"))
     with pytest.raises(BlockedError, match="no agent runs any more"):
-        Climbing(tree).run()
+        Climbing(tree, gone_seconds=2.0).run()
     choice = in_file(tree)
     assert choice is not None
     assert (choice.stage, choice.back) == (Stage.DRAINING, (step("fresh"), step("older")))

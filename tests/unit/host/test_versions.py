@@ -76,9 +76,9 @@ def test_an_image_that_is_not_there_has_no_identity() -> None:
         assert docker_image.image_identity(known, "x:1") is None
 
 
-@pytest.mark.parametrize("body", [b"[]", b'{"RootFS": {}, "Config": {}}'])
-def test_an_answer_without_what_is_needed_is_an_error(body: bytes) -> None:
-    with reader({"GET /images/x/json": (200, body), "GET /version": (200, body)}) as known:
+@pytest.mark.parametrize("reply", [(500, b"{}"), (200, b"[]"), (200, b'{"RootFS": {}, "Config": {}}')])
+def test_an_answer_without_what_is_needed_is_an_error(reply: tuple[int, bytes]) -> None:
+    with reader({"GET /images/x/json": reply, "GET /version": reply}) as known:
         with pytest.raises(DockerError):
             docker_image.image_identity(known, "x")
         with pytest.raises(DockerError):

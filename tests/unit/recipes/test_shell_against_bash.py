@@ -52,7 +52,10 @@ class Writer:
         if depth == 2 or self._random.random() < 0.8:
             return self._random.choice(simple)
         inner = self._commands(depth + 1)
-        blocks = f"( {inner} )", f"{{ {inner}; }}", f"if p; then {inner}; fi", f"case x in x) {inner};; esac"
+        blocks = (
+            f"( {inner} )", f"{{ {inner}; }}", f": | {{ {inner}; }}", f"if p; then {inner}; fi",
+            f"if q; then function f {{ :; }}; {inner}; fi", f"case x in x) {inner};; esac",
+        )  # fmt: skip
         return self._random.choice(blocks)
 
     def _server(self) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import struct
 import tarfile
 import threading
 import time
@@ -34,6 +35,7 @@ from sparkd.tools.support.nodes_reader import NodesReader
 from sparkd.tools.support.recorder import KEPT_SETTINGS, RecordingFiles, read_tree
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
+F_SETOWN_EX, F_OWNER_TID = 15, 0  # linux/fcntl.h
 PLANT = "Tr0ub4dor-and-3"
 
 
@@ -278,7 +280,8 @@ def test_a_session_that_ends_as_the_file_is_made_leaves_none(tmp_path: Path) -> 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        # The kernel sends the signal with the call that makes the file.
+        # The kernel sends the signal with the call that makes the file, and to this thread, as if it were the only one.
+        fcntl.fcntl(folder, F_SETOWN_EX, struct.pack("ii", F_OWNER_TID, threading.get_native_id()))
         fcntl.fcntl(folder, fcntl.F_SETSIG, signal.SIGINT)
         fcntl.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_CREATE)
         with pytest.raises(KeyboardInterrupt):

@@ -24,11 +24,11 @@ from sparkd.tools.node.switching import load_chosen, refuse_worker
 def add_tune_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="name of the recipe to begin with")
     knob_help = "a flag and its bounds, such as max-num-seqs=4..16; several are tried in this order"
-    parser.add_argument("--knob", metavar="NAME=LOW..HIGH", action="append", default=[], help=knob_help)
+    parser.add_argument("--knob", metavar="FLAG=LOW..HIGH", action="append", default=[], help=knob_help)
     parser.add_argument("--name", metavar="NAME", help="name of the recipe to write (RECIPE-tuned)")
     parser.add_argument("--yes", action="store_true", help="begin without a question")
     parser.add_argument("--despite-warnings", action="store_true", help="with --yes: also try what reports warn of")
-    parser.epilog = f"NAME is one of {', '.join(WIDEST_BOUNDS)}"
+    parser.epilog = f"FLAG is one of {', '.join(WIDEST_BOUNDS)}"
     same_command = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
     parser.set_defaults(run=tune_recipe, as_root=("only root may choose what this node runs", same_command))
 

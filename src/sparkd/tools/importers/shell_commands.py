@@ -121,9 +121,10 @@ class ShellState(Struct):
         self.doubtful, self.doubtful_lists = {}, {}
 
     def _carry_out(self, command: Command) -> bool:
+        self._follow_blocks(command)
         if command.words[:1] == ["function"]:
             command.drop_words(2)  # and its name
-        self._follow_blocks(command)
+            self._follow_blocks(command)
         if command.words[:2] == ["set", "--"]:
             self.set_list("@", command.words[2:])
             return False
@@ -157,7 +158,7 @@ class ShellState(Struct):
             self.variables.assign(name, _mark_variable(name))
             self.lists[name] = [_mark_list(name)]
             if name in self.exported:
-                self.exported[name] = _mark_variable(name)
+                self.exported[name] = self.variables.value(name)
 
     def find_list(self, name: str) -> list[str]:
         """The words that the user gives for a list; else its own, or a mark where they are not known."""
@@ -202,6 +203,7 @@ class ShellState(Struct):
         for word in command.words:
             if word in _BLOCK_OPENING:
                 self.blocks.append(command.lines[count])
+                self.is_piped = False  # what the block assigns is not known, which holds also behind it
             elif word in _BLOCK_CLOSING and self.blocks:
                 self.blocks.pop()
             if word not in KEYWORDS:

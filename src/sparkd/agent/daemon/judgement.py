@@ -50,6 +50,10 @@ class Evidence(Struct, frozen=True):
     """The innermost frame of a rank that hangs."""
 
 
+_HINTS = {Action.INSPECT: "sudo sparkd logs --since 1d --level warning"}
+"""Where an end has no hint of its own."""
+
+
 def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> End:
     """Judge the end: what happened to the rank comes before what the engine says. `phase`: that in which it failed."""
     users = f"; {evidence.memory_users}" if evidence.memory_users else ""
@@ -66,8 +70,7 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
     if evidence.frame:
         reason = f"{reason}; it was in {evidence.frame}"
     action = error.action if cause is error.cause else ACTIONS[cause]
-    hint = hint or ("sudo sparkd logs --since 1d --level warning" if action is Action.INSPECT else "")
-    return End(reason, int(error.code), hint, phase.value, at, cause, action)
+    return End(reason, int(error.code), hint or _HINTS.get(action, ""), phase.value, at, cause, action)
 
 
 def _find_missing_resource(reason: str, evidence: Evidence) -> tuple[str, str, Cause] | None:

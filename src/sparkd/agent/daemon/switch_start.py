@@ -39,18 +39,7 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
         current = chosen_plan.current_switch(config, host)
     if current is None:
         return None, stamp
-    changed: Switch | None = current
-    if current.expired(datetime.now(UTC)):
-        changed = step(current, Event.EXPIRED)
-    changed = step(changed, Event.STARTED) if changed is not None else None
-    reason = NO_REASON
-    if changed is not None and changed.stage is Stage.TRYING:
-        try:
-            membership.make_context(config, host, changed.to)
-        except AwaitedError:
-            pass
-        except ConfigError as error:
-            reason, changed = error.reason, step(changed, Event.FAILED)
+    changed, reason = _step_further(config, host, current)
     if changed == current:
         return current, stamp
     try:
@@ -63,6 +52,22 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     if current.stage in (Stage.DRAINING, Stage.TRYING) and (changed is None or changed.stage is Stage.IN_FORCE):
         _report_return(host, actions, events, current, reason)
     return changed, stamp
+
+
+def _step_further(config: Settings, host: Host, current: Switch) -> tuple[Switch | None, str]:
+    """The choice after its step, and why a plan that can't be made is left."""
+    changed: Switch | None = current
+    if current.expired(datetime.now(UTC)):
+        changed = step(current, Event.EXPIRED)
+    changed = step(changed, Event.STARTED) if changed is not None else None
+    if changed is not None and changed.stage is Stage.TRYING:
+        try:
+            membership.make_context(config, host, changed.to)
+        except AwaitedError:
+            pass
+        except ConfigError as error:
+            return step(changed, Event.FAILED), error.reason
+    return changed, NO_REASON
 
 
 def end_start(

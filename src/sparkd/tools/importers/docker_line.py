@@ -45,9 +45,7 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
     inner = inner_commands(words, command.env, overrides, line) if depth < 3 else None
     if verb_at:
         launch = read_docker(words, command.lines, verb_at + 1, command.env)
-        if words[at + 1].startswith("-"):
-            options = redact(" ".join(words[at + 1 : verb_at]))
-            launch.note(line, f"{words[at]} {options[:80]}: left out: the node's own docker runs it")
+        _note_own_options(launch, words[at:verb_at], line)
         note_condition(launch, command.block)
         yield launch
     elif inner is not None:
@@ -61,6 +59,13 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         yield launch
     elif is_ray(words):
         yield Launch(line, notes=[Note(line, "ray start: left out: sparkd joins the nodes itself")])
+
+
+def _note_own_options(launch: Launch, words: list[str], line: int) -> None:
+    """Note docker's own options. `words`: from docker to the verb."""
+    if "".join(words[1:2]).startswith("-"):
+        options = redact(" ".join(words[1:]))
+        launch.note(line, f"{words[0]} {options[:80]}: left out: the node's own docker runs it")
 
 
 def may_be_docker(words: list[str]) -> bool:

@@ -37,9 +37,7 @@ def set_image(source: Source, bundle: Bundle) -> None:
     if source.is_running_here or (is_published(image) and not arguments):
         return
     checkouts = [folder for folder in trees(source.path) if (folder / _BUILD_TOOL).is_file()]
-    is_in_checkout = bool(checkouts) and source.text("recipe_version") == "1"  # there the tool builds any name
-    is_built = is_in_checkout or arguments or source.document.data.get("builder") == "eugr"
-    if not is_built and not image.startswith(_BUILT_NAMES):
+    if not image.startswith(_BUILT_NAMES) and not _is_built(source, checkouts, arguments):
         if not bundle.is_here:
             source.need(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return
@@ -54,6 +52,12 @@ def set_image(source: Source, bundle: Bundle) -> None:
         bundle.update("image", build=command, asserts=(_CUDA_TORCH,))
     else:
         source.need(("build_args",), "build_args: left out: not plain words")
+
+
+def _is_built(source: Source, checkouts: list[Path], arguments: list[str]) -> bool:
+    """Whether the tool builds the recipe's image, whatever its name: so it does in a checkout of its own."""
+    is_in_checkout = bool(checkouts) and source.text("recipe_version") == "1"
+    return is_in_checkout or bool(arguments) or source.document.data.get("builder") == "eugr"
 
 
 def _format_build(image: str, arguments: list[str], checkouts: list[Path]) -> str:

@@ -26,6 +26,7 @@ _HERE_DOCUMENT = re.compile(
     r"[0-9]?<<-?[ \t]*(?:'(?P<single>[^'\n]+)'|\"(?P<double>[^\"\n]+)\"|\\?(?P<bare>[^\s'\"\\;&|<>()`$]+))"
 )
 """<<EOF, <<-'END OF' or << \\EOF, with the word that ends the document."""
+_COMMENT = re.compile(r"#[^\n]*")
 _ARITHMETIC = re.compile(r"\(\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\))*+\)\)")
 """(( A += 1 )), also of a `for`, with parentheses to three levels in it."""
 _COMPUTED = re.compile(
@@ -136,9 +137,8 @@ class Script(Struct):
 
     def _take_word_start(self, at: int) -> int:
         """Take what has a meaning only where a word begins; return 0 if there is nothing of the kind."""
-        if self.text[at] == "#":
-            end = self.text.find("\n", at)
-            return len(self.text) if end < 0 else end
+        if comment := _COMMENT.match(self.text, at):
+            return comment.end()
         if (arithmetic := _ARITHMETIC.match(self.text, at)) and self._begins_command():
             self.state.lose(before or behind for before, behind in _COMPUTED.findall(arithmetic[0]))
             self._add_text("((")
@@ -157,12 +157,19 @@ class Script(Struct):
             self.is_redirected = not redirect["to"]
             return redirect.end()
         if array := _ARRAY.match(self.text, at):
-            for value in self.state.find_list(array[2] or "@"):
-                self.state.variables.spend(len(value) + COST_CHARACTERS)
-                self._add_text(value)
-                self._end_word()
+            self._add_list(array[2] or "@")
             return array.end()
         return 0
+
+    def _add_list(self, name: str) -> None:
+        for value in self.state.find_list(name):
+            self.state.variables.spend(len(value) + COST_CHARACTERS)
+            self._add_text(value)
+            self._end_word()
+
+    def _is_continued(self) -> bool:
+        """Whether a command awaits its first word, behind an operator."""
+        return not self.current.words and self.operator in ("&&", "||", "|")
 
     def _take_end(self, text: str, end: int) -> int:
         """Take what ends a command: it may also begin or end an array, or begin here-documents, which are skipped."""
@@ -175,8 +182,7 @@ class Script(Struct):
             if self.open_array and text == ")":
                 self._end_array()
             return end
-        is_continued = text.endswith("\n") and not self.current.words and self.operator in ("&&", "||", "|")
-        if not is_continued:
+        if not (text.endswith("\n") and self._is_continued()):
             self._end_command("|" if text == "|&" else text)
         return self._skip_here_documents(end) if text.endswith("\n") else end
 

@@ -223,13 +223,16 @@ class ShellState(Struct):
         if not words or not (is_declared or all(assignments)):
             return
         for word, assignment in () if self.is_piped else zip(words, assignments, strict=True):
-            name = assignment[1] if assignment else word
             if assignment:
                 self._set_variable(assignment)
-            if is_exported or name in self.inherited:
-                self.exported[name] = self.variables.value(name)
-                self.inherited.add(name)
+            self._export(assignment[1] if assignment else word, is_exported)
         command.drop_words(len(command.words))
+
+    def _export(self, name: str, is_exported: bool) -> None:
+        """Give commands the variable's value, now or as before."""
+        if is_exported or name in self.inherited:
+            self.exported[name] = self.variables.value(name)
+            self.inherited.add(name)
 
     def _set_variable(self, assignment: re.Match[str]) -> None:
         """Assign or append. Where a condition decides whether that happens, the value is not known."""

@@ -163,17 +163,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
             yield custom_ops.judge_memory(missing, engine_bytes, facts.available_bytes, facts.total_bytes)
 
     def _find_problems(self, facts: CacheFacts) -> Iterator[Verdict]:
-        for folder in facts.caches:
-            if folder.kind not in ("folder", "missing"):
-                reason = f"{folder.path} is no folder, but a {folder.kind}"
-                yield block(reason, f"remove it: sudo rm {quote(folder.path)}")
-        if closed := [folder for folder in facts.caches if _is_closed(folder, facts.user)]:
-            names = [folder.path.rpartition("/")[2] for folder in closed]
-            where = closed[0].path.rpartition("/")[0]
-            reason = f"the image runs as {facts.user}, who can't write to {', '.join(names)} in {where}"
-            uid = facts.user if facts.user.isdecimal() else "UID"
-            hint = f"set HOME in the recipe's env; then: sudo install -d -o {uid} {_quote_paths(where, names)}"
-            yield warn(f"{reason}: nothing will be kept", hint)
+        yield from _find_unusable(facts)
         # A cache of the last good start may be empty now, but its folder must be there.
         used_folders = [folder for folder in facts.caches if folder.name in facts.used_before]
         gone_names = ", ".join(folder.name for folder in used_folders if folder.kind == "missing")
@@ -203,6 +193,20 @@ def _format_size(count: int, whole: bool) -> str:
 def _quote_paths(folder: str, names: Sequence[str]) -> str:
     """The names in the folder for bash. No asterisk: the user's shell may not be allowed to read the folder."""
     return f"{quote(folder)}/" + (f"{{{','.join(names)}}}" if len(names) > 1 else names[0])
+
+
+def _find_unusable(facts: CacheFacts) -> Iterator[Verdict]:
+    for folder in facts.caches:
+        if folder.kind not in ("folder", "missing"):
+            reason = f"{folder.path} is no folder, but a {folder.kind}"
+            yield block(reason, f"remove it: sudo rm {quote(folder.path)}")
+    if closed := [folder for folder in facts.caches if _is_closed(folder, facts.user)]:
+        names = [folder.path.rpartition("/")[2] for folder in closed]
+        where = closed[0].path.rpartition("/")[0]
+        reason = f"the image runs as {facts.user}, who can't write to {', '.join(names)} in {where}"
+        uid = facts.user if facts.user.isdecimal() else "UID"
+        hint = f"set HOME in the recipe's env; then: sudo install -d -o {uid} {_quote_paths(where, names)}"
+        yield warn(f"{reason}: nothing will be kept", hint)
 
 
 def _is_closed(folder: Folder, user: str) -> bool:

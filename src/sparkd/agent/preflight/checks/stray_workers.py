@@ -151,6 +151,11 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
             return _judge_stuck_container(engines, f"{reason} and can't be removed")
         return block(reason, FIX_HINT, fixes=(fix,))
 
+    def _may_be_wanted(self, facts: StrayFacts, engine: Engine) -> bool:
+        # Adoption proves nothing of the leader of its own group, such as one that nohup has started over ssh.
+        is_own_leader = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
+        return engine.serves or not engine.adopted or is_own_leader
+
     def _judge_engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         """Judge an engine outside of sparkd's containers. A fix may only end one that is proven to be a stray."""
         description = _describe_engine(facts, engine)
@@ -162,9 +167,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         by_hand = stop_by_hand(engine.top.pid, engine.service_stop)
         command = f"sudo docker stop {quote(container_name)}" if container_name else by_hand
         offers = () if container_name else (_build_fixes(engine),)
-        # Adoption proves nothing of the leader of its own group, such as one that nohup has started over ssh.
-        may_be_wanted = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
-        if engine.serves or not engine.adopted or may_be_wanted:
+        if self._may_be_wanted(facts, engine):
             return block(f"a living engine: {description}", f"stop it first: {command}", offers=offers)
         if engine.leader is Leader.OTHER:
             reason = f"{description}: its group's leader lives but is no engine, so it may be orphaned or not"

@@ -229,7 +229,7 @@ def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree) -> None:
 
 def test_a_step_that_the_agent_has_gone_back_from_is_a_bad_one(tree: Tree) -> None:
     agent = act_on_choice(tree, lambda _: drop_choice(tree))
-    climbing = Climbing(tree)
+    climbing = Climbing(tree, gone_seconds=6)  # for so long it looks for an end, too
     climbing.run()
     agent.join()
     (measured,) = climbing.tuning.measured
@@ -314,7 +314,7 @@ def test_faults_of_a_smoke_test_count_where_a_second_one_has_some_too(
 
 def test_an_agent_that_is_gone_is_no_fault_of_the_step(tree: Tree) -> None:
     with pytest.raises(BlockedError, match="no agent runs any more"):
-        Climbing(tree).run()
+        Climbing(tree, gone_seconds=1).run()
     drop_choice(tree)
 
     def end() -> None:
@@ -322,5 +322,5 @@ def test_an_agent_that_is_gone_is_no_fault_of_the_step(tree: Tree) -> None:
 
     agent = act_on_choice(tree, partial(begin_step, tree))
     with pytest.raises(BlockedError, match="it ended"):
-        Climbing(tree, end).run()
+        Climbing(tree, end, gone_seconds=6).run()
     agent.join()

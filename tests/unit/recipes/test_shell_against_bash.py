@@ -45,6 +45,7 @@ class Writer:
             f"unset {name}", f'[ -z "${name}" ]', f'[[ -n "${{{name}}}" ]]', "p", "q", "! p", "cd /", "set -e +e",
             f"{name}={digit} | :", f": | export {name}={digit}", f"unset {name} |& :", f"(( {name} = 1 << {digit} ))",
             f"[[ {name} =~ (if|{name}) && ( x ) ]]", f"for {name} in {digit}; do :; done", f"read {name} <<<{digit}",
+            f"IFS= read -r {name} <<<{digit}", f"printf -v {name} %s {digit}",
             f"for (({name} = 1; {name} < 1 << 3; {name} <<= 1)); do :; done", f"if (( {name} ++ )); then :; fi",
         )  # fmt: skip
         if self._random.random() < 0.2:

@@ -129,16 +129,22 @@ class ShellState(Struct):
             self.set_list("@", command.words[2:])
             return False
         self._take_declaration(command)
-        if (setting := "".join(command.words[:1])) in _SETTING:
-            names = command.words[1 : _SETTING[setting]]
-            self.lose(name for name in names if name in self.variables.values or name in self.lists)
         if command.words[:1] == ["unset"] and not self.is_piped:
             self._unset(command.words[1:])
         if command.words:
             self.variables.spend(len(self.exported) * COST_CHARACTERS)
             command.env |= self.exported
             _take_prefix(command)
+            self._lose_set(command.words)
         return bool(command.words)
+
+    def _lose_set(self, words: list[str]) -> None:
+        """Lose the variables that a command sets to what only a run knows."""
+        setting = "".join(words[:1])
+        names = words[1 : _SETTING[setting]] if setting in _SETTING else []
+        if words[:2] == ["printf", "-v"]:
+            names = words[2:3]
+        self.lose(name for name in names if name in self.variables.values or name in self.lists)
 
     def _unset(self, names: list[str]) -> None:
         """Forget variables and lists. Where a condition decides whether that happens, they are not known."""

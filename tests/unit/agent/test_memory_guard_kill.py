@@ -204,7 +204,7 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         agent.loop.endings.end_by(*endings(agent), Ending(other_node_has_ended))
         # The guard kills another process in place of the rank, which so is not gone.
         dying = replace(rank.rank, pidfd=os.pidfd_open(victim.pid))
-        guarded = Running(dying, rank.log, rank.record, repr, agent.host, agent.loop)
+        guarded = Running(dying, rank.log, rank.record, bool, agent.host, agent.loop)
         agent.rank.take(guarded)
         guarded.guard_memory(floor.floor_mib << 20, agent.events)
         guard = guarded.guard

@@ -46,7 +46,7 @@ def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, 
         machine.process(process.pid, "tini")
         machine.process(process.pid + 1, "VLLM::Worker", parent=process.pid, maps=maps, uid=os.getuid())
         host, loop = SlowHost(machine.root), node.agent.loop
-        slow = Running(rank.rank, rank.log, rank.record, repr, host, loop)
+        slow = Running(rank.rank, rank.log, rank.record, bool, host, loop)
         if ends_during_a_look:
             loop.endings.end_by(Ending(end_run))
             loop.wake()
@@ -87,7 +87,7 @@ def test_a_rank_that_serves_is_looked_at_again_without_waiting_and_what_is_gone_
         machine, loop = Tree(tree.root / "node0"), node.agent.loop
         record = replace(rank.record, segments={"/dev/shm/psm_89abcdef": (1, 1)})
         machine.process(process.pid, "tini", uid=os.getuid(), maps=mapped(machine, "psm_0123abcd"))
-        slow = Running(rank.rank, rank.log, record, repr, SlowHost(machine.root), loop)
+        slow = Running(rank.rank, rank.log, record, bool, SlowHost(machine.root), loop)
         assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_89abcdef"], "of the rank before it"
         began = unstalled()
         slow.follow_segments()

@@ -76,8 +76,8 @@ def test_an_image_that_is_not_there_has_no_identity() -> None:
         assert docker_image.image_identity(known, "x:1") is None
 
 
-@pytest.mark.parametrize("reply", [(500, b"{}"), (200, b"[]"), (200, b'{"RootFS": {}, "Config": {}}')])
-def test_an_answer_without_what_is_needed_is_an_error(reply: tuple[int, bytes]) -> None:
+@pytest.mark.parametrize("reply", [(500, b"{}"), (200, b"["), (200, b"[]"), (200, b'{"RootFS": {}, "Config": {}}')])
+def test_another_answer_than_dockers_is_an_error(reply: tuple[int, bytes]) -> None:
     with reader({"GET /images/x/json": reply, "GET /version": reply}) as known:
         with pytest.raises(DockerError):
             docker_image.image_identity(known, "x")

@@ -63,9 +63,8 @@ def keep_rank(agent: Agent, running: Running) -> None:
         switch=agent.switching.switch,
         followed=context.followed,
     )
-    ready = replace(running.record, stage=RankStage.READY)
-    if agent.store.write_private(FILE, kept_rank) and agent.store.write_rank(ready):
-        running.record = ready
+    if agent.store.write_private(FILE, kept_rank):
+        running.note_if_written(stage=RankStage.READY)
 
 
 class AdoptableRank(Struct, frozen=True):

@@ -284,7 +284,7 @@ def _find_trouble(state: HealthState, probe: Observation, limits: Supervise) -> 
     unread_seconds = probe.at - state.read_at
     if state.work is not None and not limits.canary_seconds and unread_seconds >= UNREAD_SECONDS:
         unread = f"/metrics could not be read for {unread_seconds:.0f} s, and canaries are off"
-        return f"{unread}: nothing shows whether tokens come; supervise.canary_seconds: 300 would"
+        return f"{unread}: nothing shows whether tokens come; supervise.canary_seconds = 300 would"
     return ""
 
 

@@ -46,12 +46,12 @@ class Running:
         rank: Rank,
         log: LogReader,
         record: RankRecord,
-        keep: Callable[[RankRecord], object],
+        keep: Callable[[RankRecord], bool],
         host: Host,
         loop: MainLoop,
         age_seconds: float = 0.0,
     ) -> None:
-        """`keep` writes the record. `age_seconds`: time since the rank's start."""
+        """`keep` writes the record, and returns whether it could. `age_seconds`: time since the rank's start."""
         self.rank = rank
         self.log = log
         self.record = record
@@ -122,6 +122,12 @@ class Running:
         """Change fields of the record."""
         self.record = replace(self.record, **changes)
         self._keep(self.record)
+
+    def note_if_written(self, **changes: object) -> None:
+        """Change fields of the record; none of them where it can't be written, so that a later look tries it again."""
+        changed = replace(self.record, **changes)
+        if self._keep(changed):
+            self.record = changed
 
     def note_segments(self) -> None:
         """Remember the segments that its processes have mapped now. Unreadable ones are left to a later preflight.

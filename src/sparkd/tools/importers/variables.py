@@ -34,6 +34,8 @@ _NAMED = re.compile(
 """$NAME and ${NAME} in full; of ${NAME:-ALTERNATIVE}, what comes before the alternative."""
 _SCRIPT_FOLDER = re.compile(r'\$\(cd "?\$\(dirname "?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)"? && pwd(?: -P)?\)')
 """The folder that a script lies in."""
+_CLOSING = {"(": (")", "\\)"), "$(": (")",), "${": ("}",)}
+"""What ends each. An escaped ) ends no $(, but a group in an expression of sed."""
 _MOST_FILLED_IN = 1 << 22
 """Characters, of all values of one file together: text that doubles itself must end."""
 
@@ -171,8 +173,7 @@ def _find_closing(text: str, at: int) -> int:
         # Among commands, as in $( ), a plain ( opens, too; in ${ } it is text.
         if sign[0] in (("(", "$(") if "(" in opened[-1] else ("$(", "${")):
             opened.append(sign[0])
-        # An escaped ) ends no $(, but a group in an expression of sed.
-        elif {"(": sign[0].endswith(")"), "$(": sign[0] == ")", "${": sign[0] == "}"}.get(opened[-1]):
+        elif sign[0] in _CLOSING.get(opened[-1], ()):
             opened.pop()
             if not opened[-1]:
                 return sign.end()

@@ -13,6 +13,7 @@ from sparkd.agent.actions import image_archive
 from sparkd.agent.actions.files import hold_command_lock
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
+from sparkd.base.lib.errors import AS_ROOT
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import add_targets, name_or_path
@@ -33,8 +34,7 @@ def add_image(parser: argparse.ArgumentParser) -> None:
     build.add_argument("recipe", type=name_or_path, help="name or file")
     build.add_argument("--yes", action="store_true", help="build without a question")
     build.add_argument("--no-cache", action="store_true", help="repeat steps that docker has done before, too")
-    same_command = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
-    build.set_defaults(run=build_image, as_root=("only root may build what root's docker runs", same_command))
+    build.set_defaults(run=build_image, as_root=("only root may build what root's docker runs", AS_ROOT))
     sync = actions.add_parser(
         "sync",
         help="copy an image to the other nodes, or resume that",

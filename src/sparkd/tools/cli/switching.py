@@ -8,7 +8,6 @@ A rollback is one file of state, which the next start reads: it ends nothing, an
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from functools import partial
 from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, ExitCode, UsageError
+from sparkd.base.lib.errors import AS_ROOT, AddressAwaitedError, ConfigError, ExitCode, UsageError
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import format_utc, parse_time
 from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
@@ -130,7 +129,7 @@ def use(args: argparse.Namespace) -> int:
     drain_seconds = parse_time("--drain", args.drain, 0, 3600)
     use_seconds = parse_time("--for", args.time, 60, 90 * 86400) if args.time else 0  # 0: without an end
     if os.geteuid():
-        raise UsageError("only root may choose what this node runs", shlex.join(["sudo", "sparkd", *sys.argv[1:]]))
+        raise UsageError("only root may choose what this node runs", AS_ROOT)
     config, host = load_settings(os.environ), Host()
     switching.refuse_worker(config, host)
     if not config.engine.recipe and chosen_plan.current_switch(config, host) is None:

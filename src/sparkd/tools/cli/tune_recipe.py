@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +10,7 @@ from msgspec.structs import replace
 
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import ExitCode, UsageError
+from sparkd.base.lib.errors import AS_ROOT, ExitCode, UsageError
 from sparkd.base.state.switch import fingerprint_engine
 from sparkd.tools.cli import console
 from sparkd.tools.measure.climb import FILE, Climb, Tuning
@@ -29,8 +28,7 @@ def add_tune_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="begin without a question")
     parser.add_argument("--despite-warnings", action="store_true", help="with --yes: also try what reports warn of")
     parser.epilog = f"FLAG is one of {', '.join(WIDEST_BOUNDS)}"
-    same_command = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
-    parser.set_defaults(run=tune_recipe, as_root=("only root may choose what this node runs", same_command))
+    parser.set_defaults(run=tune_recipe, as_root=("only root may choose what this node runs", AS_ROOT))
 
 
 def tune_recipe(args: argparse.Namespace) -> int:

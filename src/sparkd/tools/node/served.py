@@ -1,6 +1,7 @@
 """The endpoint of this node, for commands that send requests. That it is sparkd's engine is proven before any."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker import LABEL, ContainerFacts
 from sparkd.base.lib import log
-from sparkd.base.lib.errors import BlockedError, EngineEndedError, UsageError
+from sparkd.base.lib.errors import AS_ROOT, BlockedError, EngineEndedError, UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.plan.secret_files import read_secrets
@@ -45,15 +46,14 @@ def open_endpoint(connections: int) -> Iterator[Served]:
     Raises UsageError for other users than root, BlockedError where nothing serves, EngineEndedError where a request of
     the command fails.
     """
-    command = f"sudo sparkd {' '.join(sys.argv[1:])}"
     if os.geteuid():
         # Only root sees which process answers on the port, and can read the key.
-        raise UsageError("only root can prove which process answers", command)
+        raise UsageError("only root can prove which process answers", AS_ROOT)
     host = Host()
     node = membership.resolve_context(load_settings(os.environ), None, host)
     plan, report = node.plan, read_living_report(host.files)
     if node.rank:
-        hint = f"on {plan.node.head_address}: {command}"
+        hint = f"on {plan.node.head_address}: {shlex.join(['sudo', 'sparkd', *sys.argv[1:]])}"
         raise BlockedError(f"this node is rank {node.rank}: the head has the endpoint", hint)
     if report is None:
         raise BlockedError("no agent runs on this node", "sudo systemctl start sparkd-head")

@@ -46,13 +46,16 @@ packaging: venv  ## the .deb: content, reproducible build; the page in a browser
 	packaging/unpack.sh prometheus
 	$(PYTEST) -n 3 --dist loadfile tests/packaging
 
+# Two beds side by side, each with nodes and a network of its own: a node waits longer than it works.
+booted bed: BEDS := -n 2 --dist loadfile tests/bed
+
 booted: venv  ## booted nodes: real systemd, real docker, the .deb, real vLLM, and some faults of each kind
 	packaging/tools.sh
-	$(PYTEST) tests/bed -m "not whole"
+	$(PYTEST) $(BEDS) -m "not whole"
 
 bed: venv  ## the same with the whole fault table (build/faults.json, build/faults.md), and machines with a kernel of their own
 	packaging/tools.sh
-	$(PYTEST) tests/bed
+	$(PYTEST) $(BEDS)
 	$(PYTEST) tests/integration -m whole
 
 siege: deb  ## COUNT faults drawn by SEED, or those of LIST, on NODES nodes (2), VLLM=1: with vLLM; a violation is in build/siege (as root)

@@ -350,9 +350,9 @@ def test_whatever_is_killed_the_endpoint_comes_back_by_itself(
 
 def test_a_killed_container_is_noticed_within_a_second_and_the_endpoint_comes_back(serving: SparkdNode) -> None:
     serving.forget_failures()
-    cursor, old = serving.cursor(), serving.main_pid()
+    cursor, old, victim = serving.cursor(), serving.main_pid(), container_init(serving)
     killed_at = time.time()
-    serving.node.kill(container_init(serving), signal.SIGKILL)
+    serving.node.kill(victim, signal.SIGKILL)
     wait_for(lambda: serving.main_pid() not in (0, old), 60, "systemd to start sparkd again")
     stamps = serving.node.run(
         "journalctl", "-u", HEAD, f"--after-cursor={cursor}", "-o", "json", "--output-fields=MESSAGE"

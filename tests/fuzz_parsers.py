@@ -38,6 +38,7 @@ from sparkd.base.host import (
     units,
     weights,
 )
+from sparkd.base.host.files import Files
 from sparkd.base.host.journal import Line, Lines, parse_line
 from sparkd.base.host.kernel_events import parse_event, parse_printed
 from sparkd.base.lib.dockerd.reader import DockerError, frames
@@ -329,7 +330,8 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
         "cluster key",
         Parser(
             machine.at(
-                "/etc/sparkd/cluster.key", lambda: KeyRing(files, "/etc/sparkd/cluster.key", machine.root.stat().st_uid)
+                "/etc/sparkd/cluster.key",
+                lambda: KeyRing(Files(files.root, machine.root.stat().st_uid), "/etc/sparkd/cluster.key"),
             ),
             (b"# old\n" + b"ab" * 32 + b"\n",),
             (SparkdError,),

@@ -73,7 +73,7 @@ def test_a_node_joins_by_the_code_on_stdin_and_both_have_key_and_addresses() -> 
         again = wizard(head).communicate(timeout=60)[0]
         from sparkd.base.cluster.head_key import read_public_halves
         from sparkd.base.host.files import Files
-        halves = read_public_halves(Files(str(head.root)), 0)
+        halves = read_public_halves(Files(str(head.root)))
         fits = halves[0].hex() == (other.root / "etc/sparkd/head.pub").read_text().split()[-1]
         print(json.dumps([settings(head), settings(other), keys[0] == keys[1], keys[0].split()[-1] in output + rest,
                           oct((other.root / KEY).stat().st_mode)[-3:], output.splitlines(), rest.splitlines(), again,

@@ -277,7 +277,8 @@ def test_a_browser_that_knows_the_password_reads_the_page_and_follows_it(browser
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN)
     token_file.chmod(0o600)
-    site = Site(page_reports.loading(), TokenFile(Files(), str(token_file), lambda *_: None, os.geteuid()).admits)
+    token = TokenFile(Files(owner_uid=os.geteuid()), str(token_file), lambda *_: None)
+    site = Site(page_reports.loading(), token.admits)
     with site.served() as port:
         browser.open(f"http://me:{TOKEN}@127.0.0.1:{port}/")
         assert browser.evaluate(HEADING) == "Loading"

@@ -129,7 +129,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     token = folder / "token"
     token.touch(0o600)
     token.write_text(TOKEN)
-    admits = TokenFile(Files(), str(token), lambda *_: None, os.geteuid()).admits
+    admits = TokenFile(Files(owner_uid=os.geteuid()), str(token), lambda *_: None).admits
     begun = count(1000)
 
     def show(report: NodeReport) -> Callable[[], Published]:

@@ -151,7 +151,7 @@ def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:
     below.file("/etc/sparkd/cluster.key", "".join(f"{key.hex()}\n" for key in keys), 0o600)
     name, half = ("head.pub", public_half(HEAD_KEY)) if rank else ("head.key", HEAD_KEY)
     below.file(f"/etc/sparkd/{name}", f"{half.hex()}\n", 0o600)
-    return Host(below.root)
+    return Host(below.root, owner_uid=os.getuid())
 
 
 def context(configured: Settings, host: Host) -> NodeContext:
@@ -163,7 +163,7 @@ def joined(node: NodeContext, host: Host) -> Iterator[Cluster]:
     """One node of the cluster, until its agent ends."""
     with network() as loop:
         own, configured, log = node.plan.node, node.settings, EventLines()
-        cluster = join_cluster(own, configured, host, lambda: None, loop.spawn, log, owner_uid=os.getuid())
+        cluster = join_cluster(own, configured, host, lambda: None, loop.spawn, log)
         yield replace(cluster, sinks=tuple(partial(loop.call, sink) for sink in cluster.sinks))
 
 
@@ -279,7 +279,7 @@ def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: s
     """The agent of one node, with its port and its readers open."""
     with base_under_test(tree, rank, configured, incarnation) as base:
         assert isinstance(base.log, RecordingLog) and isinstance(base.notifier, RecordingNotifier)
-        agent = assemble(base, context(configured, base.host), owner_uid=os.getuid())
+        agent = assemble(base, context(configured, base.host))
         made = AgentUnderTest(agent, base.log.recorded, base.notifier, tree.root / f"journal{rank}")
         made.watch()
         agent.reporter.publish()

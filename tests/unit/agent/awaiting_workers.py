@@ -1,6 +1,5 @@
 """Workers that wait for their head's configuration."""
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ def awaiting(base: Base) -> Iterator[list[SparkdError]]:
         with pytest.raises(HeadAwaitedError) as awaited:
             context(base.settings, base.host)
         try:
-            await_head_config(base, awaited.value, EventLines(), os.getuid())
+            await_head_config(base, awaited.value, EventLines())
         except SparkdError as error:
             raised.append(error)
 

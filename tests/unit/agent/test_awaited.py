@@ -51,7 +51,7 @@ def test_a_share_whose_server_is_away_is_waited_for(late: LateFiles) -> None:
 
 def test_a_key_file_or_recipe_whose_disk_fails_may_be_readable_later() -> None:
     with pytest.raises(UnreadableError):
-        read_keys(Files(), "/proc/self/mem", os.getuid())
+        read_keys(Files(owner_uid=os.getuid()), "/proc/self/mem")
     with pytest.raises(UnreadableError):
         load_recipe("/proc/self/mem", [])
 

@@ -26,6 +26,7 @@ from tests.unit.wire import reserved_port
 from sparkd.agent.daemon.notify import FILE, LOCK, Outbox, deliver, start_notifications
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
+from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ExitCode, LaunchError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.model import Phase
@@ -64,7 +65,7 @@ def program(tree: Tree, *lines: str, mode: int = 0o755) -> Notify:
 
 
 def outbox(tree: Tree, settings: Notify, log: EventLog, **pace: Any) -> Outbox:
-    opened = Outbox(Host(tree.root), settings, log, os.getuid(), **pace)
+    opened = Outbox(Host(tree.root, owner_uid=os.getuid()), settings, log, **pace)
     assert opened.open(wait=False)
     return opened
 
@@ -104,7 +105,7 @@ def test_a_message_that_could_not_be_sent_is_sent_by_the_next_process(tree: Tree
 def test_one_process_sends_at_a_time(tree: Tree, hook: Receiver, log: EventLog) -> None:
     settings = webhook(tree, hook.url)
     first = outbox(tree, settings, log)
-    second = Outbox(Host(tree.root), settings, log, os.getuid())
+    second = Outbox(Host(tree.root, owner_uid=os.getuid()), settings, log)
     assert not second.open(wait=False)
     threading.Timer(0.1, first.close).start()
     with closing(second):
@@ -173,29 +174,29 @@ def test_events_that_are_not_wanted_are_not_queued(tree: Tree, hook: Receiver, l
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
 def test_a_url_that_others_may_read_is_not_used(tree: Tree, hook: Receiver, mode: int) -> None:
     with pytest.raises(LaunchError, match=f"has mode {mode:04o}, needed is 0600 .*sudo chmod 600 {URL_FILE}"):
-        deliver(Host(tree.root).files, webhook(tree, hook.url, mode), "webhook_file", LOST, os.getuid())
+        deliver(Files(str(tree.root), os.getuid()), webhook(tree, hook.url, mode), "webhook_file", LOST)
 
 
 def test_a_url_behind_a_link_or_of_another_owner_is_not_used(tree: Tree, hook: Receiver) -> None:
-    settings, files = webhook(tree, hook.url), Host(tree.root).files
+    settings, files = webhook(tree, hook.url), Files(str(tree.root), os.getuid())
     with pytest.raises(LaunchError, match="belongs to uid"):
-        deliver(files, settings, "webhook_file", LOST, os.getuid() + 1)
+        deliver(Files(files.root, os.getuid() + 1), settings, "webhook_file", LOST)
     (tree.root / "etc/sparkd/webhook").rename(tree.root / "etc/sparkd/real")
     with pytest.raises(LaunchError, match="does not exist"):
-        deliver(files, settings, "webhook_file", LOST, os.getuid())
+        deliver(files, settings, "webhook_file", LOST)
     tree.link(URL_FILE, "real")
     with pytest.raises(LaunchError, match="is a symlink"):
-        deliver(files, settings, "webhook_file", LOST, os.getuid())
+        deliver(files, settings, "webhook_file", LOST)
 
 
 def test_a_wrong_url_is_not_quoted(tree: Tree) -> None:
     with pytest.raises(LaunchError, match="needs https") as caught:
-        deliver(Host(tree.root).files, webhook(tree, "http://hooks.example/s3cret"), "webhook_file", LOST, os.getuid())
+        deliver(Files(str(tree.root), os.getuid()), webhook(tree, "http://hooks.example/s3cret"), "webhook_file", LOST)
     assert "s3cret" not in str(caught.value)
 
 
 def run_program(tree: Tree, settings: Notify, notice: Notice = LOST, seconds: float = 30.0) -> None:
-    deliver(Host(tree.root).files, settings, "command", notice, os.getuid(), seconds)
+    deliver(Files(str(tree.root), os.getuid()), settings, "command", notice, seconds)
 
 
 def test_the_program_gets_the_message_on_stdin_and_in_its_variables(tree: Tree, tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_a_program_in_a_folder_of_others_is_not_run(tree: Tree) -> None:
 
 def start_agent(tree: Tree, settings: Notify, log: EventLog) -> Any:
     """What takes an agent's reports from now on."""
-    return start_notifications(Host(tree.root), settings, log, os.getuid())
+    return start_notifications(Host(tree.root, owner_uid=os.getuid()), settings, log)
 
 
 def test_the_agents_reports_become_messages_without_secrets(tree: Tree, hook: Receiver, log: EventLog) -> None:
@@ -293,7 +294,7 @@ def configure(tree: Tree, settings: Notify) -> dict[str, str]:
 
 def test_a_unit_that_stays_down_is_reported_when_it_has_ended(tree: Tree, hook: Receiver) -> None:
     env = configure(tree, webhook(tree, hook.url))
-    assert flush(Host(tree.root), env, os.getuid()) is ExitCode.GOOD
+    assert flush(Host(tree.root, owner_uid=os.getuid()), env) is ExitCode.GOOD
     assert json.loads(hook.bodies[0])["event"] == "needs-person"
     assert "sparkd-no-such.service ended with exit code 17 and stays down" in json.loads(hook.bodies[0])["text"]
 
@@ -301,14 +302,14 @@ def test_a_unit_that_stays_down_is_reported_when_it_has_ended(tree: Tree, hook: 
 @pytest.mark.parametrize("code", ["13", "0", ""])
 def test_a_unit_that_systemd_starts_again_is_no_news(tree: Tree, hook: Receiver, code: str) -> None:
     env = configure(tree, webhook(tree, hook.url)) | {"MONITOR_EXIT_STATUS": code}
-    assert flush(Host(tree.root), env, os.getuid()) is ExitCode.GOOD
+    assert flush(Host(tree.root, owner_uid=os.getuid()), env) is ExitCode.GOOD
     assert hook.bodies == []
 
 
 def test_where_no_message_can_be_sent_the_exit_code_makes_systemd_try_again(tree: Tree, hook: Receiver) -> None:
     env = configure(tree, webhook(tree, hook.url))
     hook.status = 503
-    assert flush(Host(tree.root), env, os.getuid()) is ExitCode.LAUNCH_FAILED
+    assert flush(Host(tree.root, owner_uid=os.getuid()), env) is ExitCode.LAUNCH_FAILED
 
 
 def test_with_a_configuration_that_cannot_be_read_the_last_one_counts(tree: Tree, hook: Receiver) -> None:
@@ -316,7 +317,7 @@ def test_with_a_configuration_that_cannot_be_read_the_last_one_counts(tree: Tree
     env = configure(tree, settings)
     tree.file("/etc/sparkd/sparkd.toml", "[notify\n")
     tree.file(FILE.path, FILE.encode(NotifyState(settings=settings.model_dump())))
-    assert flush(Host(tree.root), env, os.getuid()) is ExitCode.GOOD
+    assert flush(Host(tree.root, owner_uid=os.getuid()), env) is ExitCode.GOOD
     assert len(hook.bodies) == 1
 
 
@@ -341,7 +342,7 @@ def test_a_state_that_cannot_be_read_now_is_awaited_and_no_message_is_lost(
     settings = webhook(tree, hook.url)
     with closing(outbox(tree, settings, log)) as first:
         first.record(first.state, (LOST,))
-    second = Outbox(Host(tree.root), settings, log, os.getuid(), (0.01,))
+    second = Outbox(Host(tree.root, owner_uid=os.getuid()), settings, log, (0.01,))
     thread = threading.Thread(target=second.open, kwargs={"wait": True})
     with files_left(2):  # its lock, and the file's name, but not its content
         with pytest.raises(OSError, match=r"notify\.json can't be read: Too many open files"):
@@ -356,7 +357,7 @@ def test_a_state_that_cannot_be_read_now_is_awaited_and_no_message_is_lost(
 
 def test_a_lock_that_can_not_be_opened_yet_is_tried_again(tree: Tree, hook: Receiver, log: EventLog) -> None:
     """As on a disk that is full or read-only, of which people are to learn."""
-    box = Outbox(Host(tree.root), webhook(tree, hook.url), log, os.getuid(), retry_seconds=(0.01,))
+    box = Outbox(Host(tree.root, owner_uid=os.getuid()), webhook(tree, hook.url), log, retry_seconds=(0.01,))
     in_the_way = tree.folder(f"/var/lib/sparkd/{LOCK}")
     opened: list[bool] = []
     thread = threading.Thread(target=lambda: opened.append(box.open(wait=True)))

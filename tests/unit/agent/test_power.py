@@ -49,7 +49,7 @@ class Node:
         self.under_test, self.count = under_test, count
         self.tree = Tree(Path(under_test.agent.host.files.root))
         self.now = 1000.0
-        self.watch = PowerWatch(under_test.agent, os.getuid())
+        self.watch = PowerWatch(under_test.agent)
         self.gone = set[str]()
         """Addresses whose kernels do not answer."""
         self.unlisted = set[str]()
@@ -168,7 +168,7 @@ def test_the_message_is_sent_before_and_waits_for_another_look(node: Node) -> No
         changed = node.under_test.agent.settings.model_copy(
             update={"notify": Notify(webhook_file="/etc/sparkd/webhook")}
         )
-        node.watch = PowerWatch(node.under_test.remake(settings=changed), os.getuid())
+        node.watch = PowerWatch(node.under_test.remake(settings=changed))
         assert calls_after_silence(node, MINUTES) == []
         [body] = received.bodies
         assert "127.0.0.2 has been silent for 10 min, and sparkd has its power cut by" in json.loads(body)["text"]
@@ -307,7 +307,7 @@ def test_the_next_agent_counts_on_and_one_that_comes_late_does_not(node: Node) -
     node.look()
     node.hang(1)
     node.look_for(MINUTES - 1)
-    node.watch = PowerWatch(node.under_test.agent, os.getuid())
+    node.watch = PowerWatch(node.under_test.agent)
     node.set_contact(1, Contact.UNHEARD, None)
     node.look()
     node.set_contact(1, Contact.SILENT, None)

@@ -47,7 +47,7 @@ class Node:
 
     def requests_reboot(self, error: SparkdError = PROVEN, end: End = END) -> bool:
         before = self.calls.count(REBOOT)
-        reboot_if_due(self.under_test.agent, error, end, os.getuid())
+        reboot_if_due(self.under_test.agent, error, end)
         return self.calls.count(REBOOT) > before
 
     @property

@@ -143,13 +143,13 @@ def test_a_signature_is_for_one_request_and_one_document(tree: Tree) -> None:
     assert len(macs) == 8
     for signed in macs:
         for requested in macs:
-            files, signature = Files(str(tree.root)), head_key.sign((HEAD_KEY,), signed)
+            files, signature = Files(str(tree.root), os.getuid()), head_key.sign((HEAD_KEY,), signed)
             with (
                 nullcontext()
                 if signed == requested
                 else pytest.raises(HeadRefusedError, match="not the head that this")
             ):
-                head_key.verify(files, PUBLIC, NODES[0], requested, signature, os.getuid())
+                head_key.verify(files, PUBLIC, NODES[0], requested, signature)
 
 
 def test_a_node_that_joined_before_continues_and_is_fixed_by_a_join_without_a_restart(tree: Tree, port: int) -> None:
@@ -299,7 +299,7 @@ def test_a_head_signs_with_a_key_that_is_made_while_it_runs(tree: Tree, port: in
 
 def ring(tree: Tree, troubles: list[str]) -> KeyRing:
     path = "/etc/sparkd/head.key"
-    return KeyRing(Files(str(tree.root)), path, os.getuid(), troubles.append, optional=True)
+    return KeyRing(Files(str(tree.root), os.getuid()), path, troubles.append, optional=True)
 
 
 def test_a_head_without_a_key_of_its_own_starts_and_one_that_others_may_read_is_reported_and_not_used(
@@ -322,7 +322,7 @@ def test_a_public_key_that_can_not_be_used_proves_nothing_and_the_hint_is_to_joi
     tree.file(PUBLIC, text, mode)
     signature = head_key.sign((HEAD_KEY,), "m")
     with pytest.raises(HeadRefusedError) as refused:
-        head_key.verify(Files(str(tree.root)), PUBLIC, NODES[0], "m", signature, os.getuid())
+        head_key.verify(Files(str(tree.root), os.getuid()), PUBLIC, NODES[0], "m", signature)
     assert all(command in refused.value.hint for command in COMMANDS)
 
 
@@ -330,7 +330,7 @@ def test_where_a_public_key_can_not_be_read_the_hint_is_to_look_at_it() -> None:
     """EIO, as of a share whose server is away."""
     signature = head_key.sign((HEAD_KEY,), "m")
     with pytest.raises(HeadRefusedError, match="Input/output error") as refused:
-        head_key.verify(Files(), "/proc/self/mem", NODES[0], "m", signature, os.getuid())
+        head_key.verify(Files(owner_uid=os.getuid()), "/proc/self/mem", NODES[0], "m", signature)
     assert refused.value.hint == "ls -l /proc/self/mem"
 
 
@@ -338,7 +338,7 @@ def test_where_a_public_key_can_not_be_read_the_hint_is_to_look_at_it() -> None:
 def test_a_text_that_is_no_signature_is_refused(tree: Tree, signature: str) -> None:
     tree.file(PUBLIC, f"{public_half(HEAD_KEY).hex()}\n", 0o600)
     with pytest.raises(HeadRefusedError):
-        head_key.verify(Files(str(tree.root)), PUBLIC, NODES[0], "m", signature, os.getuid())
+        head_key.verify(Files(str(tree.root), os.getuid()), PUBLIC, NODES[0], "m", signature)
 
 
 def test_a_bad_document_that_the_head_has_signed_blocks_the_worker(tree: Tree, port: int) -> None:

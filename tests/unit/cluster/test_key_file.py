@@ -25,7 +25,7 @@ def write(tree: Tree, text: str, mode: int = 0o600) -> Path:
 
 
 def keys(tree: Tree, owner_uid: int = OWNER) -> tuple[bytes, ...]:
-    return read_keys(Files(str(tree.root)), PATH, owner_uid)
+    return read_keys(Files(str(tree.root), owner_uid), PATH)
 
 
 def fault(tree: Tree, owner_uid: int = OWNER) -> str:
@@ -96,7 +96,7 @@ def test_a_file_with_any_bad_line_is_refused(tree: Tree, text: str, reason: str)
 def ring(tree: Tree) -> tuple[KeyRing, list[str]]:
     """With the troubles that it reports."""
     troubles: list[str] = []
-    return KeyRing(Files(str(tree.root)), PATH, OWNER, troubles.append), troubles
+    return KeyRing(Files(str(tree.root), OWNER), PATH, troubles.append), troubles
 
 
 def test_a_ring_follows_its_file(tree: Tree) -> None:
@@ -145,7 +145,7 @@ def test_a_file_that_goes_bad_leaves_the_ring_its_last_good_keys_and_is_reported
 def test_older_keys_are_reminded_of_at_the_start_and_at_each_change_and_one_key_never(tree: Tree) -> None:
     file = write(tree, f"{NEW}\n{OLD}\n")
     counts: list[int] = []
-    key_ring = KeyRing(Files(str(tree.root)), PATH, OWNER, on_older=counts.append)
+    key_ring = KeyRing(Files(str(tree.root), OWNER), PATH, on_older=counts.append)
     for _ in range(3):
         key_ring.keys()
     assert counts == [1]

@@ -9,7 +9,7 @@ from tests.unit.engine_server import Reply, engine, token
 from tests.unit.nodes import until
 
 from sparkd.agent.engine.health import DOUBT_SECONDS
-from sparkd.agent.engine.health_monitor import Check, HealthMonitor
+from sparkd.agent.engine.health_monitor import HealthMonitor
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.pending_requests import PendingRequest
@@ -17,6 +17,7 @@ from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import EngineDeadError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
+from sparkd.base.status.figures import HealthReport
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.counters import Counters, parse_counters
 
@@ -25,8 +26,8 @@ def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_th
     requests: list[str] = []
     problems: list[str] = []
 
-    def on_check(check: Check) -> None:
-        problems.append(check.trouble)
+    def on_check(trouble: str, _counters: Counters | None, _figures: HealthReport) -> None:
+        problems.append(trouble)
 
     def reply(request: str, _: str) -> Reply:
         requests.append(request)
@@ -57,9 +58,9 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
     read: list[Counters | None] = []
     metrics = (LOGS / "metrics.txt").read_bytes()
 
-    def on_check(check: Check) -> None:
-        read.append(check.counters)
-        problems.append(check.trouble)
+    def on_check(trouble: str, counters: Counters | None, _figures: HealthReport) -> None:
+        read.append(counters)
+        problems.append(trouble)
 
     def reply(request: str, _: str) -> Reply:
         requests.append(request)

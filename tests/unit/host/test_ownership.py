@@ -15,7 +15,7 @@ PATH = "/etc/sparkd/recipes/x.yaml"
 
 
 def found(tree: Tree, path: str = PATH, owner: int | None = None) -> str:
-    return find_writable(Files(str(tree.root)), path, (os.getuid() if owner is None else owner,))
+    return find_writable(Files(str(tree.root), os.getuid() if owner is None else owner), path)
 
 
 def chmod(path: str, mode: int) -> Callable[[Tree], None]:

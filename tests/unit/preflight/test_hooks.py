@@ -25,7 +25,7 @@ def stop(seconds: float) -> None:
 
 
 def listed(tree: Tree) -> tuple[Hook, ...]:
-    return list_hooks(Files(str(tree.root)), owner_uid=os.getuid())
+    return list_hooks(Files(str(tree.root), os.getuid()))
 
 
 def write_hook(tree: Tree, name: str, *lines: str, mode: int = 0o755) -> Path:
@@ -59,7 +59,7 @@ def test_a_hook_that_others_may_write_to_is_never_run(tree: Tree, mode: int) -> 
 
 def test_a_hook_that_another_user_owns_is_never_run(tree: Tree) -> None:
     write_hook(tree, "10-a")
-    (unsafe,) = list_hooks(Files(str(tree.root)), owner_uid=os.getuid() + 1)
+    (unsafe,) = list_hooks(Files(str(tree.root), os.getuid() + 1))
     assert "others than root may write" in unsafe.problem
 
 
@@ -74,7 +74,7 @@ def test_a_program_in_a_users_folder_is_to_be_moved(tree: Tree) -> None:
     """Its own owner and mode are good already."""
     tree.file("/home/milo/plug", "#!/bin/sh\n", 0o755)
     (tree.root / "home/milo").chmod(0o775)
-    program = check_program(Files(str(tree.root)), "/home/milo/plug", owner_uid=os.getuid())
+    program = check_program(Files(str(tree.root), os.getuid()), "/home/milo/plug")
     assert program.problem == "others than root may write to /home/milo"
     assert program.hint == "move it to a folder that only root may write to, such as /etc/sparkd"
 

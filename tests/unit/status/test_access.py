@@ -35,7 +35,7 @@ def basic(userinfo: str) -> str:
 def token_file(tree: Tree, owner_uid: int = OWNER) -> tuple[TokenFile, list[tuple[str, str]]]:
     """With the troubles that it reports."""
     troubles: list[tuple[str, str]] = []
-    file = TokenFile(Files(str(tree.root)), PATH, lambda *trouble: troubles.append(trouble), owner_uid, 0)
+    file = TokenFile(Files(str(tree.root), owner_uid), PATH, lambda *trouble: troubles.append(trouble), 0)
     return file, troubles
 
 
@@ -116,7 +116,7 @@ def test_a_file_of_another_user_or_a_symlink_admits_nobody(tree: Tree) -> None:
     write(tree, TOKEN)
     assert not asyncio.run(token_file(tree, OWNER + 1)[0].admits(f"Bearer {TOKEN}"))
     tree.link("/etc/sparkd/link", PATH)
-    file = TokenFile(Files(str(tree.root)), "/etc/sparkd/link", lambda *_: None, OWNER)
+    file = TokenFile(Files(str(tree.root), OWNER), "/etc/sparkd/link", lambda *_: None)
     assert not asyncio.run(file.admits(f"Bearer {TOKEN}"))
 
 

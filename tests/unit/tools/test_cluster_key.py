@@ -19,7 +19,7 @@ from sparkd.tools.setup.setup_manifest import Setup
 
 
 def keys(root: Path) -> tuple[bytes, ...]:
-    return read_keys(Files(str(root)), KEY, os.geteuid())
+    return read_keys(Files(str(root), os.geteuid()), KEY)
 
 
 def deinit(root: Path) -> list[str]:

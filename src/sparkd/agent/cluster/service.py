@@ -49,12 +49,11 @@ def join_cluster(
     wake: Callable[[], None],
     spawn: Spawn,
     events: Events,
-    owner_uid: int = 0,
     known: tuple[bytes, ...] = (),
 ) -> Cluster:
     """Start to serve this node's report and to read those of the others.
 
-    `owner_uid`: the key file's required owner. `known`: the keys in it, where another thread has just read them.
+    `known`: the keys of the cluster, where another thread has just read them.
 
     Raises ConfigError (78) for a bad key file, AwaitedError where there is none, or the port is taken.
     """
@@ -62,8 +61,8 @@ def join_cluster(
     if not peers:
         return Cluster({}, lambda _path, _body: None)
     own_address, port = node.address, settings.cluster.report_port
-    keys = _open_key_ring(settings, host, owner_uid, known, events).latest
-    head_keys = _open_head_keys(host, owner_uid, events).keys
+    keys = _open_key_ring(settings, host, known, events).latest
+    head_keys = _open_head_keys(host, events).keys
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
     documents = _make_slow_documents(settings, host, events)
     peer_api = PeerApi(own_address, keys, hold_seconds, slow=documents, head_keys=head_keys)
@@ -85,9 +84,7 @@ def join_cluster(
     return Cluster(readers, peer_api.publish_document, (publish_to_peers,))
 
 
-def _open_key_ring(
-    settings: Settings, host: Host, owner_uid: int, known: tuple[bytes, ...], events: Events
-) -> auth.KeyRing:
+def _open_key_ring(settings: Settings, host: Host, known: tuple[bytes, ...], events: Events) -> auth.KeyRing:
     path = settings.cluster.key_file
 
     def on_trouble(trouble: str) -> None:
@@ -98,15 +95,15 @@ def _open_key_ring(
         hint = f"once all nodes have the first key, on each: {auth.forget_command(path)}"
         events.warning("cluster.key.outdated", accepted=count, hint=hint)
 
-    return auth.KeyRing(host.files, path, owner_uid, on_trouble, on_older, known=known)
+    return auth.KeyRing(host.files, path, on_trouble, on_older, known=known)
 
 
-def _open_head_keys(host: Host, owner_uid: int, events: Events) -> auth.KeyRing:
+def _open_head_keys(host: Host, events: Events) -> auth.KeyRing:
     def on_trouble(trouble: str) -> None:
         hint = f"sudo rm {head_key.PRIVATE}; sudo sparkd init --invite; then on each worker: sudo sparkd init --join"
         events.error("cluster.key.unusable", reason=trouble, hint=hint)
 
-    return auth.KeyRing(host.files, head_key.PRIVATE, owner_uid, on_trouble, optional=True)
+    return auth.KeyRing(host.files, head_key.PRIVATE, on_trouble, optional=True)
 
 
 def _make_slow_documents(settings: Settings, host: Host, events: Events) -> dict[str, SlowDocument[bytes]]:

@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 
 from sparkd import __version__
 from sparkd.agent.cluster.monitor import PeerMonitor
-from sparkd.agent.cluster.service import Cluster, join_cluster
+from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.admission import Admission, Backoff
 from sparkd.agent.daemon.agreed import Agreed
 from sparkd.agent.daemon.context import Agent, Base, Context
@@ -40,7 +40,6 @@ from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.times import utc_now
-from sparkd.base.plan.model import Node
 from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.state.rank_record import read_boot_id
 from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase
@@ -49,14 +48,14 @@ from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
 T = TypeVar("T")
 
 
-def assemble(base: Base, node: NodeContext, owner_uid: int = 0, adoptable: AdoptableRank | None = None) -> Agent:
+def assemble(base: Base, node: NodeContext, adoptable: AdoptableRank | None = None) -> Agent:
     """Build the agent. It then serves its report and reads the other nodes.
 
-    `owner_uid`: owner of the key file. `adoptable`: the rank that it is to take over.
+    `adoptable`: the rank that it is to take over.
     """
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
-    keys = read_keys_beside(loop, host, node.settings, owner_uid)
+    keys = read_keys_beside(loop, host, node.settings)
     if adoptable is not None:
         secrets = adoptable.kept.secrets
     else:
@@ -64,7 +63,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, adoptable: Adopt
         secrets = _read_beside(loop, read_engine_secrets, "reading the secrets", "a file of engine.secrets")
     redact = Redaction(secrets.values())
     events = base.log.events(redact)
-    cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid, keys)
+    cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, keys)
     report = initial_status(node, host, actions.owner.invocation)
     store, rank = StateStore(host, actions, loop, events), OwnRank()
     history = store.read_launches()
@@ -102,7 +101,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, adoptable: Adopt
         store=store,
         rank=rank,
         phase=PhaseReport(host, reporter, events, rank, node.settings.memory.floor_mib << 20),
-        follower=make_follower(base, node.plan.node, cluster, events, owner_uid, node.followed.digest)
+        follower=HeadFollower(base, node.plan.node, cluster.readers[0], events, node.followed.digest)
         if node.followed
         else None,
     )
@@ -110,18 +109,18 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, adoptable: Adopt
     if node.peers and node.settings.supervise.power_command:
         from sparkd.agent.daemon.power import PowerWatch
 
-        agent.run_aside("power", PowerWatch(agent, owner_uid).run)
+        agent.run_aside("power", PowerWatch(agent).run)
     loop.endings.end_by(*endings(agent))
     return agent
 
 
-def read_keys_beside(loop: MainLoop, host: Host, settings: Settings, owner_uid: int = 0) -> tuple[bytes, ...]:
+def read_keys_beside(loop: MainLoop, host: Host, settings: Settings) -> tuple[bytes, ...]:
     """Read the cluster's keys beside the loop, since the file may lie on a share. A node alone has none.
 
     Raises as `join_cluster`, and BlockedError (exit 10) where the share hangs.
     """
     path = settings.cluster.key_file
-    read = partial(read_keys, host.files, path, owner_uid)
+    read = partial(read_keys, host.files, path)
     return _read_beside(loop, read, "reading the cluster's key", path) if len(settings.cluster.nodes) > 1 else ()
 
 
@@ -146,13 +145,6 @@ def equip(context: Context) -> Agent:
         launch_row=LaunchRow(context, agreed),
         proving=ProvingPeriod(context, agreed, switching),
     )
-
-
-def make_follower(
-    base: Base, place: Node, cluster: Cluster, events: Events, owner_uid: int, digest: str = ""
-) -> HeadFollower:
-    head = cluster.readers[0]
-    return HeadFollower(base.settings, place, base.host, base.actions, base.loop, head, events, digest, owner_uid)
 
 
 def _report_peers(host: Host, reporter: Reporter, events: Events, peers: tuple[PeerStatus, ...]) -> None:

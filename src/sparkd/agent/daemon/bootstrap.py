@@ -15,7 +15,6 @@ from sparkd.agent.actions import Actions
 from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.assembly import (
     assemble,
-    make_follower,
     read_keys_beside,
     report_sinks,
     serve_observers,
@@ -23,7 +22,7 @@ from sparkd.agent.daemon.assembly import (
 )
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.agent.daemon.context import USUAL_PACE, Agent, AgentProcess, Base, Pace
-from sparkd.agent.daemon.head_config import await_head, use_kept
+from sparkd.agent.daemon.head_config import HeadFollower, await_head, use_kept
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.page_cache import restore_readahead
@@ -235,20 +234,20 @@ def _raise_if_outdated(base: Base) -> None:
         raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
 
 
-def await_head_config(base: Base, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
+def await_head_config(base: Base, awaited: HeadAwaitedError, events: Events) -> NoReturn:
     """On a worker without a configuration, report to the other nodes until the head's configuration has come.
 
     Raises OutdatedPlanError then, and AwaitedError where this node has no place, no key or no port.
     """
     place = find_place(base.settings, base.host)
-    keys = read_keys_beside(base.loop, base.host, base.settings, owner_uid)
-    cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid, keys)
+    keys = read_keys_beside(base.loop, base.host, base.settings)
+    cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, keys)
     first_status = unplaced_status(base.role, base.host, base.owner.invocation, str(awaited))
     first_status = replace(first_status, rank=place.rank, address=place.address)
     reporter = Reporter(first_status, (*report_sinks(base), *cluster.sinks))
     events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
     serve_observers(base, reporter, events)
-    follower = make_follower(base, place, cluster, events, owner_uid)
+    follower = HeadFollower(base, place, cluster.readers[0], events)
     base.loop.endings.end_by(Ending(partial(_raise_if_outdated, base)))
 
     if not isinstance(awaited, HeadRefusedError):

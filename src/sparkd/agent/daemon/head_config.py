@@ -4,37 +4,29 @@ A worker starts with the last document that it has kept. Where its head reports 
 keeps that, and ends: the next process runs it. A rank that serves ends only with its head's.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
-from sparkd.agent.actions import Actions
 from sparkd.agent.cluster.client import UnsignedError
 from sparkd.agent.cluster.peer_reader import PeerReader
+from sparkd.agent.daemon.context import Agent, Base, Context
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import SIGNATURE_HEADER
 from sparkd.base.cluster.following import followed_context
-from sparkd.base.config import Settings
-from sparkd.base.host import Host
 from sparkd.base.lib.errors import AwaitedError, BlockedError, HeadAwaitedError, HeadRefusedError, OutdatedPlanError
 from sparkd.base.lib.http_client import HttpError, Response
 from sparkd.base.lib.log import Events
-from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.plan.model import Node
 from sparkd.base.state import launch_history, shared_config
 from sparkd.base.state.file import LIMIT_BYTES
 from sparkd.base.state.shared_config import FILE, Kept, overridden_keys
 from sparkd.base.status.model import FindingReport, Phase
-
-if TYPE_CHECKING:
-    from sparkd.agent.daemon.context import Agent, Context
 
 FETCH_SECONDS = 10.0
 AGAIN_SECONDS = 10.0
@@ -48,19 +40,14 @@ T = TypeVar("T")
 
 
 class HeadFollower(Struct):
-    """Follows the head's configuration on a worker. `settings`: the worker's own."""
+    """Follows the head's configuration on a worker, whose own settings `base` has."""
 
-    settings: Settings
+    base: Base
     place: Node
-    host: Host
-    actions: Actions
-    loop: MainLoop
     head: PeerReader
     events: Events
     digest: str = ""
     """Digest of the document in use; empty without one."""
-    owner_uid: int = 0
-    """Owner of the file with the head's public key."""
     unproven: HeadRefusedError | None = None
     """Why the last document is not proven to be the head's: this node continues with the one in use."""
     refusal: HeadRefusedError | None = None
@@ -99,7 +86,7 @@ class HeadFollower(Struct):
         self._looked_at = time.monotonic()
         path, missing = head_key.PUBLIC, head_key.missing(self.place.head_address)
         with suppress(OSError, TimeoutError):
-            if not self.loop.beside(partial(self.host.files.exists, path), FETCH_SECONDS, KEY):
+            if not self.base.loop.beside(partial(self.base.host.files.exists, path), FETCH_SECONDS, KEY):
                 self._mark_unproven(missing)
             elif self.unproven is not None and self.unproven.reason == missing.reason:
                 self.unproven = None
@@ -116,7 +103,7 @@ class HeadFollower(Struct):
         """Fetch the head's document, prove it, and keep it, or note why it is refused. Raises as `_keep_document`."""
         try:
             fetched = self.head.fetch_answer(shared_config.PATH)
-            answer = self.loop.beside(fetched, FETCH_SECONDS, self.place.head_address)
+            answer = self.base.loop.beside(fetched, FETCH_SECONDS, self.place.head_address)
         except (HttpError, UnsignedError, TimeoutError):
             self._refused = ""  # so that the next check fetches again
             return
@@ -139,21 +126,21 @@ class HeadFollower(Struct):
     def _verify_signature(self, answer: Response) -> None:
         mac, signatures = (answer.headers.get(name.lower(), "") for name in (SIGNATURE_HEADER, head_key.HEADER))
         path, head = head_key.PUBLIC, self.place.head_address
-        verify = partial(head_key.verify, self.host.files, path, head, mac, signatures, self.owner_uid)
+        verify = partial(head_key.verify, self.base.host.files, path, head, mac, signatures)
         self._run_beside(verify, KEY, "what holds that file? look at: sudo dmesg")
 
     def _run_beside(self, work: Callable[[], T], what: str, hint: str) -> T:
         """Run `work` beside the loop. Raises HeadRefusedError where it hangs, or a disk fails."""
         try:
-            return self.loop.beside(work, FETCH_SECONDS, what)
+            return self.base.loop.beside(work, FETCH_SECONDS, what)
         except OSError as error:
             raise HeadRefusedError(str(error), hint) from None
 
     def _is_kept(self, body: bytes) -> bool:
         """Whether the body equals the kept document. Bytes are compared, since nothing unproven is parsed."""
         with suppress(OSError):
-            read = partial(self.host.files.itself, FILE.path, LIMIT_BYTES)
-            return self.loop.beside(read, FETCH_SECONDS, "reading the kept configuration").content == body
+            read = partial(self.base.host.files.itself, FILE.path, LIMIT_BYTES)
+            return self.base.loop.beside(read, FETCH_SECONDS, "reading the kept configuration").content == body
         return False
 
     def _keep_document(self, body: bytes) -> None:
@@ -171,13 +158,13 @@ class HeadFollower(Struct):
             return
         backoff_key = self._judge_document(document)
         try:
-            read = partial(launch_history.read_history, self.host.files)
-            history = self.loop.beside(read, FETCH_SECONDS, "reading the launch history", shielded=True)
+            read = partial(launch_history.read_history, self.base.host.files)
+            history = self.base.loop.beside(read, FETCH_SECONDS, "reading the launch history", shielded=True)
             reset_history = history.reset(backoff_key)  # a person has just chosen it, whatever failed before
             if reset_history != history:
                 file = launch_history.FILE
-                self.actions.write_state(file.name, file.encode(reset_history), file.mode)
-            self.actions.write_state(FILE.name, body.decode(), FILE.mode)
+                self.base.actions.write_state(file.name, file.encode(reset_history), file.mode)
+            self.base.actions.write_state(FILE.name, body.decode(), FILE.mode)
         except (OSError, TimeoutError) as error:
             hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
             reason = f"the configuration of the head can't be kept: {error.strerror or error}"
@@ -187,7 +174,7 @@ class HeadFollower(Struct):
 
     def _judge_document(self, document: Kept) -> str:
         """The backoff key of the plan that the document makes on this node. Raises HeadRefusedError."""
-        judge = partial(followed_context, document, self.settings, self.host, self.place)
+        judge = partial(followed_context, document, self.base.settings, self.base.host, self.place)
         hint = "what holds the files that it names? look at: sudo dmesg"
         try:
             return self._run_beside(judge, "judging the configuration of the head", hint).plan.backoff_key
@@ -282,4 +269,4 @@ def await_head(follower: HeadFollower, awaited: HeadAwaitedError, report: Callab
         raise
     except BlockedError as refusal:
         report(Phase.BLOCKED, str(refusal))
-    follower.loop.wait(POLL_SECONDS)
+    follower.base.loop.wait(POLL_SECONDS)

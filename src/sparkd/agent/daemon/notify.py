@@ -44,24 +44,19 @@ MOST_REPORTS = 64
 
 
 def deliver(
-    files: Files,
-    settings: Notify,
-    way: str,
-    notice: Notice,
-    owner_uid: int = 0,
-    program_seconds: float = DEADLINE_SECONDS,
+    files: Files, settings: Notify, way: str, notice: Notice, program_seconds: float = DEADLINE_SECONDS
 ) -> None:
     """Send a message. Raises LaunchError where it may work later, RefusedError where the receiver rejects it."""
     if way == "command":
-        _run_program(files, settings.command, notice, owner_uid, program_seconds)
+        _run_program(files, settings.command, notice, program_seconds)
     else:
-        post(read_url(files, settings.webhook_file, owner_uid), *render(settings.template, notice))
+        post(read_url(files, settings.webhook_file), *render(settings.template, notice))
 
 
-def read_url(files: Files, path: str, owner_uid: int = 0) -> str:
+def read_url(files: Files, path: str) -> str:
     """Read the webhook's URL from its file. Raises LaunchError, whose text never holds the URL."""
     try:
-        file = read_private(files, path, 4096, owner_uid)
+        file = read_private(files, path, 4096)
     except FileNotFoundError:
         raise LaunchError(f"{path} does not exist", "write the URL there, alone") from None
     except ConfigError as error:
@@ -74,8 +69,8 @@ def read_url(files: Files, path: str, owner_uid: int = 0) -> str:
     return url
 
 
-def _run_program(files: Files, path: str, notice: Notice, owner_uid: int, seconds: float) -> None:
-    if (program := check_program(files, path, owner_uid=owner_uid)).problem:
+def _run_program(files: Files, path: str, notice: Notice, seconds: float) -> None:
+    if (program := check_program(files, path)).problem:
         raise LaunchError(program.problem, program.hint)
     fields = {"EVENT": notice.event, "NODE": notice.node, "TITLE": notice.title, "TEXT": notice.text}
     env = ENVIRONMENT | {f"NOTICE_{name}": value for name, value in fields.items()}
@@ -103,13 +98,12 @@ class Outbox:
         host: Host,
         settings: Notify,
         events: Events,
-        owner_uid: int = 0,
         retry_seconds: Sequence[float] = (5.0, 15.0, 60.0, 300.0, 600.0),
     ) -> None:
         """`retry_seconds`: the pause after each failure of a way; the last one repeats. The first one is the file's."""
         self.state = NotifyState()
         self._retry_seconds = retry_seconds
-        self._files, self._settings, self._events, self._owner_uid = host.files, settings, events, owner_uid
+        self._files, self._settings, self._events = host.files, settings, events
         self._lock = -1
         self._folder = Path(host.files.real(FOLDER))
         self._failures: dict[str, int] = {}
@@ -182,7 +176,7 @@ class Outbox:
     def _send_one(self, way: str, notice: Notice) -> bool:
         """Send a message. Returns whether that is done with: it was sent, or the receiver rejects it."""
         try:
-            deliver(self._files, self._settings, way, self._with_dropped(notice), self._owner_uid)
+            deliver(self._files, self._settings, way, self._with_dropped(notice))
         except LaunchError as error:
             self._report_once(way, error.reason, error.hint)
             if isinstance(error, RefusedError):
@@ -245,9 +239,9 @@ class Notifications:
             self._outbox.send()
 
 
-def start_notifications(host: Host, settings: Notify, events: Events, owner_uid: int = 0) -> Sink:
+def start_notifications(host: Host, settings: Notify, events: Events) -> Sink:
     """Start the thread. Returns the sink that takes each report from now on. A failure is only logged."""
-    notifications = Notifications(Outbox(host, settings, events, owner_uid), settings.degraded_minutes * 60)
+    notifications = Notifications(Outbox(host, settings, events), settings.degraded_minutes * 60)
 
     def run() -> None:
         try:

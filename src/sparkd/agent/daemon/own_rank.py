@@ -98,30 +98,17 @@ def may_have_lost_dockerd(running: Running) -> bool:
     return bool(running.record.dockerd_pid) and running.log.broken_off_at is not None
 
 
-class Dockerd(Struct, frozen=True):
-    """The dockerd that runs now."""
+def has_dockerd_ended_rank(agent: Agent, running: Running) -> bool:
+    """Whether another dockerd runs than at the launch, and has not kept the rank. False where the look hangs.
 
-    is_another: bool = False
-    """Whether it is another one than at the launch."""
-    keeps_rank: bool = False
-    """Whether it has kept the rank of the one before it, by live-restore."""
+    One that has kept the rank is noted: its end ends this rank no longer, since a reload has turned live-restore on.
+    """
 
-    @property
-    def has_ended_rank(self) -> bool:
-        return self.is_another and not self.keeps_rank
-
-
-def look_at_dockerd(agent: Agent, running: Running) -> Dockerd:
-    """Look whether another dockerd runs than at the launch. Where it hangs, it counts as the same: look again."""
-
-    def look() -> Dockerd:
+    def look() -> tuple[bool, bool]:
         is_another = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
-        return Dockerd(is_another, is_another and docker_config.keeps_containers(agent.host))
+        return is_another, is_another and docker_config.keeps_containers(agent.host)
 
-    return agent.look(look, 3.0, "looking at dockerd", Dockerd())
-
-
-def note_kept_rank(running: Running, dockerd: Dockerd) -> None:
-    """Note where dockerd's end ends this rank no longer: a reload has turned live-restore on since the launch."""
-    if dockerd.keeps_rank:
+    is_another, keeps_rank = agent.look(look, 3.0, "looking at dockerd", (False, False))
+    if keeps_rank:
         running.note(dockerd_pid="")
+    return is_another and not keeps_rank

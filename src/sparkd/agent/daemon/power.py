@@ -4,20 +4,18 @@ Any doubt leaves the node to a person. A thread looks every ten seconds. It keep
 after this one: a silence that nobody watched from its beginning proves nothing.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
+from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
 from sparkd.agent.daemon.reboot import announce, judge_earlier
 from sparkd.agent.preflight.hooks import check_program
@@ -28,9 +26,6 @@ from sparkd.base.lib.times import format_duration, seconds_since
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.base.status.model import Contact, PeerStatus, Phase
-
-if TYPE_CHECKING:
-    from sparkd.agent.daemon.context import Agent
 
 LOOK_SECONDS = 10.0
 PAUSE_SECONDS = 60.0
@@ -103,10 +98,10 @@ def _note_answer(
 
 
 class PowerWatch:
-    """Watches the other nodes, in a thread of its own. `owner_uid`: owner of the program."""
+    """Watches the other nodes, in a thread of its own."""
 
-    def __init__(self, agent: Agent, owner_uid: int) -> None:
-        self._agent, self._files, self._owner_uid = agent, agent.host.files, owner_uid
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._files = agent, agent.host.files
         self._refused: dict[str, str] = {}
         """Reasons by address, as last logged."""
 
@@ -202,7 +197,7 @@ class PowerWatch:
         if not node.announced:
             duration = format_duration(silent_seconds)
             text = f"{address} has been silent for {duration}, and sparkd has its power cut by {path}"
-            announce(agent, f"{text}: nothing is to be done", Cause.PEER_SILENT, self._owner_uid, aside=True)
+            announce(agent, f"{text}: nothing is to be done", Cause.PEER_SILENT, aside=True)
             return replace(node, announced=True)
         runs = LastRuns({**runs.at, address: time.time()})  # written first, so that it never runs again and again
         write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
@@ -211,7 +206,7 @@ class PowerWatch:
 
     def _find_objection(self, address: str, path: str) -> tuple[LastRuns, str, str]:
         """The last runs; and why the program may not run now, with a hint, both empty where it may."""
-        program, faults = check_program(self._files, path, owner_uid=self._owner_uid), list[str]()
+        program, faults = check_program(self._files, path), list[str]()
         runs = FILE.load(self._files, faults.append) or LastRuns()
         if (at := runs.at.get(address)) is not None:
             faults.append(judge_earlier(FILE.path, at, time.time(), "had that power cut", APART_SECONDS))

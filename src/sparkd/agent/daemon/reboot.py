@@ -1,24 +1,19 @@
 """Reboots a node where only that helps, by `supervise.reboot`: docs/adr/0070. Any doubt leaves it to a person."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from sparkd.agent.daemon.context import Agent
+from sparkd.base.host.files import Files
 from sparkd.base.host.units import is_stop_ordered
 from sparkd.base.lib.errors import Action, NeedsPersonError, SparkdError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.lib.times import format_duration
 from sparkd.base.state.file import StateFile
-
-if TYPE_CHECKING:
-    from sparkd.agent.daemon.context import Agent
-    from sparkd.base.host.files import Files
-    from sparkd.base.state.launch_history import End
+from sparkd.base.state.launch_history import End
 
 APART_SECONDS = 6 * 3600.0
 """Shortest time between two reboots by sparkd."""
@@ -38,16 +33,13 @@ class LastReboot(Struct, frozen=True):
 FILE = StateFile("reboot.json", LastReboot)
 
 
-def reboot_if_due(agent: Agent, error: SparkdError, end: End, owner_uid: int = 0) -> None:
-    """Reboot at the end of a run, once its rank is gone and its end is recorded.
-
-    `owner_uid`: owner of the files by which messages are sent.
-    """
+def reboot_if_due(agent: Agent, error: SparkdError, end: End) -> None:
+    """Reboot at the end of a run, once its rank is gone and its end is recorded."""
     if end.action != Action.REBOOT or not agent.settings.supervise.reboot:
         return
     if not (objection := _find_objection(agent, error)):
         text = f"sparkd reboots this node, nothing is to be done: {end.reason}"
-        announce(agent, text, str(end.cause), owner_uid)
+        announce(agent, text, str(end.cause))
         with suppress(OSError):  # disks that hang are what a reboot is for
             agent.actions.sync_disks()
         objection = _find_objection(agent, error) or _request_reboot(agent)
@@ -111,7 +103,7 @@ def judge_earlier(path: str, at: float, now: float, what: str, apart_seconds: fl
     return objection if seconds < apart_seconds else ""
 
 
-def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool = False) -> None:
+def announce(agent: Agent, text: str, cause: str, *, aside: bool = False) -> None:
     """Send a message that the notify thread, or the next unit, would send too late.
 
     `aside`: the caller is another thread than the main one.
@@ -128,7 +120,7 @@ def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool
     recipe, text = agent.reporter.report.recipe, sanitize(text, TEXT_LIMIT)
     notice = Notice(NEEDS_PERSON, node, text, recipe, cause, time.time())
     for way in settings.configured_ways:
-        send = partial(deliver, agent.host.files, settings, way, notice, owner_uid)
+        send = partial(deliver, agent.host.files, settings, way, notice)
         try:
             if aside:
                 send()

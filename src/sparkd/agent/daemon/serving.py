@@ -14,24 +14,25 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.loading import begin_load, follow_load, make_gpu_monitor, make_load_monitor, mark_ready
-from sparkd.agent.daemon.own_rank import look_at_dockerd, may_have_lost_dockerd, note_kept_rank
+from sparkd.agent.daemon.own_rank import has_dockerd_ended_rank, may_have_lost_dockerd
 from sparkd.agent.daemon.page_cache import PageCacheWatch
 from sparkd.agent.daemon.smoke_test import start_smoke_test
 from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower
 from sparkd.agent.engine.activity import ActivityMeter
 from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor, report_gpu
-from sparkd.agent.engine.health_monitor import Check, HealthMonitor
+from sparkd.agent.engine.health_monitor import HealthMonitor
 from sparkd.agent.engine.load_monitor import pace_seconds
 from sparkd.agent.engine.rank import Running
 from sparkd.base.cluster.endpoint import with_endpoint
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import never
-from sparkd.base.status.figures import ActivityReport
+from sparkd.base.status.figures import ActivityReport, HealthReport
 from sparkd.base.status.model import NodeReport, Phase
 from sparkd.base.status.phases import answers_requests
 from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.counters import Counters
 
 COUNTERS_SECONDS = 1.0
 """Limit for /metrics, which takes 5 ms."""
@@ -56,18 +57,18 @@ def serve(agent: Agent, running: Running) -> NoReturn:
     report_smoke_test = start_smoke_test(agent, running) if not running.taken_over else lambda: None
     agent.monitor.prove_by(partial(_makes_token, endpoint))
 
-    def report_check(check: Check) -> None:
-        activity = meter.advance(time.monotonic(), check.counters)
-        agent.reporter.update(activity=activity, health=check.figures)
+    def report_check(degraded: str, counters: Counters | None, figures: HealthReport) -> None:
+        activity = meter.advance(time.monotonic(), counters)
+        agent.reporter.update(activity=activity, health=figures)
         agent.launch_row.note_activity(activity)
-        trouble = check.trouble or agent.monitor.trouble
+        trouble = degraded or agent.monitor.trouble
         message = (trouble or serving_message) + _report_kernels(agent, running)
         agent.phase.enter(Phase.DEGRADED if trouble else Phase.SERVING, report_gpu(agent.reporter, message, gpu))
         agent.proving.tick()
         keep_rank(agent, running)
         running.follow_segments()
         if may_have_lost_dockerd(running):
-            note_kept_rank(running, look_at_dockerd(agent, running))  # the rank's end is noticed without it
+            has_dockerd_ended_rank(agent, running)  # only to note a rank that it has kept: an end is noticed without it
         report_smoke_test()
         page_cache.tick(_is_idle(activity))
 
@@ -118,11 +119,8 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
             follow_load(agent, running, monitor)
         is_dockerd_away = may_have_lost_dockerd(running)
         agent.loop.wait(DOCKER_AWAY_SECONDS if is_dockerd_away else pause_seconds)
-        if is_dockerd_away:
-            dockerd = look_at_dockerd(agent, running)
-            note_kept_rank(running, dockerd)
-            if dockerd.has_ended_rank:
-                raise EngineDeadError("the engine is dead")
+        if is_dockerd_away and has_dockerd_ended_rank(agent, running):
+            raise EngineDeadError("the engine is dead")
         if running.log.progress.worker_died:
             raise EngineDeadError("a process of the rank has died")
 

@@ -24,15 +24,6 @@ ALARM_SECONDS = 10.0
 """How long probes are frequent after an error in the log: engines ended 0.5 to 2.6 s after it (seen)."""
 
 
-class Check(Struct, frozen=True):
-    """What one probe of an engine that is kept has shown."""
-
-    trouble: str
-    """What degrades the service; empty where nothing does."""
-    counters: Counters | None
-    figures: HealthReport
-
-
 class HealthMonitor(Struct):
     """Probes one serving engine, and requests canaries."""
 
@@ -42,8 +33,8 @@ class HealthMonitor(Struct):
     limits: Supervise
     completion_seconds: float
     """The limit of one canary."""
-    on_check: Callable[[Check], None]
-    """Called after each probe of an engine that is kept."""
+    on_check: Callable[[str, Counters | None, HealthReport], None]
+    """Called after each probe of an engine that is kept, with what degrades the service (empty where nothing does)."""
     unanswered: Callable[[], tuple[PendingRequest, ...]] = tuple
     """Requests to the API that wait for an answer; none where the kernel's sockets are not read."""
     computes: Callable[[], bool] = never
@@ -111,7 +102,7 @@ class HealthMonitor(Struct):
             self._probe_at = now + (TROUBLED_PROBE_SECONDS if decision.state.troubled else PROBE_SECONDS)
             if decision.wants_canary:
                 self._canary = self.loop.start(self._request_canary())
-            self.on_check(Check(decision.degraded, counters, self.figures))
+            self.on_check(decision.degraded, counters, self.figures)
         return decision
 
     def _note_canary(self, canary: Completion, seconds: float) -> None:

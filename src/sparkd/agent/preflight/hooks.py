@@ -34,7 +34,7 @@ class Hook(Struct, frozen=True):
         return Finding(self.id, Verdict(Level.UNKNOWN, self.problem, self.hint), {"path": self.path}, 0.0)
 
 
-def list_hooks(files: Files, owner_uid: int = 0) -> tuple[Hook, ...]:
+def list_hooks(files: Files) -> tuple[Hook, ...]:
     """All hooks in the order in which they run.
 
     A hook runs as root, so only root may be able to write to it or to a folder above it.
@@ -49,11 +49,11 @@ def list_hooks(files: Files, owner_uid: int = 0) -> tuple[Hook, ...]:
         )
     if not names:
         return ()
-    unsafe = find_writable(files, FOLDER, (owner_uid,))
-    return tuple(check_program(files, f"{FOLDER}/{name}", unsafe, owner_uid) for name in names)
+    unsafe = find_writable(files, FOLDER)
+    return tuple(check_program(files, f"{FOLDER}/{name}", unsafe) for name in names)
 
 
-def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: int = 0) -> Hook:
+def check_program(files: Files, path: str, unsafe_folder: str = "") -> Hook:
     """Judge whether a program is safe to run as root. `unsafe_folder`: one above it that others may write to."""
     name, quoted_path = sanitize(path.rpartition("/")[2], 64), quote(path)
     if unsafe_folder:
@@ -67,7 +67,7 @@ def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: i
         return Hook(name, path, f"{path} can't be read: {error.strerror}", f"ls -l {quoted_path}")
     if facts.kind is not Kind.FILE:
         return Hook(name, path, f"{path} is a {facts.kind.value}, not a file", "move it away")
-    if writable := find_writable(files, path, (owner_uid,)):
+    if writable := find_writable(files, path):
         own_hint = f"sudo chown root: {quoted_path}; sudo chmod go-w {quoted_path}"
         hint = own_hint if writable == path else "move it to a folder that only root may write to, such as /etc/sparkd"
         return Hook(name, path, f"others than root may write to {writable}", hint)

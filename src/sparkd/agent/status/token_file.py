@@ -29,10 +29,9 @@ class TokenFile:
         files: Files,
         path: str,
         on_trouble: Callable[[str, str], object],
-        owner_uid: int = 0,
         fresh_seconds: float = FRESH_SECONDS,
     ) -> None:
-        self._files, self._path, self._owner_uid = files, path, owner_uid
+        self._files, self._path = files, path
         self._on_trouble = on_trouble
         self._trouble = ""
         self._slow = SlowDocument("observers-token", self._read, fresh_seconds)  # it may lie on a share that hangs
@@ -46,7 +45,7 @@ class TokenFile:
         """The token in the file; empty without a good one, which is reported."""
         token, trouble, hint = b"", "", ""
         try:
-            token = read_token(self._files, self._path, self._owner_uid)
+            token = read_token(self._files, self._path)
         except ConfigError as error:
             trouble, hint = error.reason, error.hint
         if trouble not in ("", self._trouble):
@@ -55,10 +54,10 @@ class TokenFile:
         return token
 
 
-def read_token(files: Files, path: str, owner_uid: int = 0) -> bytes:
+def read_token(files: Files, path: str) -> bytes:
     """Read the token. Raises ConfigError where there is none, or others than its owner may read the file."""
     try:
-        token = read_private(files, path, 4096, owner_uid).content.strip()
+        token = read_private(files, path, 4096).content.strip()
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist", _CREATION_HINT.format(path=path)) from None
     if not _TOKEN.fullmatch(token):

@@ -68,10 +68,10 @@ def _compute_mac(key: bytes, *parts: str | bytes) -> str:
     return mac.hexdigest()
 
 
-def read_keys(files: Files, path: str, owner_uid: int = 0) -> tuple[bytes, ...]:
+def read_keys(files: Files, path: str) -> tuple[bytes, ...]:
     """The keys, 32 bytes each, the signing one first. Raises ConfigError, AwaitedError where there is no file."""
     try:
-        opened = read_private(files, path, LIMIT_BYTES, owner_uid)  # a reader of the key can sign for every node
+        opened = read_private(files, path, LIMIT_BYTES)  # a reader of the key can sign for every node
     except FileNotFoundError:
         raise AwaitedError(f"no cluster key: {path} does not exist", _NEW_KEY) from None
     return _parse_keys(opened.content, path)
@@ -92,7 +92,6 @@ class KeyRing:
         self,
         files: Files,
         path: str,
-        owner_uid: int = 0,
         on_trouble: Callable[[str], object] = lambda _: None,
         on_older: Callable[[int], object] = lambda _: None,
         *,
@@ -105,7 +104,7 @@ class KeyRing:
         `known`: the keys, where they have just been read. `optional`: without a file there are no keys, and a bad file
         is only reported; another thread reads it.
         """
-        self._files, self._path, self._owner_uid, self._optional = files, path, owner_uid, optional
+        self._files, self._path, self._optional = files, path, optional
         self._on_trouble, self._on_older = on_trouble, on_older
         self._trouble = ""
         self._remind_at = 0.0
@@ -114,7 +113,7 @@ class KeyRing:
         self._is_reading, self._read_at = False, float("-inf")
         self._known_facts: FileFacts | None = None
         """The file at its last good read; None makes the next call read it again."""
-        self._keys = known if known or optional else read_keys(files, path, owner_uid)
+        self._keys = known if known or optional else read_keys(files, path)
         if optional:
             self.latest()
 
@@ -136,7 +135,7 @@ class KeyRing:
         """Read the file. A bad one leaves the keys as they are."""
         known_keys, known_trouble, self._trouble = self._keys, self._trouble, ""
         try:
-            self._keys = read_keys(self._files, self._path, self._owner_uid)
+            self._keys = read_keys(self._files, self._path)
         except ConfigError as error:
             self._known_facts = None  # the failure may be one of the moment: the next call reads again
             if self._optional and isinstance(error, AwaitedError) and not isinstance(error, UnreadableError):  # none

@@ -22,12 +22,12 @@ UPDATE = "sudo apt install ./sparkd_*.deb"
 _PURPOSE = b"sparkd head 1 "
 
 
-def read_public_halves(files: Files, owner_uid: int) -> tuple[bytes, ...]:
+def read_public_halves(files: Files) -> tuple[bytes, ...]:
     """The public halves of the head's own keys, on the head. Raises ConfigError."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     try:
-        keys = read_keys(files, PRIVATE, owner_uid)
+        keys = read_keys(files, PRIVATE)
     except ConfigError as error:
         raise ConfigError(error.reason, f"sudo rm {PRIVATE}; sudo sparkd init --invite") from None
     return tuple(Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() for key in keys)
@@ -41,13 +41,13 @@ def sign(keys: Iterable[bytes], mac: str) -> str:
     return " ".join(Ed25519PrivateKey.from_private_bytes(key).sign(message).hex() for key in keys)
 
 
-def verify(files: Files, path: str, head: str, mac: str, signatures: str, owner_uid: int = 0) -> None:
+def verify(files: Files, path: str, head: str, mac: str, signatures: str) -> None:
     """Raises HeadRefusedError unless a public half in the file at `path` fits one of the signatures.
 
     `head`: its address.
     """
     try:
-        publics = read_keys(files, path, owner_uid)
+        publics = read_keys(files, path)
     except UnreadableError as error:
         raise HeadRefusedError(error.reason, error.hint) from None
     except AwaitedError:

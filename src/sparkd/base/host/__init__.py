@@ -37,8 +37,10 @@ class Host:
         root: str | os.PathLike[str] = "/",
         docker: Callable[[], DockerFacts] | None = None,
         gpu: Callable[[], GpuFacts] | None = None,
+        owner_uid: int = 0,
     ) -> None:
-        self.files = Files(os.path.realpath(root))
+        """`owner_uid`: as in Files."""
+        self.files = Files(os.path.realpath(root), owner_uid)
         self.docker_fixture = docker
         self.gpu = gpu or self._gpu
 

@@ -102,6 +102,8 @@ class Files(Struct, frozen=True):
     """Reads below `root`. Every method raises OSError as the kernel would."""
 
     root: str = "/"
+    owner_uid: int = 0
+    """Who owns what is root's on the machine: another user in a tree of files that this one has made."""
 
     @contextmanager
     def opened(self, path: str) -> Iterator[int]:

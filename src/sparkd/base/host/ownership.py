@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Collection
 from contextlib import suppress
 from shlex import quote
 from stat import S_ISVTX
@@ -10,8 +9,6 @@ from stat import S_ISVTX
 from sparkd.base.host import disks
 from sparkd.base.host.files import Files, Kind, Opened, follow
 from sparkd.base.lib.errors import AwaitedError, ConfigError, unreadable
-
-ROOT = (0,)
 
 
 def _list_steps(files: Files, path: str) -> list[str]:
@@ -26,14 +23,15 @@ def _list_steps(files: Files, path: str) -> list[str]:
     return steps
 
 
-def find_writable(files: Files, path: str, owners: Collection[int] = ROOT, *, sticky: bool = False) -> str:
-    """What others than `owners` may write to: the file, or a folder or symlink on the way to it. Empty where nothing.
+def find_writable(files: Files, path: str, *trusted: int, sticky: bool = False) -> str:
+    """What others than root may write to: the file, or a folder or symlink on the way to it. Empty where nothing.
 
-    In a sticky folder nobody can replace what an owner has there. `sticky`: `path` may itself be one. The search ends
-    at what is unreadable.
+    `trusted`: uids that may write to it, too. In a sticky folder nobody can replace what an owner has there. `sticky`:
+    `path` may itself be one. The search ends at what is unreadable.
     """
     with suppress(OSError):
         steps = ["/", *_list_steps(files, path)]
+        owners = (files.owner_uid, *trusted)
         for step in steps:
             facts = files.lstat(step)
             is_fixed = facts.permissions & S_ISVTX and (sticky or step != steps[-1])
@@ -51,7 +49,7 @@ def find_writable_parent(files: Files, path: str) -> str:
     kinds = {mount.target: mount.kind for mount in disks.read_mounts(files, "self")}
     for folder in folders:
         if (
-            find_writable(files, folder, (*ROOT, os.geteuid()))
+            find_writable(files, folder, os.geteuid())
             or kinds.get(disks.find_nearest(kinds, folder)) not in disks.LOCAL
         ):
             return folder
@@ -60,7 +58,7 @@ def find_writable_parent(files: Files, path: str) -> str:
 
 def refuse_writable(files: Files, path: str, what: str) -> None:
     """Raises AwaitedError where others than root, or than the user who runs this, may change the file."""
-    writable = find_writable(files, path, (*ROOT, os.geteuid()))
+    writable = find_writable(files, path, os.geteuid())
     if not writable:
         return
     hint = f"look at what is in it, then: sudo chown root: {quote(path)} && sudo chmod go-w {quote(path)}"
@@ -85,7 +83,7 @@ def read_private(files: Files, path: str, limit: int, *owners: int) -> Opened:
     facts = opened.facts
     if facts.kind is not Kind.FILE:
         raise ConfigError(f"{path}: is no regular file", f"ls -l {quote(path)}")
-    if facts.uid not in (owners or ROOT):
+    if facts.uid not in (owners or (files.owner_uid,)):
         raise ConfigError(f"{path}: belongs to uid {facts.uid}, needed is root", f"sudo chown root:root {quote(path)}")
     if facts.permissions & 0o077:
         raise ConfigError(f"{path}: has mode {facts.permissions:04o}, needed is 0600", f"sudo chmod 600 {quote(path)}")

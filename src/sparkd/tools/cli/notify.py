@@ -47,7 +47,7 @@ def send_test(_: argparse.Namespace) -> int:
     return ExitCode.LAUNCH_FAILED if has_failed else ExitCode.GOOD
 
 
-def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
+def flush(host: Host, env: Mapping[str, str]) -> ExitCode:
     """Send what is left, and return 11 where that fails. systemd's variables name the ended unit (systemd.exec(5))."""
     state = FILE.read(host.files)
     try:
@@ -55,7 +55,7 @@ def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
     except ConfigError:  # as they were when they could be read
         settings = Notify.model_validate(state.settings) if state else Notify()
     redact = Redaction()
-    outbox = Outbox(host, settings, log.events(lambda _, line: print(line, file=sys.stderr), redact), owner_uid)
+    outbox = Outbox(host, settings, log.events(lambda _, line: print(line, file=sys.stderr), redact))
     if not settings.configured_ways or not outbox.open(wait=False):  # an agent runs again: it sends what is left
         return ExitCode.GOOD
     unit, code = env.get("MONITOR_UNIT", ""), env.get("MONITOR_EXIT_STATUS", "")

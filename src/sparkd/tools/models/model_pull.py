@@ -11,7 +11,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.disks import Room, read_rooms
 from sparkd.base.host.files import Files
-from sparkd.base.host.ownership import ROOT, read_private
+from sparkd.base.host.ownership import read_private
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import did_you_mean, sanitize
 from sparkd.base.plan.model import pull_command
@@ -127,7 +127,7 @@ def read_token(path: str | None, files: Files) -> str | None:
         return None
     hint = f"chmod 600 {path}, of root or yourself; the token alone on one line"
     try:
-        file = read_private(files, os.path.abspath(path), 4096, *ROOT, os.geteuid())  # noqa: PTH100
+        file = read_private(files, os.path.abspath(path), 4096, files.owner_uid, os.geteuid())  # noqa: PTH100
     except FileNotFoundError as error:
         raise UsageError(f"the token can't be read from {path}: {error.strerror}", hint) from None
     except ConfigError as error:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import KEY, forget_command, read_keys
+from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import UsageError
 from sparkd.tools.setup.setup_manifest import Setup
 
@@ -61,7 +62,7 @@ def create_key(path: str, setup: Setup) -> str:
 
 def rotate_key(path: str, setup: Setup) -> str:
     """Put a new key above the only one in the file; return what to do next. Raises UsageError, ConfigError."""
-    old_key, *older_keys = read_keys(setup.files, path, os.geteuid())
+    old_key, *older_keys = read_keys(Files(setup.files.root, os.geteuid()), path)
     if older_keys:
         hint = f"once all nodes have the new key, on each: {forget_command(path)}"
         raise UsageError(f"{path} has {1 + len(older_keys)} keys: the rotation before is not complete", hint)

@@ -19,6 +19,7 @@ from sparkd.base.cluster.membership import Peer, find_place, resolve_context
 from sparkd.base.config import Settings
 from sparkd.base.config.layers import Key
 from sparkd.base.host import Host
+from sparkd.base.host.files import Files
 from sparkd.base.host.network import canonical
 from sparkd.base.lib.errors import BlockedError, ConfigError
 from sparkd.base.recipes.loader import load_recipe
@@ -136,8 +137,8 @@ class Wizard:
         joined, failure = list[Guest](), ""
         option = f"--nodes {choice.fit.nodes}" if choice.fit.nodes > len(choice.nodes) else "--invite"
         again = f"sudo sparkd init {option}"
-        keys = read_keys(self.host.files, key_file, os.geteuid())
-        head_keys = head_key.read_public_halves(self.host.files, os.geteuid())
+        files = Files(self.host.files.root, os.geteuid())
+        keys, head_keys = read_keys(files, key_file), head_key.read_public_halves(files)
         invitation = Invitation(choice.nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys)
         with explain_interrupt(joined, again), invitation:
             note = f"on {choice.missing} other node(s), within ten minutes; this one waits"

@@ -17,7 +17,7 @@ from sparkd.agent.preflight.check import AnyCheck, Level, Verdict
 from sparkd.agent.preflight.checks.compile_cache import CompileCache
 from sparkd.agent.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.agent.preflight.checks.foreign_units import ForeignUnits
-from sparkd.agent.preflight.checks.remove_ipc import RemoveIpc
+from sparkd.agent.preflight.checks.shared_memory import RemoveIpc
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.base.host import CachedHost, Host
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, RecordedReader, connect

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.commands import sparkd
 
 from sparkd.agent.preflight.check import AnyCheck
-from sparkd.agent.preflight.checks.remove_ipc import KEEP_SERVICES
+from sparkd.agent.preflight.checks.shared_memory import KEEP_SERVICES
 from sparkd.agent.preflight.runner import CHECKS, IDS
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import reflow

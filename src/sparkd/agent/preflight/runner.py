@@ -11,25 +11,21 @@ from sparkd.agent.preflight.check import AnyCheck, Finding, Level, Verdict, unkn
 from sparkd.agent.preflight.checks.compile_cache import CompileCache
 from sparkd.agent.preflight.checks.disk import DiskRoom
 from sparkd.agent.preflight.checks.docker import Docker, EngineImage, StaleContainer
-from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricLink
+from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricLink, PeerClocks
 from sparkd.agent.preflight.checks.foreign_units import ForeignUnits
 from sparkd.agent.preflight.checks.free_memory import FragmentedMemory, PageCache, SwapOff
-from sparkd.agent.preflight.checks.gid_index import GidIndex
 from sparkd.agent.preflight.checks.gpu import Gpu
 from sparkd.agent.preflight.checks.kernel import Kernel, KernelSettings
 from sparkd.agent.preflight.checks.kernel_log import KernelLog
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.limits import Memlock, MemoryLimit, ShmSize
-from sparkd.agent.preflight.checks.memory import UnifiedMemory
+from sparkd.agent.preflight.checks.memory import ModelMemory, UnifiedMemory
 from sparkd.agent.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
-from sparkd.agent.preflight.checks.model_memory import ModelMemory
 from sparkd.agent.preflight.checks.paths import ScriptPaths
-from sparkd.agent.preflight.checks.peer_clocks import PeerClocks
 from sparkd.agent.preflight.checks.plan_lint import PlanLint
 from sparkd.agent.preflight.checks.ports import Listeners, Ports
-from sparkd.agent.preflight.checks.rdma import Rdma
-from sparkd.agent.preflight.checks.remove_ipc import RemoveIpc
-from sparkd.agent.preflight.checks.shared_memory import SharedMemory
+from sparkd.agent.preflight.checks.rdma import GidIndex, Rdma
+from sparkd.agent.preflight.checks.shared_memory import RemoveIpc, SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.checks.weights import ModelWeights
 from sparkd.agent.preflight.fixes import ORDER, Fix

@@ -10,8 +10,7 @@ from tests.unit.plans import HEAD, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.compile_cache import CacheFacts, CompileCache
-from sparkd.agent.preflight.checks.custom_ops import NOT_KEPT
+from sparkd.agent.preflight.checks.compile_cache import NOT_KEPT, CacheFacts, CompileCache
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, caches, docker_image
 from sparkd.base.host.caches import Folder

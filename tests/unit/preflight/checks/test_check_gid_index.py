@@ -9,7 +9,7 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.gid_index import GidFacts, GidIndex, GidTable
+from sparkd.agent.preflight.checks.rdma import GidFacts, GidIndex, GidTable
 from sparkd.base.host import Host, infiniband
 from sparkd.base.host.files import Files
 from sparkd.base.host.infiniband import Gid

@@ -4,7 +4,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.remove_ipc import RemoveIpc, RemoveIpcFacts, removes_ipc
+from sparkd.agent.preflight.checks.shared_memory import RemoveIpc, RemoveIpcFacts, removes_ipc
 from sparkd.base.host import Host
 
 CHECK = RemoveIpc("x/vllm:1", host_ipc=True)

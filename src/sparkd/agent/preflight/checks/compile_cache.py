@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 from types import MappingProxyType
 
@@ -10,18 +10,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, skipped, warn
-from sparkd.agent.preflight.checks import custom_ops
 from sparkd.base.host import Host, caches, docker, docker_image
 from sparkd.base.host.caches import Folder
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.base.lib.text import sanitize, size
+from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
 from sparkd.base.plan.model import Cache
 from sparkd.base.recipes.schema import Volume
 from sparkd.base.state import launch_history
 from sparkd.base.vllm.command import first_values
+from sparkd.base.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
 from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.predicates import compiles_custom_ops
 
@@ -120,8 +120,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
         return replace(
             facts,
             custom_ops=tuple(
-                folders.get(path) or (caches.count_folder(host.files, path) if path else custom_ops.NOT_KEPT)
-                for path in custom_ops.list_paths(self.env, self.volumes, self.caches, image.id)
+                folders.get(path) or (caches.count_folder(host.files, path) if path else NOT_KEPT)
+                for path in _list_custom_ops_paths(self.env, self.volumes, self.caches, image.id)
             ),
             total_bytes=memory.total_bytes,
             available_bytes=memory.available_bytes,
@@ -158,9 +158,9 @@ class CompileCache(Check[CacheFacts], frozen=True):
         """Judge a start that must compile custom_ops ["all"]; nothing for any other."""
         if self.need is None or facts.gpu_total_bytes is not None:
             return
-        if missing := custom_ops.describe_missing(facts.custom_ops, compiled_before=facts.compiled_before):
+        if missing := _describe_missing(facts.custom_ops, compiled_before=facts.compiled_before):
             engine_bytes = self.need.engine_bytes(facts.total_bytes)
-            yield custom_ops.judge_memory(missing, engine_bytes, facts.available_bytes, facts.total_bytes)
+            yield _judge_memory(missing, engine_bytes, facts.available_bytes, facts.total_bytes)
 
     def _find_problems(self, facts: CacheFacts) -> Iterator[Verdict]:
         yield from _find_unusable(facts)
@@ -213,3 +213,60 @@ def _is_closed(folder: Folder, user: str) -> bool:
     """Whether this user can't write to the folder, because it is root's, or missing: sparkd makes it as root."""
     may_write = user in ("", "root", "0", str(folder.uid)) or folder.writable_by_others
     return folder.kind in ("folder", "missing") and not may_write and folder.uid == 0
+
+
+COMPILE_BYTES = 3 * GIB
+"""Memory beside the engine's share that a start needs, to compile custom_ops ["all"]: with no more it is blocked.
+
+"Only ~3 GiB RAM available during model load": two machines froze ("Two-Node DGX Spark Cluster: Running DeepSeek V4
+Flash at 16 TPS", Tobias Weiss). No report shows a need of more. A pair just booted compiled a wiped cache at a share
+of 0.85 of 121 GiB ("Another dual-Spark data point", NVIDIA developer forum). A third, which kept vLLM's cache alone,
+reports 16 s of torch.compile and a start of 8 minutes at 0.90; 116 GiB were free, and 107.7 were the share ("DeepSeek
+V4 Flash on Dual DGX Spark", Echo). While weights load more is available, since the KV cache is allocated after them.
+"""
+NOT_KEPT = Folder("", "missing")
+"""Stands for a cache that no mount keeps."""
+
+
+def _list_custom_ops_paths(
+    env: Mapping[str, str], volumes: Iterable[Volume], plan_caches: Iterable[Cache], image_id: str
+) -> Iterator[str]:
+    """Paths on the node of CUSTOM_OPS_CACHES, in their order; an empty one where no mount keeps the cache."""
+    mounts = {volume.target: volume.source for volume in volumes if not volume.read_only}
+    mounts |= {cache.target: caches.path(image_id, cache.name) for cache in plan_caches}
+    folders = cache_folders(env)
+    for folder in (folders[name] for name in CUSTOM_OPS_CACHES):
+        target = max((mount for mount in mounts if is_below(folder, mount)), key=len, default=None)
+        yield mounts[target] + folder.removeprefix(target) if target else ""
+
+
+def _describe_missing(folders: Sequence[Folder], *, compiled_before: bool) -> str:
+    """The caches that a start has to fill, such as `triton empty`; empty where it compiles nothing.
+
+    `folders`: of CUSTOM_OPS_CACHES, in their order. `compiled_before`: whether the last good start compiled the same.
+    """
+    missing = {
+        name: "not kept" if folder == NOT_KEPT else "empty"
+        for name, folder in zip(CUSTOM_OPS_CACHES, folders, strict=True)
+        if folder.kind != "folder" or folder.empty
+    }
+    # This model does not use a cache that the last good start left empty. Where one is not kept, that start proves
+    # nothing: it compiled for this cache, too.
+    if compiled_before and NOT_KEPT not in folders and len(missing) < len(folders):
+        return ""
+    return ", ".join(f"{name} {problem}" for name, problem in missing.items())
+
+
+def _judge_memory(missing: str, engine_bytes: int, available_bytes: int, total_bytes: int) -> Verdict:
+    """Judge the memory for a start that fills the missing caches. `engine_bytes`: the engine's share."""
+    needed_bytes = engine_bytes + COMPILE_BYTES
+    reason = (
+        f'custom_ops ["all"] compiles from scratch ({missing}) while weights load: '
+        f"{size(available_bytes)} available, more than {size(needed_bytes)} needed ({size(engine_bytes)} and "
+        f"{size(COMPILE_BYTES)} to compile)"
+    )
+    if available_bytes > needed_bytes:
+        return warn(reason, "leave this node to itself until it serves: with 3 GiB available two machines froze")
+    share = max(0, available_bytes - COMPILE_BYTES) * 100 // max(1, total_bytes) / 100
+    hint = f"lower gpu-memory-utilization to {share:g} for the first start, on all nodes; or take custom_ops out"
+    return block(reason, hint, shortage_bytes=needed_bytes - available_bytes)

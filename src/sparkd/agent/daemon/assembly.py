@@ -14,13 +14,12 @@ from sparkd import __version__
 from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.admission import Admission, Backoff
-from sparkd.agent.daemon.agreed import Agreed
+from sparkd.agent.daemon.agreed import Agreed, PlanDifferences
 from sparkd.agent.daemon.context import Agent, Base, Context
 from sparkd.agent.daemon.head_config import HeadFollower
 from sparkd.agent.daemon.history import LaunchRow, read_disk
 from sparkd.agent.daemon.own_rank import OwnRank
 from sparkd.agent.daemon.phase_report import PhaseReport
-from sparkd.agent.daemon.plan_differences import PlanDifferences
 from sparkd.agent.daemon.proving import ProvingPeriod
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore

@@ -8,20 +8,20 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import lower_readahead, start_load_memory_thread
-from sparkd.agent.daemon.rdma import check_hcas, read_transport
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.preflight.checks.rdma import BY_TCP
+from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
 from sparkd.base.host import docker, docker_config, infiniband, meminfo, versions
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.shm import Identity
-from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError
+from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError, OutdatedPlanError
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
+from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import launch_history
 from sparkd.base.state.history import count_out_of_memory_loads
@@ -213,3 +213,44 @@ def watch(agent: Agent, running: Running) -> None:
         agent.events.warning("cache.kernels.cleared", count=rank.torn_kernels, reason=reason, hint=hint)
     short_id = rank.container_id[:12]
     agent.events.info("engine.container.started", name=rank.name, container=short_id, image=agent.plan.image)
+
+
+def read_transport(agent: Agent) -> str:
+    """The transport that NCCL can use here. Empty where devices can't be read: then NCCL decides."""
+    check = Rdma.from_inputs(CheckInputs(agent.plan, agent.settings))
+    try:
+        return check.transport(check.probe(agent.host))
+    except (OSError, ValueError):
+        return ""
+
+
+def note_late_rdma(agent: Agent) -> None:
+    """Report RDMA devices that came up after `fingerprint`, with the link to a node that boots later.
+
+    Raises OutdatedPlanError where the plan lacks their names.
+    """
+    if agent.reporter.report.transport != BY_TCP:
+        return
+    interface = agent.plan.node.interface
+    with suppress(OSError):  # a TimeoutError, too
+        hcas, transport = agent.loop.beside(
+            lambda: (infiniband.hcas_of(agent.host.files, interface), read_transport(agent)),
+            10.0,
+            "looking at the RDMA devices",
+        )
+        if transport == BY_RDMA:
+            check_hcas(agent, hcas)
+            agent.reporter.update(transport=transport)
+
+
+def check_hcas(agent: Agent, current: tuple[str, ...]) -> None:
+    """Raises OutdatedPlanError where the node has other RDMA devices now than when the plan was made, which names them.
+
+    A port's second device may come up late, or with the other node. Without it the link is half as fast. NCCL pairs the
+    devices of two nodes by index, so a node with half of them can't connect.
+    """
+    planned = agent.plan.node.hcas
+    if current and planned != current and not agent.settings.fabric.hcas and agent.plan.names_hcas:
+        planned_text = f"were {','.join(planned)}" if planned else "there were none"
+        reason = f"the fabric's RDMA devices are {','.join(current)} now, and {planned_text} when this run began"
+        raise OutdatedPlanError(reason, "sparkd restarts with them")

@@ -1,4 +1,4 @@
-"""Memory that CPU and GPU share: what the plan takes of it, who has it otherwise, and whether the model fits its share."""
+"""Memory that CPU and GPU share: what the plan takes of it, who has the rest, and whether the model fits its share."""
 
 from __future__ import annotations
 

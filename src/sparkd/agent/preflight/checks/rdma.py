@@ -242,6 +242,8 @@ class GidFacts(Struct, frozen=True):
 
 
 class GidIndex(Check[GidFacts], frozen=True):
+    """Whether the plan pins the right entry of each RoCE port's table of addresses (GIDs)."""
+
     env: Mapping[str, str]
     address: str
     """This node's address on the fabric. Its family, IPv4 or IPv6, is that of the GIDs."""

@@ -116,6 +116,8 @@ class RemoveIpcFacts(Struct, frozen=True):
 
 
 class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
+    """Whether logind would delete the engine's segments when the engine's user logs out."""
+
     image: str
     host_ipc: bool
     id = "remove-ipc"

@@ -47,7 +47,7 @@ from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.plan.agreement import Agreement, dump_values
 from sparkd.base.state.file import Content, StateFile
-from sparkd.base.state.rank_record import RankRecord
+from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.base.status.model import NodeReport
 from sparkd.base.vllm.log_lines import LogForwarder
 
@@ -183,8 +183,11 @@ class MemoryActions(Actions):
     def require_run_room(self) -> None:
         """There is."""
 
-    def write_rank(self, record: RankRecord) -> None:
-        self.written["rank.json"] = record.stage.value
+    def write_private(self, path: str, text: str) -> None:
+        if path == RANK_FILE.path:
+            self.written["rank.json"] = RANK_FILE.decode(text.encode()).stage.value
+        else:
+            super().write_private(path, text)
 
     def forget_rank(self) -> None:
         self.written.pop("rank.json", None)
@@ -320,7 +323,7 @@ def running(
         log = LogReader(follow, LogForwarder(Redactor(), "-"), agent.journal.put, agent.events, agent.loop.wake)
         log.start()
         record = rank_record(rank_id=agent.rank_id, dockerd_pid=pid_without_live_restore(agent.host))
-        made = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop)
+        made = Running(rank, log, record, partial(agent.store.write_private, RANK_FILE), agent.host, agent.loop)
         agent.rank.take(made)
         try:
             yield made, process

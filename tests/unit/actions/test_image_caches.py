@@ -8,7 +8,6 @@ import pytest
 
 from sparkd.agent.actions.compile_caches import (
     REMOVAL_PREFIX,
-    Pruned,
     make_cache_folder,
     prune_caches,
     remove_empty_kernels,
@@ -32,12 +31,12 @@ def names(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir())
 
 
-def prune(root: Path, keep: str = IMAGES[0], *mounted: str) -> list[Pruned]:
+def prune(root: Path, keep: str = IMAGES[0], *mounted: str) -> list[tuple[str, str]]:
     return list(prune_caches(f"sha256:{keep}", mounted, root))
 
 
 def test_the_three_that_were_used_last_stay(root: Path) -> None:
-    assert prune(root) == [Pruned(str(root / image)) for image in IMAGES[3:]]
+    assert prune(root) == [(str(root / image), "") for image in IMAGES[3:]]
     assert names(root) == list(IMAGES[:3])
 
 
@@ -51,14 +50,14 @@ def test_an_interrupted_removal_is_completed_and_is_not_counted_as_kept(root: Pa
     walk = prune_caches(IMAGES[0], (), root)
     next(walk)
     (root / IMAGES[4]).rename(root / f"{REMOVAL_PREFIX}{IMAGES[4]}")  # interrupted here
-    assert prune(root) == [Pruned(str(root / f"{REMOVAL_PREFIX}{IMAGES[4]}")), Pruned(str(root / IMAGES[5]))]
+    assert prune(root) == [(str(root / f"{REMOVAL_PREFIX}{IMAGES[4]}"), ""), (str(root / IMAGES[5]), "")]
     assert names(root) == list(IMAGES[:3])
 
 
 def test_a_mount_inside_a_cache_is_left_alone(root: Path) -> None:
     mounted = str(root / IMAGES[4] / "vllm")
     pruned = prune(root, IMAGES[0], "/", str(root), mounted)
-    assert Pruned(str(root / IMAGES[4]), "something is mounted in it") in pruned
+    assert (str(root / IMAGES[4]), "something is mounted in it") in pruned
     assert names(root) == [*IMAGES[:3], IMAGES[4]]
     assert (root / IMAGES[4] / "vllm/kernels.bin").exists()
 

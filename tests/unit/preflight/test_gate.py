@@ -38,7 +38,7 @@ ID = "0123456789abcdef" * 4
 def build(baseline: MemorySample | None) -> Sequence[AnyCheck]:
     return (
         StrayWorkers(),
-        SharedMemory(owners=(os.getuid(),)),
+        SharedMemory(),
         PageCache(NEED),
         UnifiedMemory(NEED, settle_seconds=60, baseline=baseline),
     )
@@ -80,7 +80,7 @@ class Machine:
         self.tree.process(30, "vllm", argv=("vllm", "serve"))
 
     def gate(self, policy: Preflight = POLICY, build_checks: BuildChecks = build) -> Gate:
-        host = Host(self.tree.root, docker=lambda: self.docker, gpu=lambda: self.gpu)
+        host = Host(self.tree.root, lambda: self.docker, lambda: self.gpu, os.getuid())
         io = GateIO(self.apply, self._run_hooks, self._wait, MainLoop(Notifier(), {}), self, self.shown.append)
         return Gate(build_checks, host, policy, io)
 

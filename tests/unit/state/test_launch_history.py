@@ -14,6 +14,7 @@ from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
+from sparkd.agent.daemon.state_store import StateStore
 from sparkd.base.cluster.chosen_plan import load_switch
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, DockerFacts
@@ -153,9 +154,13 @@ def written(made: AgentUnderTest) -> LaunchHistory:
     return FILE.decode(made.agent.actions.written[FILE.name].encode())
 
 
+def begin(store: StateStore, boot_id: str) -> None:
+    store.record(lambda launches: launches.recover(boot_id, "2026-11-01T00:00:00+00:00"))
+
+
 def test_a_start_counts_an_agent_that_was_killed(started: AgentUnderTest) -> None:
     digest = started.agent.plan.backoff_key
-    started.agent.store.record_start(started.agent.boot_id)
+    begin(started.agent.store, started.agent.boot_id)
     after = written(started)
     assert (after.failures[digest], after.last_failure(digest)) == (1, KILLED)
     assert [one.open for one in after.boots] == [True, False], "what ended with its machine stays so"
@@ -172,7 +177,7 @@ def test_a_full_disk_is_logged_once(started: AgentUnderTest) -> None:
     actions = FullDisk(agent.host, agent.loop, "x")
     store = started.remake(actions=actions).store
     for _ in range(2):
-        store.record_start(agent.boot_id)
+        begin(store, agent.boot_id)
     assert actions.written == {}
     assert len([line for line in started.events.lines if line.startswith("state.write.failed")]) == 1
 

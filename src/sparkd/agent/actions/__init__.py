@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from sparkd.base.plan.model import LaunchPlan
     from sparkd.base.state.history import Past, Row
     from sparkd.base.state.launch_history import End
-    from sparkd.base.state.rank_record import RankRecord
 
 T = TypeVar("T")
 
@@ -174,10 +173,6 @@ class Actions:
 
         self._act(work, WRITE_SECONDS, "a write to /run")  # it also looks at this process, as the loop's thread may not
 
-    def write_rank(self, record: RankRecord) -> None:
-        """Raises OSError."""
-        self.write_private(RANK_FILE.path, RANK_FILE.encode(record))
-
     def write_private(self, path: str, text: str) -> None:
         """Write a file in /run for root alone; also called by the thread that reads the rank's log. Raises OSError."""
         files.write(self._private_file(path), text, 0o600, durable=False)
@@ -198,7 +193,8 @@ class Actions:
                 path = Path(self._host.files.real(RANK_FILE.path))
                 path.replace(path.with_name(f"{path.name}.broken"))
             elif known.record is not None and known.record.stage is RankStage.READY:
-                self.write_rank(replace(known.record, stage=RankStage.ENDING, invocation=""))
+                record = replace(known.record, stage=RankStage.ENDING, invocation="")
+                self.write_private(RANK_FILE.path, RANK_FILE.encode(record))
         return fault
 
     def check_asserts(
@@ -225,7 +221,7 @@ class Actions:
 
         return self._act(remove_container, 15.0, "docker")
 
-    def prune_caches(self, image_id: str) -> Iterator[compile_caches.Pruned]:
+    def prune_caches(self, image_id: str) -> Iterator[tuple[str, str]]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
         mounts = disks.read_mounts(self._host.files, "self")
         return compile_caches.prune_caches(image_id, (mount.target for mount in mounts))
@@ -247,13 +243,9 @@ class Actions:
         """Drop a shard's page cache while `should_continue` holds; returns its bytes. Raises OSError, ValueError."""
         return page_cache.drop_file_cache(self._host, shard, should_continue)
 
-    def pause_process(self, container_id: str, key: tuple[int, int]) -> bool:
-        """Stop the container's process of that id and start time; whether it was there."""
-        return signal_process(signal.SIGSTOP, *key, container_id)
-
-    def resume_process(self, container_id: str, key: tuple[int, int]) -> bool:
-        """Continue the container's process of that id and start time; whether it was there."""
-        return signal_process(signal.SIGCONT, *key, container_id)
+    def hold_process(self, container_id: str, key: tuple[int, int], *, held: bool) -> bool:
+        """Stop (or continue) the container's process of that id and start time. Returns whether it was there."""
+        return signal_process(signal.SIGSTOP if held else signal.SIGCONT, *key, container_id)
 
     def compact_memory(self, fix: CompactMemory) -> Applied:
         """Blocks for seconds: runs in a thread of its own. Raises OSError, ValueError where it cannot look."""

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct
-
 from sparkd.agent.actions.shared_folders import SharedFolderError, refuse_shared
 from sparkd.base.host import caches
 from sparkd.base.lib.errors import LaunchError
@@ -17,12 +15,6 @@ KEPT = 3
 """Images that keep their caches: today's, yesterday's for a way back, and one more. DeepSeek's cache is a few GB."""
 REMOVAL_PREFIX = ".removed-"
 """Prefix of a folder that is being removed: removing takes minutes, and the agent may end meanwhile."""
-
-
-class Pruned(Struct, frozen=True):
-    path: str
-    error: str = ""
-    """Why it could not be removed; empty where it was."""
 
 
 def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> Path:
@@ -79,8 +71,12 @@ def remove_empty(top: Path, below: str) -> None:
         os.close(fd)
 
 
-def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(caches.ROOT)) -> Iterator[Pruned]:
-    """Remove the caches of all images except the KEPT last used, and yield each. Raises OSError.
+def prune_caches(
+    keep_image_id: str, mounted: Iterable[str], root: Path = Path(caches.ROOT)
+) -> Iterator[tuple[str, str]]:
+    """Remove the caches of all images except the KEPT last used. Raises OSError.
+
+    Yields the path of each, and why it could not be removed, empty where it was.
 
     `mounted`: this machine's mount points. A folder that is one, or has one below it, is left alone.
     """
@@ -96,16 +92,16 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
     cache_folders.sort(key=lambda folder: (folder.name != own_name, -folder.stat().st_mtime))
     for folder in (*half_removed, *cache_folders[KEPT:]):
         if any(mount_point == str(folder) or mount_point.startswith(f"{folder}/") for mount_point in mount_points):
-            yield Pruned(str(folder), "something is mounted in it")
+            yield str(folder), "something is mounted in it"
             continue
         try:
             # Renamed first: half removed, with a new modification time, it would look like a cache in use.
             doomed = (
                 folder if folder in half_removed else folder.rename(folder.with_name(f"{REMOVAL_PREFIX}{folder.name}"))
             )
-            yield Pruned(str(folder), _remove_tree(doomed))
+            yield str(folder), _remove_tree(doomed)
         except OSError as error:
-            yield Pruned(str(folder), error.strerror or type(error).__name__)
+            yield str(folder), error.strerror or type(error).__name__
 
 
 def _remove_tree(folder: Path) -> str:

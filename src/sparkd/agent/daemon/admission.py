@@ -1,17 +1,15 @@
 """What a start has to pass: preflight, which may fix and check again, and the wait after failures of the plan."""
 
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 from msgspec import Struct, field
 
 from sparkd.agent.daemon import hooks, kernel_log
-from sparkd.agent.daemon.context import Context
+from sparkd.agent.daemon.context import Context, beside_or_blocked
 from sparkd.agent.daemon.head_config import check_head, show_unproven
 from sparkd.agent.preflight.check import Finding
-from sparkd.agent.preflight.gate import THREADS_HINT, Gate, GateIO
+from sparkd.agent.preflight.gate import Gate, GateIO
 from sparkd.agent.preflight.hooks import list_hooks
 from sparkd.agent.preflight.runner import build_checks
 from sparkd.base.cluster.membership import check_inputs
@@ -23,11 +21,10 @@ from sparkd.base.status.model import FindingReport, Phase
 
 LOOK_SECONDS = 10.0
 """Limit for a look at dockerd's process, or at the list of hooks: milliseconds, on a disk that does not hang."""
+LOOK_HINT = "look at: sudo dmesg"
 
 _NO_REMEDY = ("sparkd starts", "nothing is to be done", "its log", "sudo sparkd logs")
 """Beginnings of hints that suit a first failure, but do not help a person after five."""
-
-T = TypeVar("T")
 
 
 class Admission(Struct):
@@ -42,7 +39,8 @@ class Admission(Struct):
     def check(self) -> bool:
         """Pass preflight. Returns whether docker ran before it. Raises BlockedError (10) or NeedsPersonError (17)."""
         agent = self.agent
-        docker_was_up = self._run_beside(partial(docker.running, agent.host), "looking at dockerd")
+        look = partial(docker.running, agent.host)
+        docker_was_up = beside_or_blocked(agent.loop, look, LOOK_SECONDS, "looking at dockerd", LOOK_HINT)
         # BLOCKED stays until nothing blocks: another try is no news.
         if agent.reporter.report.phase is not Phase.BLOCKED:
             agent.phase.enter(Phase.PREFLIGHT)
@@ -62,17 +60,10 @@ class Admission(Struct):
         ).admit()
         return docker_was_up
 
-    def _run_beside(self, work: Callable[[], T], what: str) -> T:
-        try:
-            return self.agent.loop.beside(work, LOOK_SECONDS, what)
-        except BlockingIOError as error:
-            raise BlockedError(f"{what}: {error}", THREADS_HINT) from None
-        except TimeoutError as error:
-            raise BlockedError(str(error), "look at: sudo dmesg") from None
-
     def _run_hooks(self) -> tuple[Finding, ...]:
         agent, context = self.agent, self.agent.context
-        programs = self._run_beside(partial(list_hooks, agent.host.files), "looking at the hooks")
+        look = partial(list_hooks, agent.host.files)
+        programs = beside_or_blocked(agent.loop, look, LOOK_SECONDS, "looking at the hooks", LOOK_HINT)
         return hooks.run_hooks(programs, agent.loop.wait, hooks.hook_environment(context.role, context.rank))
 
     def _wait(self, seconds: float, message: str) -> None:

@@ -2,11 +2,9 @@
 
 import os
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
 
 from msgspec.structs import asdict, replace
 
@@ -15,7 +13,7 @@ from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.admission import Admission, Backoff
 from sparkd.agent.daemon.agreed import Agreed, PlanDifferences
-from sparkd.agent.daemon.context import Agent, Base, Context
+from sparkd.agent.daemon.context import Agent, Base, Context, beside_or_blocked
 from sparkd.agent.daemon.head_config import HeadFollower
 from sparkd.agent.daemon.history import LaunchRow, read_disk
 from sparkd.agent.daemon.own_rank import OwnRank
@@ -33,7 +31,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host, network
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import read_process
-from sparkd.base.lib.errors import BlockedError, ExitCode, find_action
+from sparkd.base.lib.errors import ExitCode, find_action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
@@ -43,8 +41,6 @@ from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.state.rank_record import read_boot_id
 from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase
 from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
-
-T = TypeVar("T")
 
 
 def assemble(base: Base, node: NodeContext, adoptable: AdoptableRank | None = None) -> Agent:
@@ -59,7 +55,8 @@ def assemble(base: Base, node: NodeContext, adoptable: AdoptableRank | None = No
         secrets = adoptable.kept.secrets
     else:
         read_engine_secrets = partial(read_secrets, Files(), node.plan)
-        secrets = _read_beside(loop, read_engine_secrets, "reading the secrets", "a file of engine.secrets")
+        hint = "what holds a file of engine.secrets? look at: sudo dmesg"
+        secrets = beside_or_blocked(loop, read_engine_secrets, 10.0, "reading the secrets", hint)
     redact = Redaction(secrets.values())
     events = base.log.events(redact)
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, keys)
@@ -118,16 +115,11 @@ def read_keys_beside(loop: MainLoop, host: Host, settings: Settings) -> tuple[by
 
     Raises as `join_cluster`, and BlockedError (exit 10) where the share hangs.
     """
+    if len(settings.cluster.nodes) < 2:
+        return ()
     path = settings.cluster.key_file
-    read = partial(read_keys, host.files, path)
-    return _read_beside(loop, read, "reading the cluster's key", path) if len(settings.cluster.nodes) > 1 else ()
-
-
-def _read_beside(loop: MainLoop, read: Callable[[], T], what: str, path: str) -> T:
-    try:
-        return loop.beside(read, 10.0, what)
-    except (TimeoutError, BlockingIOError) as error:
-        raise BlockedError(str(error), f"what holds {path}? look at: sudo dmesg") from None
+    hint = f"what holds {path}? look at: sudo dmesg"
+    return beside_or_blocked(loop, partial(read_keys, host.files, path), 10.0, "reading the cluster's key", hint)
 
 
 def equip(context: Context) -> Agent:

@@ -52,6 +52,7 @@ from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Journal, Notifier, invocation_id
+from sparkd.base.lib.times import utc_now
 from sparkd.base.status.model import Phase
 from sparkd.base.status.publisher import Reporter
 
@@ -173,8 +174,8 @@ def _disown_rank(actions: Actions, events: Events, refusals: Sequence[str]) -> N
 def _record_start(agent: Agent, origins: Mapping[str, str]) -> None:
     """Count this start, and put in order what earlier agents have left. `origins`: as `use_kept` takes them."""
     last_exit = agent.store.require_launches().last_exit
-    # Before all else: a crash before this would not be counted.
-    agent.store.record_start(agent.boot_id)
+    # Before all else: until its end is recorded, the process counts as killed, and a crash before this would not count.
+    agent.store.record(lambda launches: launches.recover(agent.boot_id, utc_now()))
     agent.launch_row.recall(last_exit)
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
     restore_readahead(agent)

@@ -14,12 +14,13 @@ from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.cluster.service import Cluster
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.preflight.gate import LOOK_SECONDS
+from sparkd.agent.preflight.gate import LOOK_SECONDS, THREADS_HINT
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import start_thread
+from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
@@ -42,6 +43,16 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+def beside_or_blocked(loop: MainLoop, work: Callable[[], T], seconds: float, what: str, hint: str) -> T:
+    """Run `work` beside the loop. Raises BlockedError (exit 10) where it hangs, or no thread can be started."""
+    try:
+        return loop.beside(work, seconds, what)
+    except BlockingIOError as error:
+        raise BlockedError(f"{what}: {error}", THREADS_HINT) from None
+    except TimeoutError as error:
+        raise BlockedError(str(error), hint) from None
 
 
 class Pace(Struct, frozen=True):
@@ -130,10 +141,10 @@ class Context(Base, frozen=True, kw_only=True):
     def endpoint(self, running: Running) -> Endpoint:
         return running.endpoint(self.plan, self.api_key, self.events)
 
-    def look(self, work: Callable[[], T], seconds: float, what: str, unknown: T) -> T:
-        """Run `work` beside the loop. Returns `unknown` where it hangs, or no thread can be started."""
-        with suppress(TimeoutError, BlockingIOError):
-            return self.loop.beside(work, seconds, what)
+    def look(self, work: Callable[[], T], seconds: float, what: str, unknown: T, *, shielded: bool = False) -> T:
+        """Run `work` beside the loop. Returns `unknown` where it hangs or fails, or no thread can be started."""
+        with suppress(OSError):
+            return self.loop.beside(work, seconds, what, shielded=shielded)
         return unknown
 
     def run_aside(self, name: str, work: Callable[[], object]) -> None:

@@ -27,21 +27,11 @@ T = TypeVar("T")
 
 GONE_SECONDS = 5.0
 """Limit for a killed rank to end with its whole container: only then do the other nodes' engines lose it."""
-BY_DOCKER = frozenset(
-    {
-        Cause.SYSTEM_ERROR,
-        Cause.LAUNCH_FAILED,
-        Cause.NOT_READY,
-        Cause.LOAD_STALLED,
-        Cause.ENGINE_STALLED,
-        Cause.ENGINE_ENDED,
-    }
-)
+_OF_ENGINE = (Cause.ENGINE_ENDED, Cause.NOT_READY, Cause.LOAD_STALLED, Cause.ENGINE_STALLED)
+BY_DOCKER = (*_OF_ENGINE, Cause.SYSTEM_ERROR, Cause.LAUNCH_FAILED)
 """Causes that may be due to a hung dockerd."""
-SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
-BY_ADDRESS = frozenset(
-    {Cause.ENGINE_ERROR, Cause.ENGINE_ENDED, Cause.NOT_READY, Cause.LOAD_STALLED, Cause.ENGINE_STALLED}
-)
+SHORT_OF_MEMORY = (Cause.MEMORY_GUARD, Cause.KERNEL_OOM)
+BY_ADDRESS = (*_OF_ENGINE, Cause.ENGINE_ERROR)
 """Causes that may be due to the loss of this node's own address."""
 NO_ADDRESS = "Cannot assign requested address"
 """glibc's text of EADDRNOTAVAIL: a program binds to an address that the node lacks."""
@@ -54,7 +44,8 @@ class EvidenceSearch:
         """Begin the looks, each in a thread. `running`: None where no rank was started."""
         self._agent, self._running, self._error = agent, running, error
         self._ends_at = time.monotonic() + agent.pace.last_look_seconds
-        self._docker_answer = self._start(self._choose_docker_look())
+        look_at_docker = partial(_time_docker_answer, agent.host) if error.cause in BY_DOCKER else None
+        self._docker_answer = self._start(look_at_docker)
         self._holder = self._start(self._choose_holder_look())
         self._culprit = self._start(self._choose_culprit_look())
         self._address = self._start(self._choose_address_look())
@@ -85,9 +76,6 @@ class EvidenceSearch:
             with suppress(OSError, ValueError):
                 return look.result()
         return None
-
-    def _choose_docker_look(self) -> Callable[[], float] | None:
-        return partial(_time_docker_answer, self._agent.host) if self._error.cause in BY_DOCKER else None
 
     def _choose_holder_look(self) -> Callable[[], str] | None:
         """Who else has a port of a head's rank that has not been ready."""

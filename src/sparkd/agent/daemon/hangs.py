@@ -5,8 +5,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
-from msgspec.structs import replace
-
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor
 from sparkd.agent.engine.hang import IDLE_SECONDS, HangWatch, Look, look_at_rank
@@ -48,8 +46,7 @@ def group_is_idle(agent: Agent, running: Running) -> bool:
 def report_idle(agent: Agent, running: Running, head: NodeReport) -> None:
     """Report whether this worker is idle. The figure is fixed, so that the report changes only where that does."""
     idle = head.phase is Phase.DEGRADED and _is_idle(running)
-    engine = replace(agent.reporter.report.engine, idle_seconds=round(IDLE_SECONDS) if idle else None)
-    agent.reporter.update(engine=engine)
+    agent.reporter.update_engine(idle_seconds=round(IDLE_SECONDS) if idle else None)
 
 
 def _is_idle(running: Running) -> bool:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from sparkd.agent.cluster.client import UnsignedError
 from sparkd.agent.cluster.peer_reader import PeerReader
-from sparkd.agent.daemon.context import Agent, Base, Context
+from sparkd.agent.daemon.context import Agent, Base, Context, beside_or_blocked
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import SIGNATURE_HEADER
 from sparkd.base.cluster.following import followed_context
@@ -197,10 +197,8 @@ def share_config(agent: Agent) -> None:
         make = partial(
             shared_config.make_shared, context.settings, context.recipe, plan.image_id, plan.user_script, files
         )
-        try:  # the script, and files that the recipe mounts, may lie on a share
-            shared = agent.loop.beside(make, FETCH_SECONDS, "reading what the workers get")
-        except (TimeoutError, BlockingIOError) as error:
-            raise BlockedError(str(error), "what holds the files that it names? look at: sudo dmesg") from None
+        hint = "what holds the files that it names? look at: sudo dmesg"  # such as a share: the script, and mounts
+        shared = beside_or_blocked(agent.loop, make, FETCH_SECONDS, "reading what the workers get", hint)
         body = shared_config.dump(shared)
         agent.cluster.publish(shared_config.PATH, body)
         agent.reporter.update(config_digest=shared_config.digest_of(body))

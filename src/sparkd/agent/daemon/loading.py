@@ -62,11 +62,11 @@ def make_ready(agent: Agent, running: Running) -> None:
 
 def _prune_caches(agent: Agent, image_id: str) -> None:
     with suppress(OSError):
-        for removal in agent.actions.prune_caches(image_id):
-            if removal.error:
-                agent.events.warning("cache.removal.failed", path=removal.path, reason=removal.error)
+        for path, error in agent.actions.prune_caches(image_id):
+            if error:
+                agent.events.warning("cache.removal.failed", path=path, reason=error)
             else:
-                agent.events.info("cache.folder.removed", path=removal.path)
+                agent.events.info("cache.folder.removed", path=path)
 
 
 def make_load_monitor(agent: Agent, running: Running) -> LoadMonitor:
@@ -80,9 +80,7 @@ def make_gpu_monitor(agent: Agent) -> GpuThrottleMonitor | None:
 
 def begin_load(agent: Agent) -> None:
     expected_seconds, expected_by = expected_load(agent)
-    engine = agent.reporter.report.engine
-    engine = replace(engine, started=utc_now(), expected_seconds=expected_seconds, expected_by=expected_by)
-    agent.reporter.update(engine=engine)
+    agent.reporter.update_engine(started=utc_now(), expected_seconds=expected_seconds, expected_by=expected_by)
     note_warmth(agent)
     agent.phase.enter(Phase.LOADING)
 
@@ -90,7 +88,7 @@ def begin_load(agent: Agent) -> None:
 def mark_ready(agent: Agent, running: Running) -> None:
     running.mark_ready()
     agent.launch_row.note_ready(running)
-    agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None, works=False))
+    agent.reporter.update_engine(idle_seconds=None, works=False)
     running.note_segments()  # last, since this may be interrupted by what ends the run
 
 

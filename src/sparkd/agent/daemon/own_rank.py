@@ -14,6 +14,7 @@ from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import caches, docker, docker_config
 from sparkd.base.lib.errors import RankEndedError
+from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.base.state.rank_record import LOG_POSITION, RankRecord
 from sparkd.base.vllm.log_lines import LogForwarder
 
@@ -53,7 +54,8 @@ def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", ag
     forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
     journal = agent.journal
     log = LogReader(follow, forwarder, journal.put, agent.events, agent.loop.wake, since, keep, journal.checkpoint)
-    running = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop, age_seconds)
+    keep_record = partial(agent.store.write_private, RANK_FILE)
+    running = Running(rank, log, record, keep_record, agent.host, agent.loop, age_seconds)
     agent.rank.take(running)
     return running
 
@@ -74,8 +76,8 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
         ended=running.rank.ended,
         processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
         available_bytes=lambda: agent.host.meminfo().available_bytes,
-        hold_process=partial(agent.actions.pause_process, running.rank.container_id),
-        resume_process=partial(agent.actions.resume_process, running.rank.container_id),
+        hold_process=partial(agent.actions.hold_process, running.rank.container_id, held=True),
+        resume_process=partial(agent.actions.hold_process, running.rank.container_id, held=False),
         events=agent.events,
     )
     agent.run_aside("compilers", running.compilers.run)

@@ -45,9 +45,8 @@ class ProvingPeriod(Struct):
                 self.proven = True
                 return
         self._keep_at = self.clock() + agent.settings.supervise.proven_seconds
-        filled_caches: tuple[str, ...] | None = None
-        with suppress(OSError):  # a disk that fails or hangs ends no engine that serves
-            filled_caches = agent.loop.beside(self._find_filled_caches, CACHES_SECONDS, "looking at the caches")
+        look = self._find_filled_caches
+        filled_caches: tuple[str, ...] | None = agent.look(look, CACHES_SECONDS, "looking at the caches", None)
         agent.store.record(lambda launches: launches.record_serving(agent.boot_id, filled_caches))
 
     def tick(self) -> None:

@@ -8,8 +8,6 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from msgspec.structs import replace
-
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
@@ -176,9 +174,8 @@ async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:
 
 def _report_kernels(agent: Agent, running: Running) -> str:
     """Report kernels that are compiled inside requests. Returns a phrase for the message; empty where none are."""
-    compilers, compiled = running.compiler_count, running.log.progress.compiled
-    engine = replace(agent.reporter.report.engine, compilers=compilers, kernels_compiled=compiled)
-    agent.reporter.update(engine=engine)
+    compilers = running.compiler_count
+    agent.reporter.update_engine(compilers=compilers, kernels_compiled=running.log.progress.compiled)
     return "; a kernel is being compiled, and requests may wait for it" if compilers else ""
 
 

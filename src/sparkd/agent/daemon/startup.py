@@ -1,21 +1,20 @@
 """The steps of a start, in the order of `run`: from preflight to a running container."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.context import Agent, beside_or_blocked
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import lower_readahead, start_load_memory_thread
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
-from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
 from sparkd.base.host import docker, docker_config, infiniband, meminfo, versions
 from sparkd.base.host.docker import LABEL
-from sparkd.base.host.shm import Identity
 from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError, OutdatedPlanError
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
@@ -25,6 +24,7 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import launch_history
 from sparkd.base.state.history import count_out_of_memory_loads
+from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.base.state.rank_record import RankRecord, left_segments
 from sparkd.base.status.model import Phase
 
@@ -57,22 +57,14 @@ def fingerprint(agent: Agent) -> None:
 
     Raises LaunchError (exit 11); BlockedError (exit 10), also where they changed since the first call.
     """
-    interface = agent.plan.node.interface
+
+    def look() -> tuple[Agreement, Mapping[str, str], tuple[str, ...], str]:
+        hcas = infiniband.hcas_of(agent.host.files, agent.plan.node.interface)
+        return read_agreement(agent), versions.read_versions(agent.host), hcas, read_transport(agent)
+
+    what, hint = "looking at the image and the model", f"what holds {agent.plan.model_path}? look at: sudo dmesg"
     try:
-        agreed, software, hcas, transport = agent.loop.beside(
-            lambda: (
-                read_agreement(agent),
-                versions.read_versions(agent.host),
-                infiniband.hcas_of(agent.host.files, interface),
-                read_transport(agent),
-            ),
-            FINGERPRINT_SECONDS,
-            "looking at the image and the model",
-        )
-    except BlockingIOError as error:
-        raise BlockedError(f"no look at the image and the model: {error}", THREADS_HINT) from None
-    except TimeoutError as error:
-        raise BlockedError(str(error), f"what holds {agent.plan.model_path}? look at: sudo dmesg") from None
+        agreed, software, hcas, transport = beside_or_blocked(agent.loop, look, FINGERPRINT_SECONDS, what, hint)
     except LaunchError:
         # This counts as a failed launch too: the next one waits.
         agent.store.record(lambda launches: launches.begin(agent.plan.backoff_key, agent.boot_id))
@@ -146,13 +138,12 @@ def _make_ray_token(agent: Agent, epoch: str) -> str:
 def _begin_record(agent: Agent, epoch: str, transport: str) -> RankRecord:
     """Write the rank's record before it is launched. Returns it with the kernel's count of OOM kills, if readable."""
     identity = (agent.rank_id, agent.incarnation, agent.boot_id)
-    record = RankRecord(*identity, agent.plan.digest, epoch, transport, segments=_read_left_segments(agent))
-    record = replace(record, role=agent.context.role)
-    agent.actions.write_rank(record)
-    with suppress(OSError):
-        count = partial(meminfo.read_oom_kill_count, agent.host.files)
-        record = replace(record, oom_kills=agent.loop.beside(count, COUNT_SECONDS, "the kernel's kills", shielded=True))
-    return record
+    look = partial(left_segments, agent.host)
+    segments = agent.look(look, COUNT_SECONDS, "segments of ranks before", {}, shielded=True)
+    record = RankRecord(*identity, agent.plan.digest, epoch, transport, segments=segments, role=agent.context.role)
+    agent.actions.write_private(RANK_FILE.path, RANK_FILE.encode(record))
+    count = partial(meminfo.read_oom_kill_count, agent.host.files)
+    return replace(record, oom_kills=agent.look(count, COUNT_SECONDS, "the kernel's kills", None, shielded=True))
 
 
 def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch: str = "") -> dict[str, str]:
@@ -169,13 +160,6 @@ def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch
         "rank-id": rank_id,
     }
     return {LABEL + key: value for key, value in values.items()}
-
-
-def _read_left_segments(agent: Agent) -> dict[str, Identity]:
-    with suppress(OSError):
-        look = partial(left_segments, agent.host)
-        return agent.loop.beside(look, COUNT_SECONDS, "segments of ranks before", shielded=True)
-    return {}
 
 
 def _read_compile_jobs(agent: Agent) -> int:
@@ -205,8 +189,7 @@ def watch(agent: Agent, running: Running) -> None:
         running.note(dockerd_pid=agent.loop.beside(look, DOCKER_SECONDS, "docker's live-restore"))
     running.note_tenants()
     start_load_memory_thread(agent, running)
-    engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
-    agent.reporter.update(engine=engine)
+    agent.reporter.update_engine(container_id=rank.container_id, image=rank.image_id)
     if rank.torn_kernels:
         reason = "files of kernels without a byte, as after a power cut"
         hint = "nothing is to be done: they are compiled again"

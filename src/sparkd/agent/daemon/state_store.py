@@ -15,12 +15,9 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
-from sparkd.base.lib.times import utc_now
 from sparkd.base.state import launch_history
 from sparkd.base.state.file import FOLDER, Content, FolderError, Report, StateFile
 from sparkd.base.state.launch_history import LaunchHistory
-from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import RankRecord
 from sparkd.base.state.shared_config import digest_of
 
 READ_SECONDS = 10.0
@@ -87,21 +84,13 @@ class StateStore(Struct):
         changed_history = change(history)
         return changed_history == history or self.write(launch_history.FILE, changed_history)
 
-    def record_start(self, boot_id: str) -> None:
-        """Record that this process began: until its end is recorded, it counts as killed."""
-        self.record(lambda launches: launches.recover(boot_id, utc_now()))
-
     def write(self, file: StateFile[Content], value: Content) -> bool:
         """Returns whether it worked. A full disk is logged once and ends no engine."""
         write = partial(self.actions.write_state, file.name, file.encode(value), file.mode)
         return self._try_to_write(file.name, write)
 
-    def write_rank(self, record: RankRecord) -> bool:
-        """Write the rank's own record, in /run. As `write`."""
-        return self._try_to_write(RANK_FILE.name, partial(self.actions.write_rank, record), RANK_FILE.folder)
-
     def write_private(self, file: StateFile[Content], value: Content) -> bool:
-        """Write another private file of the rank, in /run, for the next process. As `write`."""
+        """Write the rank's record, or another private file of its, in /run, for the next process. As `write`."""
         write = partial(self.actions.write_private, file.path, file.encode(value))
         return self._try_to_write(file.name, write, file.folder)
 

@@ -99,10 +99,8 @@ def keep_rank(agent: Agent, running: Running) -> None:
     """
     if running.record.stage is not RankStage.STARTING:
         return
-    context, rank, service_digest = agent.context, running.rank, ""
-    with suppress(OSError):
-        read_service = partial(units.digest_service, context.role, context.configured)
-        service_digest = agent.loop.beside(read_service, 5.0, "the unit")
+    context, rank = agent.context, running.rank
+    read_service = partial(units.digest_service, context.role, context.configured)
     kept_rank = KeptRank(
         rank_id=running.record.rank_id,
         name=rank.name,
@@ -114,7 +112,7 @@ def keep_rank(agent: Agent, running: Running) -> None:
         agreement=agent.agreed.agreement,
         peers=agent.monitor.tracked,
         stamp=digest_stamp(agent.configured_at),
-        service=service_digest,
+        service=agent.look(read_service, 5.0, "the unit", ""),
         sources=running.log.progress.sources,
         secrets=agent.secrets,
         switch=agent.switching.switch,
@@ -220,7 +218,7 @@ def note_owner(agent: Agent, adoptable: AdoptableRank) -> AdoptableRank:
     own_invocation = agent.incarnation
     crashes = (*_list_recent_crashes(record, now), *(() if record.invocation == own_invocation else (now,)))
     record = replace(record, invocation=own_invocation, taken_over=crashes)
-    agent.store.write_rank(record)
+    agent.store.write_private(RANK_FILE, record)
     return replace(adoptable, record=record, reloaded=adoptable.record.invocation == own_invocation)
 
 

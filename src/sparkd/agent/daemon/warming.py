@@ -230,4 +230,4 @@ def _keep_entry(agent: Agent, plan: Entry) -> None:
 
 
 def _report_warmth(agent: Agent, warmth: str) -> None:
-    agent.reporter.update(engine=replace(agent.reporter.report.engine, warmth=warmth))
+    agent.reporter.update_engine(warmth=warmth)

@@ -111,6 +111,10 @@ class Reporter:
         if self._is_due() or _urgent_parts(self.report) != _urgent_parts(before):
             self.publish()
 
+    def update_engine(self, **changes: object) -> None:
+        """Change fields of the report's part on the engine."""
+        self.update(engine=replace(self.report.engine, **changes))
+
     def replace_finding(self, finding_id: str, finding: FindingReport | None) -> None:
         """Put this finding in the place of the one with that id; None removes that."""
         others = tuple(other for other in self.report.findings if other.id != finding_id)

@@ -62,7 +62,7 @@ def test_a_record_names_segments_by_identity_once_its_rank_has_ended(tree: Tree)
     named = {"/dev/shm/psm_0123abcd": (own.st_dev, own.st_ino), "/dev/shm/psm_4567abcd": (replaced.st_dev, 1)}
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
     tree.file(FILE.path, FILE.encode(rank_record(pid=10, start_time=100, segments=named)))
-    check, host = SharedMemory(owners=()), Host(tree.root)
+    check, host = SharedMemory(), Host(tree.root, owner_uid=os.getuid() + 1)
     tree.process(10, "tini", start_time=101)
     assert [fix.inode for fix in check.run(host)[1].fixes if isinstance(fix, UnlinkSegment)] == [own.st_ino]
     tree.process(10, "tini", start_time=100)
@@ -86,15 +86,15 @@ def test_only_names_that_an_engine_gives_are_looked_at(tree: Tree) -> None:
     )  # words: keep
     for name in (*given, *other, "psm_0123abcd\n"):
         tree.segment(name)
-    facts = SharedMemory(owners=(os.getuid(),)).probe(Host(tree.root))
+    facts = SharedMemory().probe(Host(tree.root))
     assert sorted(segment.path for segment in facts.segments) == [f"/dev/shm/{name}" for name in given]
 
 
 def test_segments_are_orphans_of_their_owner_unless_in_use(tree: Tree) -> None:
     segment = tree.segment("psm_0123abcd")
     tree.process(1, "systemd")
-    check, host = SharedMemory(owners=(os.getuid(),)), Host(tree.root)
+    check, host = SharedMemory(), Host(tree.root, owner_uid=os.getuid())
     assert [fix.inode for fix in check.run(host)[1].fixes if isinstance(fix, UnlinkSegment)] == [segment.st_ino]
-    assert SharedMemory(owners=(os.getuid() + 1,)).run(host)[1].fixes == ()
+    assert check.run(Host(tree.root, owner_uid=os.getuid() + 1))[1].fixes == ()
     tree.process(10, "VLLM::Worker_TP", opened=("/dev/shm/psm_0123abcd",))
     assert check.run(host)[1].reason == "no orphaned segments, 1 in use"

@@ -38,6 +38,8 @@ class ShmFacts(Struct, frozen=True):
     unreadable_pids: tuple[int, ...]
     uptime_seconds: float
     """None is older: where one seems to be, the clock was set since, as at a boot with a bad RTC."""
+    _owner_uid: int = 0
+    """Whose segments are known by name, age and use: root's."""
 
 
 class SharedMemory(Check[ShmFacts], frozen=True):
@@ -47,27 +49,23 @@ class SharedMemory(Check[ShmFacts], frozen=True):
     that uses it: it counts as a rank's only where sparkd has recorded it.
     """
 
-    owners: tuple[int, ...] = (0,)
     id = "shared-memory"
     levels = (Level.WARN,)
     fixes = ("unlink-segment",)
-
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> SharedMemory:  # noqa: ARG003  # an engine's user may be a person's too
-        return cls()
 
     def probe(self, host: Host) -> ShmFacts:
         named = host.segments(NAMES)
         if not named:
             return ShmFacts(0, (), (), 0.0)
-        uses = host.segment_uses(host.processes(), named)
+        uses, own_device = host.segment_uses(host.processes(), named), host.files.stat(FOLDER).device
         rank = read_rank(host)
         recorded = rank.record.segments if rank.record is not None and not rank.alive else {}
         of_rank = {segment for segment in named if recorded.get(segment.path) == segment.identity}
         segments = (
             SegmentFacts(**asdict(segment), used_by=uses.pids(segment), of_rank=segment in of_rank) for segment in named
         )
-        return ShmFacts(host.files.stat(FOLDER).device, tuple(segments), uses.unreadable_pids, host.uptime_seconds())
+        unreadable_pids, uptime_seconds = uses.unreadable_pids, host.uptime_seconds()
+        return ShmFacts(own_device, tuple(segments), unreadable_pids, uptime_seconds, host.files.owner_uid)
 
     def judge(self, facts: ShmFacts) -> Verdict:
         orphans = [segment for segment in facts.segments if self._orphaned(segment, facts)]
@@ -93,7 +91,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
         old = YOUNGEST_SECONDS < segment.age_seconds <= facts.uptime_seconds
         return (
             not segment.used_by
-            and (segment.of_rank or (old and segment.uid in self.owners))
+            and (segment.of_rank or (old and segment.uid == facts._owner_uid))
             and segment.device == facts.own_device
             and segment.links == 1
         )

@@ -17,7 +17,7 @@ from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import SERVING_SECONDS, SparkdNode
 from tests.unit.commands import INTERRUPTIBLE
 
-from sparkd.agent.actions.kept_images import image_name
+from sparkd.agent.actions.images import image_name
 from sparkd.base.host.docker_image import BUILT, BuiltFrom
 
 BASE, MADE = "sparkd-test/base:1", "localhost/made:1"

@@ -7,7 +7,7 @@ import pytest
 from tests.bed import Node
 from tests.bed.images import BUSYBOX
 
-from sparkd.agent.actions.kept_images import KEPT_IMAGES, KEPT_LABEL, container_name, image_name, keep_images
+from sparkd.agent.actions.images import KEPT_IMAGES, KEPT_LABEL, container_name, image_name, keep_images
 from sparkd.base.lib.dockerd.reader import CONFLICT, DockerError
 
 DAEMON, ARCHIVE = "/etc/docker/daemon.json", "/root/busybox.tar"

@@ -8,8 +8,8 @@ from tests.unit.node_reports import ALONE
 from tests.unit.nodes import network
 from tests.unit.wire import reserved_port
 
+from sparkd.agent.status.http_api import start_status_server
 from sparkd.agent.status.page_history import PageHistory
-from sparkd.agent.status.server import start_status_server
 from sparkd.base.config.settings import Observe
 from sparkd.base.host.files import Files
 from sparkd.base.lib.log import ProcessLog

@@ -71,7 +71,7 @@ def test_mounts_are_compared_with_links_resolved(root: Path, tmp_path: Path) -> 
 def test_a_folder_that_cannot_be_removed_stops_no_other_removal(root: Path) -> None:
     (root / f"{REMOVAL_PREFIX}{IMAGES[3]}").touch()  # in the way of its new name
     pruned = prune(root)
-    assert [cache.path for cache in pruned if cache.error] == [str(root / IMAGES[3])]
+    assert [path for path, error in pruned if error] == [str(root / IMAGES[3])]
     assert names(root) == [f"{REMOVAL_PREFIX}{IMAGES[3]}", *IMAGES[:4]]
 
 
@@ -82,7 +82,7 @@ def test_a_removal_that_is_killed_is_no_removal(root: Path, tmp_path: Path, monk
     program.write_text("#!/bin/sh\nkill -KILL $$\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    assert [pruned.error for pruned in prune(root)] == ["rm ended with -9"] * 3
+    assert [error for _, error in prune(root)] == ["rm ended with -9"] * 3
     assert names(root) == [*(f"{REMOVAL_PREFIX}{image}" for image in IMAGES[3:]), *IMAGES[:3]]
 
 
@@ -101,7 +101,7 @@ def make_deep(folder: Path) -> None:
 def test_folders_as_deep_as_a_container_likes_stop_no_other_removal(root: Path) -> None:
     make_deep(root / IMAGES[3] / "vllm")
     try:
-        assert [pruned.error for pruned in prune(root)] == ["", "", ""]
+        assert [error for _, error in prune(root)] == ["", "", ""]
         assert names(root) == [*IMAGES[:3]]
     finally:
         subprocess.run(["rm", "-rf", root], check=True)

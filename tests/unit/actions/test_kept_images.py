@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 from tests.unit.docker_server import dockerd, json_response, plain
 
-from sparkd.agent.actions.kept_images import KEPT_LABEL, container_name, image_name, keep_images
+from sparkd.agent.actions.images import KEPT_LABEL, container_name, image_name, keep_images
 from sparkd.base.lib.dockerd.reader import CONFLICT, DockerError
 
 NEW, OLD, OLDER = (f"sha256:{letter * 64}" for letter in "abc")

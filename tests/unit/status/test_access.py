@@ -11,9 +11,8 @@ from tests.tree import Tree
 from tests.unit.node_reports import ALONE
 from tests.unit.nodes import network, until
 
-from sparkd.agent.status.http_api import PATHS, PROBES, make_handler
+from sparkd.agent.status.http_api import PATHS, PROBES, make_handler, start_status_server
 from sparkd.agent.status.page_history import PageHistory
-from sparkd.agent.status.server import start_status_server
 from sparkd.agent.status.token_file import TokenFile
 from sparkd.base.config.settings import Observe
 from sparkd.base.host.files import Files

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from sparkd.agent.actions import compile_caches, files, kept_folders, launch_files, page_cache, processes
-from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body
+from sparkd.agent.actions import compile_caches, files, kept_folders, page_cache, processes
+from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body, write_hosts, write_script
 from sparkd.agent.actions.owner_lock import acquire_lock, remove_account, require_room
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import (
@@ -142,11 +142,11 @@ class Actions:
         """Write the script and start the rank's container. Raises LaunchError."""
         containers = self.containers
         script = self._private_file(SCRIPT_FILE)
-        launch_files.write_script(script, plan, ray_token)
+        write_script(script, plan, ray_token)
 
         def start() -> Rank:
             if plan.hosts:
-                launch_files.write_hosts(self._host.files, script, plan.hosts)
+                write_hosts(self._host.files, script, plan.hosts)
             try:
                 gpu = gpu_access.read_access(self._host) if plan.container.gpus == "all" else None
             except DockerError as error:
@@ -229,11 +229,11 @@ class Actions:
     def keep_images(
         self, named: Sequence[str], pinned: Sequence[str], before: Collection[str]
     ) -> Iterator[tuple[str, bool]]:
-        """`kept_images.keep_images`, for a thread of its own; nothing while docker is away. Raises DockerError."""
-        from sparkd.agent.actions import kept_images
+        """`images.keep_images`, for a thread of its own; nothing while docker is away. Raises DockerError."""
+        from sparkd.agent.actions import images
 
         if docker.running(self._host):
-            yield from kept_images.keep_images(named, pinned, before, self._host.files.real(SOCKET))
+            yield from images.keep_images(named, pinned, before, self._host.files.real(SOCKET))
 
     def drop_page_cache(self) -> Applied:
         """Blocks for as long as the disks take: runs in a thread of its own."""

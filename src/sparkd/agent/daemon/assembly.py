@@ -23,8 +23,8 @@ from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.daemon.switching import Switching
 from sparkd.agent.daemon.taking_over import AdoptableRank, first_report
+from sparkd.agent.status.http_api import start_status_server
 from sparkd.agent.status.page_history import PageHistory
-from sparkd.agent.status.server import start_status_server
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings

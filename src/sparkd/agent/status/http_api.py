@@ -1,18 +1,27 @@
-"""The read-only HTTP API for people and monitors on `observe.listen`; `/metrics` is for Prometheus."""
+"""The read-only HTTP API for people and monitors on `observe.listen`, and its server; `/metrics` is for Prometheus."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from ipaddress import ip_address
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from sparkd.agent.status.page_history import PageHistory
+from sparkd.agent.status.token_file import TokenFile
+from sparkd.base.config.settings import Observe
+from sparkd.base.host.files import Files
+from sparkd.base.host.sockets import find_peer
 from sparkd.base.lib.http_connection import Handler, Request, Response
+from sparkd.base.lib.http_server import HttpServer
+from sparkd.base.lib.log import Events
 from sparkd.base.lib.text import sanitize
 from sparkd.base.status.bounds import TEXT_LIMIT
 from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, load_seconds_left
@@ -142,3 +151,62 @@ def _is_own_name(host: str, node: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+LISTEN_AGAIN_SECONDS = 10.0
+"""Pause before the next try, where the address is not there yet, or another program has the port."""
+
+
+def start_status_server(
+    observe: Observe,
+    files: Files,
+    published: Callable[[], Published],
+    keepalive_age: Callable[[], float],
+    spawn: Callable[[Coroutine[Any, Any, None]], object],
+    events: Events,
+    history: PageHistory,
+) -> None:
+    """Start the server, unless the settings turn it off. `keepalive_age`: as for `make_handler`.
+
+    `spawn` runs a coroutine that never ends by itself. A failure is only logged, and the address tried again, since no
+    engine depends on it.
+    """
+    if observe.address is None:
+        return
+    host, port = observe.address
+
+    def on_error(trouble: str) -> None:
+        events.warning("status.server.failed", reason=trouble)
+
+    def on_bad_token(trouble: str, hint: str) -> None:
+        events.warning("status.token.unusable", reason=trouble, hint=hint)
+
+    token = TokenFile(files, observe.token_file, on_bad_token) if observe.token_file else None
+    handle = make_handler(published, keepalive_age, token.admits if token else None, history)
+
+    async def serve() -> None:
+        reported = ""
+        if token is not None:
+            await token.admits("")  # what is wrong with its file is reported before the first request
+        while True:
+            try:
+                server = HttpServer(host, port, handle, on_error=on_error, find_user=_find_user)
+            except OSError as error:
+                trouble = f"{host} port {port} can't be had: {error.strerror}"
+                if trouble != reported:
+                    on_error(trouble)
+                reported = trouble
+                await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+            else:
+                await server.serve()
+
+    spawn(serve())
+    spawn(history.follow(published))
+
+
+def _find_user(connection: socket.socket) -> str:
+    """The local user who made a connection, since all users have the same address. Empty where it is not known."""
+    with suppress(OSError):
+        if (peer := find_peer(connection)) is not None:
+            return f"uid {peer.uid}"
+    return ""

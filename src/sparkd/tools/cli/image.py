@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from sparkd.agent.actions import image_archive
 from sparkd.agent.actions.files import hold_command_lock
+from sparkd.agent.actions.images import save
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AS_ROOT
@@ -103,4 +103,4 @@ def _save_image(image: Image) -> None:
     print(f"docker writes {image.ref} to {image.file}", flush=True)
     with Progress(1, image.sizes.archive_bytes) as progress:
         progress.start_file(image.ref)
-        image_archive.save(image.ref, image.file, progress.add_bytes)
+        save(image.ref, image.file, progress.add_bytes)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.json import encode
 
-from sparkd.agent.actions import image_build
-from sparkd.agent.actions.kept_images import image_name
+from sparkd.agent.actions import images as dockers
+from sparkd.agent.actions.images import image_name
 from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host, docker
 from sparkd.base.host.disks import Room, read_rooms
@@ -74,7 +74,7 @@ class Sources(Struct, frozen=True):
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
             files = {name: file for copied in self.files for name, file in copied.items()}
             dockerfile = CopiedFile(self.build.dockerfile(base.id).encode(), executable=False)
-            for name, file in {**files, image_build.DOCKERFILE: dockerfile}.items():
+            for name, file in {**files, dockers.DOCKERFILE: dockerfile}.items():
                 member = tarfile.TarInfo(name)
                 member.size, member.mode = len(file.content), 0o755 if file.executable else 0o644
                 tar.addfile(member, io.BytesIO(file.content))
@@ -213,7 +213,7 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
     # docker has two steps more: FROM before the recipe's steps, LABEL after them.
     titles, place = ("", *map(_format_title, sources.build.steps), ""), -1
     labels = {BUILT: encode(sources.built_from(base)).decode()}
-    lines = image_build.build(sources.archive(base), labels, memory_bytes, cached=cached)
+    lines = dockers.build(sources.archive(base), labels, memory_bytes, cached=cached)
     last_lines = deque[str](maxlen=20)
     try:
         while True:
@@ -270,7 +270,7 @@ def check(sources: Sources, image: str) -> None:
     """Raises BlockedError where the image is not what the recipe asserts."""
     if not (program := render_asserts(sources.recipe.image.asserts)):
         return
-    code, log = image_build.check(image, program)
+    code, log = dockers.check(image, program)
     if code:
         fault = Redaction()(sanitize(find_fault(log), 400))
         reason = "is not what the recipe needs" if code == ASSERT_FAILED else f"can't be checked (exit code {code})"
@@ -285,7 +285,7 @@ def give_name(sources: Sources, image: str, old_id: str) -> Iterator[str]:
     """
     ref, replaced = sources.recipe.image.ref, old_id if old_id != image else ""
     try:
-        image_build.give_name(image, ref, replaced)
+        dockers.give_name(image, ref, replaced)
     except DockerError as error:
         raise BlockedError(f"docker names no image: {sanitize(str(error))}", "systemctl status docker") from None
     yield f"{ref} is built: {image.removeprefix('sha256:')[:12]}"

@@ -3,7 +3,7 @@
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.actions.kept_images import KEPT_LABEL, container_name
+from sparkd.agent.actions.images import KEPT_LABEL, container_name
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.docker import CheckedContainer, ContainersFacts, StaleContainer
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers

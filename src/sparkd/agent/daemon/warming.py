@@ -4,8 +4,6 @@ warm.json lists the plans that were warmed on this node, with the number of file
 A cache with fewer files is cold: it was emptied. Kernels that requests have compiled since only add to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -54,7 +52,7 @@ class Warmed(Struct, frozen=True):
         """The plan's entry; a new one where it has none."""
         return next((plan for plan in self.plans if plan.agreement == agreement), Entry(agreement))
 
-    def add(self, entry: Entry) -> Warmed:
+    def add(self, entry: Entry) -> "Warmed":
         return Warmed((entry, *(plan for plan in self.plans if plan.agreement != entry.agreement))[:MOST_PLANS])
 
 

@@ -89,10 +89,8 @@ class CompilerWatch(Struct):
     """Compilers that were held for LONGEST_SECONDS: they are not held again."""
     _failure_logged: bool = False
     _logged_at: float = float("-inf")
-    _has_seen_compilers: bool = False
-    """Whether compilers have been seen. Those that were stopped then had been held by an earlier agent."""
     _compiled_at: float = float("-inf")
-    """Last time that a compiler was there."""
+    """Last time that a compiler was there. Those that were stopped the first time had been held by an earlier agent."""
     _resume_at: float = 0.0
 
     def run(self) -> None:
@@ -129,8 +127,8 @@ class CompilerWatch(Struct):
         """
         present = [process for process in self.processes() if not process.dead]
         compilers = [process for process in present if process.comm in COMPILERS]
-        if compilers and not self._has_seen_compilers:
-            self._has_seen_compilers, now = True, time.monotonic()
+        if compilers and self._compiled_at == float("-inf"):
+            now = time.monotonic()
             self.held = {(process.pid, process.start_time): now for process in compilers if process.state == "T"}
         other_pids = {process.pid for process in present if process.comm not in COMPILERS}
         if not other_pids <= self.pids and len(self.pids) < 4096:

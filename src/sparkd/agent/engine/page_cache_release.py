@@ -7,8 +7,6 @@ The GPU's driver needs free memory in large blocks: it is compacted, once what i
 dropped again.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -63,7 +61,7 @@ class CompactionPace(Struct, frozen=True):
     due_at: float = 0.0
     pause_seconds: float = PAUSE_SECONDS
 
-    def after(self, gained_bytes: int, began: float, now: float) -> CompactionPace:
+    def after(self, gained_bytes: int, began: float, now: float) -> "CompactionPace":
         """The pace after an attempt. The pause doubles where too little was gained, in bytes of large blocks. Pure."""
         pause_seconds = PAUSE_SECONDS
         if gained_bytes < WORTH_COMPACTING_BYTES:

@@ -1,7 +1,5 @@
 """Finds the process trees of vLLM on this machine, and their share of the GPU's memory."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Container, Iterable
 from enum import Enum
@@ -71,7 +69,7 @@ class Engine(Struct, frozen=True):
     def top(self) -> Member:
         return self.members[0]
 
-    def with_memory(self, extra_bytes: dict[int, int]) -> Engine:
+    def with_memory(self, extra_bytes: dict[int, int]) -> "Engine":
         """The engine with the GPU's memory, by pid, added to what its members free."""
         sizes = ((member, member.frees_bytes + extra_bytes.get(member.pid, 0)) for member in self.members)
         return replace(self, members=tuple(replace(member, frees_bytes=size) for member, size in sizes))

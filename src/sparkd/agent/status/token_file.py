@@ -25,11 +25,7 @@ class TokenFile:
     """
 
     def __init__(
-        self,
-        files: Files,
-        path: str,
-        on_trouble: Callable[[str, str], object],
-        fresh_seconds: float = FRESH_SECONDS,
+        self, files: Files, path: str, on_trouble: Callable[[str, str], object], fresh_seconds: float = FRESH_SECONDS
     ) -> None:
         self._files, self._path = files, path
         self._on_trouble = on_trouble

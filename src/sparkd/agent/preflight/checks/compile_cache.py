@@ -1,7 +1,5 @@
 """Compile caches: whether they are usable and still there, and whether a start that must compile has the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 from types import MappingProxyType
@@ -71,7 +69,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> CompileCache:
+    def from_inputs(cls, inputs: CheckInputs) -> "CompileCache":
         plan = inputs.plan
         flags, env = first_values(plan.argv), dict(plan.env)
         compiles_ops = compiles_custom_ops(Launch(flags, env, gpu=plan.container.gpus == "all"))

@@ -1,7 +1,5 @@
 """Disk: room where a launch writes, and file systems that let it write."""
 
-from __future__ import annotations
-
 from shlex import quote
 
 from msgspec import Struct
@@ -55,7 +53,7 @@ class DiskRoom(Check[DiskFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> DiskRoom:
+    def from_inputs(cls, inputs: CheckInputs) -> "DiskRoom":
         return cls(inputs.plan_if_any is None or bool(inputs.plan.caches))
 
     def probe(self, host: Host) -> DiskFacts:

@@ -1,7 +1,5 @@
 """Docker: whether it answers, and can give a container the GPU; the engine's image; containers in the rank's way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from shlex import quote
@@ -105,7 +103,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> EngineImage:
+    def from_inputs(cls, inputs: CheckInputs) -> "EngineImage":
         plan = inputs.plan
         wanted = tuple(map(str, plan.asserts))
         return cls(plan.image_to_run, wanted, render_asserts(plan.asserts), plan.image_build)
@@ -196,7 +194,7 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> StaleContainer:
+    def from_inputs(cls, inputs: CheckInputs) -> "StaleContainer":
         return cls(f"sparkd-rank{inputs.plan.node.rank}")
 
     def probe(self, host: Host) -> ContainersFacts:

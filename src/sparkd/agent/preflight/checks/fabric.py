@@ -1,7 +1,5 @@
 """This node's address on the fabric, its link there, and the clocks of the nodes that it hears there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec import Struct
@@ -36,7 +34,7 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> FabricAddress:
+    def from_inputs(cls, inputs: CheckInputs) -> "FabricAddress":
         node = inputs.plan.node
         return cls(node.address, node.cluster_size, inputs.settings.fabric.interface)
 
@@ -128,7 +126,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
     levels = (Level.WARN,)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> FabricLink:
+    def from_inputs(cls, inputs: CheckInputs) -> "FabricLink":
         port, mtu = inputs.settings.cluster.report_port, inputs.settings.fabric.mtu
         interface = None if inputs.plan_if_any is None else inputs.plan.node.interface
         return cls(interface, inputs.peers, port, mtu, inputs.uses_gpu)
@@ -211,7 +209,7 @@ class PeerClocks(Check[PeerClockFacts], frozen=True):
     levels = (Level.WARN,)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> PeerClocks:
+    def from_inputs(cls, inputs: CheckInputs) -> "PeerClocks":
         return cls(inputs.plan.node.cluster_size)
 
     def probe(self, host: Host) -> PeerClockFacts:

@@ -1,7 +1,5 @@
 """Free memory: page cache that could be dropped, swap, and large blocks, which the GPU's driver takes."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
@@ -92,7 +90,7 @@ class FragmentedMemory(Check[FreeMemory], frozen=True):
     fixes = ("compact-memory",)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> FragmentedMemory:
+    def from_inputs(cls, inputs: CheckInputs) -> "FragmentedMemory":
         return cls(round(inputs.settings.memory.contiguous_gib * GIB), inputs.uses_gpu)
 
     def probe(self, host: Host) -> FreeMemory:

@@ -1,7 +1,5 @@
 """The kernel: its version, memory that it keeps back for a kexec that never comes, and its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec import Struct, toml
@@ -115,7 +113,7 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
     levels = (Level.WARN, Level.UNKNOWN)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> KernelSettings:
+    def from_inputs(cls, inputs: CheckInputs) -> "KernelSettings":
         return cls(inputs.plan.sysctls)
 
     def probe(self, host: Host) -> SettingsFacts:

@@ -1,7 +1,5 @@
 """Last boot: whether earlier boots crashed while the engine loaded or served, rather than ended by a shutdown."""
 
-from __future__ import annotations
-
 from itertools import takewhile
 
 from msgspec import Struct
@@ -44,7 +42,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> LastBoot:
+    def from_inputs(cls, inputs: CheckInputs) -> "LastBoot":
         return cls(inputs.plan.backoff_key, f"sparkd-{inputs.role}")
 
     def probe(self, host: Host) -> LastBootFacts:

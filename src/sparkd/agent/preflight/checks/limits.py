@@ -1,7 +1,5 @@
 """Limits of memory: the size of /dev/shm, what the engine may lock, what bounds it or its container."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
@@ -32,7 +30,7 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> ShmSize:
+    def from_inputs(cls, inputs: CheckInputs) -> "ShmSize":
         own_bytes = None if inputs.host_ipc else inputs.plan.container.shm_size_bytes
         return cls(own_bytes, inputs.plan.node.is_head, inputs.plan.node.cluster_size)
 
@@ -113,7 +111,7 @@ class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
     levels = (Level.WARN,)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> MemoryLimit:
+    def from_inputs(cls, inputs: CheckInputs) -> "MemoryLimit":
         limit, floor = inputs.plan.container.memory_limit_bytes, inputs.settings.memory.floor_mib << 20
         return cls(inputs.uses_gpu, MemoryLimitFacts(limit, floor, inputs.need.headroom_bytes))
 

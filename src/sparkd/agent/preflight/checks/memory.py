@@ -1,7 +1,5 @@
 """Memory that CPU and GPU share: what the plan takes of it, who has the rest, and whether the model fits its share."""
 
-from __future__ import annotations
-
 from functools import partial
 from shlex import quote
 
@@ -72,7 +70,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> UnifiedMemory:
+    def from_inputs(cls, inputs: CheckInputs) -> "UnifiedMemory":
         settle_seconds = inputs.settings.memory.settle_seconds
         return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.memory_baseline, inputs.plan_if_any)
 

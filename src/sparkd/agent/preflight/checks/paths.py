@@ -1,7 +1,5 @@
 """Script paths: whether everything is there that the unit and the launch will execute, open or mount."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Iterator
@@ -105,7 +103,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> ScriptPaths:
+    def from_inputs(cls, inputs: CheckInputs) -> "ScriptPaths":
         if inputs.plan_if_any is None:
             return cls(OWN_UNITS)
         command = inputs.settings.supervise.power_command

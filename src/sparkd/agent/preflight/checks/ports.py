@@ -1,7 +1,5 @@
 """The ports of this node's rank and agent, and their holders."""
 
-from __future__ import annotations
-
 from shlex import quote
 
 from msgspec import Struct
@@ -91,7 +89,7 @@ class Ports(Check[PortsFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> Ports:
+    def from_inputs(cls, inputs: CheckInputs) -> "Ports":
         policy = inputs.settings.preflight
         stray_check = None if StrayWorkers.id in policy.skip else StrayWorkers.from_inputs(inputs)
         strays_only_warn = StrayWorkers.id in policy.downgrade

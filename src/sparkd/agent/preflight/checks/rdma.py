@@ -1,7 +1,5 @@
 """RDMA: the devices that NCCL will use between the nodes, and the GID index that the plan pins on them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
@@ -47,7 +45,7 @@ class Selection(Struct, frozen=True):
     others: bool
 
     @classmethod
-    def parse(cls, text: str) -> Selection:
+    def parse(cls, text: str) -> "Selection":
         others = text.startswith("^")
         selection = text.removeprefix("^")
         exact = selection.startswith("=")
@@ -107,7 +105,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> Rdma:
+    def from_inputs(cls, inputs: CheckInputs) -> "Rdma":
         plan, names_hcas = inputs.plan, bool(inputs.settings.fabric.hcas)
         node, sees_verbs = plan.node, reaches_verbs(plan.container)
         interface = node.interface if plan.insists_on_hcas and not names_hcas else ""
@@ -253,7 +251,7 @@ class GidIndex(Check[GidFacts], frozen=True):
     levels = (Level.BLOCK,)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> GidIndex:
+    def from_inputs(cls, inputs: CheckInputs) -> "GidIndex":
         return cls(dict(inputs.plan.env), inputs.plan.node.address, why_no_rdma(inputs.plan))
 
     def probe(self, host: Host) -> GidFacts:

@@ -1,7 +1,5 @@
 """Segments in /dev/shm: those that engines have left, and whether logind would delete those of a running engine."""
 
-from __future__ import annotations
-
 import re
 
 from msgspec import Struct
@@ -122,7 +120,7 @@ class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
     levels = (Level.WARN,)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> RemoveIpc:
+    def from_inputs(cls, inputs: CheckInputs) -> "RemoveIpc":
         return cls(inputs.plan.image_to_run, inputs.host_ipc)
 
     def probe(self, host: Host) -> RemoveIpcFacts:

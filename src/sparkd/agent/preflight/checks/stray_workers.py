@@ -1,7 +1,5 @@
 """Strays: processes and containers of engines whose starter is gone, and engines that are in the launch's way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 from shlex import quote
@@ -78,7 +76,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
     fixes = ("end-process", "remove-container")
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> StrayWorkers:
+    def from_inputs(cls, inputs: CheckInputs) -> "StrayWorkers":
         return cls(rendezvous=inputs.settings.cluster.master_port)
 
     def probe(self, host: Host) -> StrayFacts:

@@ -1,7 +1,5 @@
 """Weights: whether the model's folder is complete, as far as metadata show without reading 149 GB."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from shlex import quote
 
@@ -45,7 +43,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> ModelWeights:
+    def from_inputs(cls, inputs: CheckInputs) -> "ModelWeights":
         plan = inputs.plan
         values = dict(plan.shared)
         binds = tuple(Bind(volume.source, volume.target) for volume in plan.container.volumes)

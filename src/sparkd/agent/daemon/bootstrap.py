@@ -13,13 +13,7 @@ from msgspec.structs import asdict, replace
 
 from sparkd.agent.actions import Actions
 from sparkd.agent.cluster.service import join_cluster
-from sparkd.agent.daemon.assembly import (
-    assemble,
-    read_keys_beside,
-    report_sinks,
-    serve_observers,
-    unplaced_status,
-)
+from sparkd.agent.daemon.assembly import assemble, read_keys_beside, report_sinks, serve_observers, unplaced_status
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.agent.daemon.context import USUAL_PACE, Agent, AgentProcess, Base, Pace
 from sparkd.agent.daemon.head_config import HeadFollower, await_head, use_kept

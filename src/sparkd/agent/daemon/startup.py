@@ -117,12 +117,7 @@ def launch(agent: Agent) -> Running:
             agent.actions.forget_rank()
         raise
     running = take_rank(agent, rank, record)
-    running.note(
-        container_id=rank.container_id,
-        started_at=rank.started_at,
-        pid=rank.pid,
-        start_time=rank.start_time,
-    )
+    running.note(container_id=rank.container_id, started_at=rank.started_at, pid=rank.pid, start_time=rank.start_time)
     return running
 
 

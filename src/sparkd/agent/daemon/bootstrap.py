@@ -16,7 +16,7 @@ from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.assembly import assemble, read_keys_beside, report_sinks, serve_observers, unplaced_status
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.agent.daemon.context import USUAL_PACE, Agent, AgentProcess, Base, Pace
-from sparkd.agent.daemon.head_config import HeadFollower, await_head, use_kept
+from sparkd.agent.daemon.head_config import HeadFollower, use_kept
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.page_cache import restore_readahead
@@ -254,4 +254,14 @@ def await_head_config(base: Base, awaited: HeadAwaitedError, events: Events) -> 
         reporter.update(phase=phase, message=message, action=action, peers=peers)
 
     while True:
-        await_head(follower, awaited, report)
+        try:
+            follower.check()
+            head = follower.head.status
+            message = head.said or (head.living.message if head.living else "")
+            phase = Phase.BLOCKED if isinstance(awaited, HeadRefusedError) else Phase.AWAITING_PEERS
+            report(phase, f"{awaited}" + f"; {head.name} {head.contact.value}: {message}" * bool(message))
+        except OutdatedPlanError:
+            raise
+        except BlockedError as refusal:
+            report(Phase.BLOCKED, str(refusal))
+        base.loop.wait(1.0)

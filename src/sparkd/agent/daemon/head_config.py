@@ -19,21 +19,20 @@ from sparkd.agent.daemon.context import Agent, Base, Context, beside_or_blocked
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import SIGNATURE_HEADER
 from sparkd.base.cluster.following import followed_context
-from sparkd.base.lib.errors import AwaitedError, BlockedError, HeadAwaitedError, HeadRefusedError, OutdatedPlanError
+from sparkd.base.lib.errors import AwaitedError, BlockedError, HeadRefusedError, OutdatedPlanError
 from sparkd.base.lib.http_client import HttpError, Response
 from sparkd.base.lib.log import Events
 from sparkd.base.plan.model import Node
 from sparkd.base.state import launch_history, shared_config
 from sparkd.base.state.file import LIMIT_BYTES
 from sparkd.base.state.shared_config import FILE, Kept, overridden_keys
-from sparkd.base.status.model import FindingReport, Phase
+from sparkd.base.status.model import FindingReport
 
 FETCH_SECONDS = 10.0
 AGAIN_SECONDS = 10.0
 """Pause before a refused document is fetched again: a change on this node may end the refusal."""
 LOOK_SECONDS = 60.0
 """Pause between two looks for the head's public key."""
-POLL_SECONDS = 1.0
 KEY = "the head's public key"
 
 T = TypeVar("T")
@@ -253,18 +252,3 @@ def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
         hint = "if it starts by sudo: cluster.allow.privileged = true in /etc/sparkd/sparkd.toml here; else nothing"
         keys_without_effect = ["container.no_new_privileges"]
         agent.events.warning("cluster.config.overridden", keys=keys_without_effect, reason=reason, hint=hint)
-
-
-def await_head(follower: HeadFollower, awaited: HeadAwaitedError, report: Callable[[Phase, str], None]) -> None:
-    """Do one round of a worker's wait for a configuration. Raises OutdatedPlanError once that has come."""
-    try:
-        follower.check()
-        head = follower.head.status
-        message = head.said or (head.living.message if head.living else "")
-        phase = Phase.BLOCKED if isinstance(awaited, HeadRefusedError) else Phase.AWAITING_PEERS
-        report(phase, f"{awaited}" + f"; {head.name} {head.contact.value}: {message}" * bool(message))
-    except OutdatedPlanError:
-        raise
-    except BlockedError as refusal:
-        report(Phase.BLOCKED, str(refusal))
-    follower.base.loop.wait(POLL_SECONDS)

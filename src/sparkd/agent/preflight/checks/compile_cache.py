@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, skipped, warn
 from sparkd.base.host import Host, caches, docker, docker_image
 from sparkd.base.host.caches import Folder
-from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import GIB, sanitize, size
@@ -105,7 +104,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
             image="known",
             caches=tuple(folders.values()),
             user=image.user.partition(":")[0],
-            shared=_find_writable_root(host.files),
+            # Not in a copied tree, whose owner is the one who copied it.
+            shared=find_writable(host.files, caches.ROOT) if host.live else "",
             used_before=history.good_caches if same_image else (),
             others=len(other_caches),
             others_bytes=sum(other.bytes for other in other_caches),
@@ -144,7 +144,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
         if facts.others:
             images = "1 other image has" if facts.others == 1 else f"{facts.others} other images have"
             good += f"; {images} {_format_size(facts.others_bytes, facts.others_whole)}"
-        problems = [*_judge_shared(facts.shared), *self._find_problems(facts)]
+        problems = [*self._find_problems(facts)]
         compilation = tuple(self._judge_compilation(facts))
         if any(problem.level.blocks for problem in problems):
             return combine_verdicts([*problems, *compilation], good)
@@ -172,18 +172,6 @@ class CompileCache(Check[CacheFacts], frozen=True):
             yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
 
 
-def _find_writable_root(files: Files) -> str:
-    """The folder that others may write to. Not searched in a copied tree, whose owner is the one who copied it."""
-    return find_writable(files, caches.ROOT) if files.root == "/" else ""
-
-
-def _judge_shared(writable: str) -> Iterator[Verdict]:
-    if writable:
-        reason = f"others than root may write to {writable}, and so to {caches.ROOT}, whose kernels engines run"
-        hint = f"sudo chown root: {quote(writable)} && sudo chmod go-w {quote(writable)}"
-        yield block(reason, f"{hint}; or mount the folder (mount --bind) on /var/lib/sparkd in place of a link")
-
-
 def _format_size(count: int, whole: bool) -> str:
     return size(count) if whole else f"at least {size(count)}"
 
@@ -194,6 +182,10 @@ def _quote_paths(folder: str, names: Sequence[str]) -> str:
 
 
 def _find_unusable(facts: CacheFacts) -> Iterator[Verdict]:
+    if writable := facts.shared:
+        reason = f"others than root may write to {writable}, and so to {caches.ROOT}, whose kernels engines run"
+        hint = f"sudo chown root: {quote(writable)} && sudo chmod go-w {quote(writable)}"
+        yield block(reason, f"{hint}; or mount the folder (mount --bind) on /var/lib/sparkd in place of a link")
     for folder in facts.caches:
         if folder.kind not in ("folder", "missing"):
             reason = f"{folder.path} is no folder, but a {folder.kind}"

@@ -44,6 +44,8 @@ class PlanLint(Check[PlanFacts], frozen=True):
     def probe(self, host: Host) -> PlanFacts:
         script = _read_script(host.files, self.plan)
         own_command = script is not None and bool(script.serves) and not script.passes_on
+        container, secrets = self.plan.container, (secret.file for secret in self.plan.secrets)
+        sources = (volume.source for volume in container.volumes)
         flag_table = vllm_tables.find_table(host, self.plan.image_to_run)
         return PlanFacts(
             flags=len(_build_launch(self.plan, script if own_command else None).flags),
@@ -51,15 +53,8 @@ class PlanLint(Check[PlanFacts], frozen=True):
             own_command=own_command,
             _vllm=flag_table,
             _script=script,
-            _resolved={path: host.files.resolved(path) for path in self._outside_paths},
+            _resolved={path: host.files.resolved(path) for path in (*sources, *container.devices, *secrets)},
         )
-
-    @property
-    def _outside_paths(self) -> tuple[str, ...]:
-        """Paths of this node that the container gets."""
-        container = self.plan.container
-        secrets = (secret.file for secret in self.plan.secrets)
-        return (*(volume.source for volume in container.volumes), *container.devices, *secrets)
 
     def judge(self, facts: PlanFacts) -> Verdict:
         node, script = self.plan.node, facts._script

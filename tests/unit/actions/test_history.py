@@ -82,7 +82,7 @@ def test_large_rows_leave_the_file_bounded(files: Files, path: Path) -> None:
 def test_the_past_of_a_process_is_that_of_its_recipe_and_rank(files: Files) -> None:
     others = replace(LAUNCH, id="b", recipe="other"), replace(LAUNCH, id="c", rank=1)
     history.write(files, LAUNCH, *others)
-    past = history.read_past(files, "tiny", 0)
+    past, _ = history.read_past(files, None, "tiny", 0)
     assert (past.launches, past.totals) == ((LAUNCH,), {"launches": 3})
 
 

@@ -292,7 +292,7 @@ class Actions:
         """
         from sparkd.agent.actions import history
 
-        return history.close_and_read_past(self._host.files, end, recipe, rank)
+        return history.read_past(self._host.files, end, recipe, rank)
 
     def sync_disks(self) -> None:
         """Raises TimeoutError where they hang."""

@@ -153,18 +153,16 @@ def read_totals(files: Files) -> dict[str, int]:
     return {name: count for name, count in totals if isinstance(name, str) and isinstance(count, int) and count >= 0}
 
 
-def read_past(files: Files, recipe: str, rank: int) -> Past:
-    """The launches and totals that a new process is compared with. Raises OSError."""
-    launches = (launch for launch in _read_launches(files) if (launch.recipe, launch.rank) == (recipe, rank))
-    return Past(tuple(launches), read_totals(files))
+def read_past(files: Files, end: End | None, recipe: str, rank: int) -> tuple[Past, bool]:
+    """The launches and totals that a new process is compared with, once `close_open` has tried; and its result.
 
-
-def close_and_read_past(files: Files, end: End | None, recipe: str, rank: int) -> tuple[Past, bool]:
-    """`read_past`, once `close_open` has tried; and its result. `end` None: the open launches are under way."""
+    `end` None: the open launches are under way. Raises OSError.
+    """
     replaced = False
     with suppress(OSError):
         replaced = end is not None and close_open(files, end)
-    return read_past(files, recipe, rank), replaced
+    launches = (launch for launch in _read_launches(files) if (launch.recipe, launch.rank) == (recipe, rank))
+    return Past(tuple(launches), read_totals(files)), replaced
 
 
 def _read_launches(files: Files) -> Iterator[Launch]:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers
     from sparkd.base.host import Host
     from sparkd.base.host.docker import ContainerFacts
-    from sparkd.base.host.shm import Segment
     from sparkd.base.lib.main_loop import MainLoop
 
 GRACE_SECONDS = 5.0
@@ -154,11 +153,6 @@ def signal_process(number: int, pid: int, start_time: int, container_id: str) ->
     return True
 
 
-def named_segments(host: Host) -> tuple[Segment, ...]:
-    """Segments with an engine's kind of name. Cheap: reads no process."""
-    return host.segments(NAMES)
-
-
 def mapped_below(host: Host, pid: int, start_time: int = 0) -> tuple[UnlinkSegment, ...]:
     """Named segments of this process and its descendants, to be unlinked when they end.
 
@@ -167,7 +161,7 @@ def mapped_below(host: Host, pid: int, start_time: int = 0) -> tuple[UnlinkSegme
     engine could have unlinked itself, so it can be unlinked at once, for any user; preflight must wait until
     segments are old. `start_time`: the process's; 0 where the pid can't be another process.
     """
-    if not (named := named_segments(host)):
+    if not (named := host.segments(NAMES)):
         return ()
     table = host.processes()
     if (ancestor := table.get(pid)) is None or start_time not in (0, ancestor.start_time):

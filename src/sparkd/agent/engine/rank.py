@@ -8,7 +8,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.agent.actions.processes import Rank, mapped_below, named_segments
+from sparkd.agent.actions.processes import Rank, mapped_below
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.hang import HangWatch
@@ -16,6 +16,7 @@ from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
 from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
+from sparkd.agent.preflight.checks.shared_memory import NAMES
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host, cgroups, shm
 from sparkd.base.host.consumers import Consumer
@@ -184,7 +185,7 @@ class Running:
 
     def _find_segments(self) -> tuple[UnlinkSegment, ...]:
         """Segments that its processes have mapped. No scan where no segment is of unknown owner. For a thread."""
-        present = [segment.identity for segment in named_segments(self._host)]
+        present = [segment.identity for segment in self._host.segments(NAMES)]  # reads no process
         unknown = [identity for identity in present if self._scans[identity] < MAX_SCANS]
         if not unknown:
             return ()

@@ -7,7 +7,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import AnyCheck, Finding, Level
-from sparkd.agent.preflight.checks.memory import sample_memory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.fixes import Applied, Fix, FixState, Identity, identity
 from sparkd.agent.preflight.runner import (
@@ -160,7 +159,7 @@ class Gate(Struct):
     def _resample_memory(self) -> MemorySample | None:
         """The kept sample, merged with a new one. None where it is unreadable, which a check reports."""
         try:
-            sample = sample_memory(self.host)
+            sample = MemorySample(self.host.uptime_seconds(), self.host.meminfo().available_bytes)
         except (OSError, ValueError):
             return None
         return self._memory.merge(sample) if self._memory else sample

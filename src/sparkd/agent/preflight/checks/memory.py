@@ -26,10 +26,6 @@ NAMED_BYTES = GIB
 """Users of the GPU that hold less in all are not named for a shortage: a desktop's have some 100 MiB."""
 
 
-def sample_memory(host: Host) -> MemorySample:
-    return MemorySample(host.uptime_seconds(), host.meminfo().available_bytes)
-
-
 class MemoryFacts(Struct, frozen=True):
     uptime_seconds: float
     total_bytes: int

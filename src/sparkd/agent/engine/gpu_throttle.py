@@ -74,7 +74,8 @@ class GpuThrottleMonitor(Struct):
     read: Callable[[], Clocks] = read_clocks
     clock: Callable[[], float] = time.monotonic
     _state: ThrottleState = ThrottleState()
-    _gpus: Clocks = ()
+    gpus: Clocks = ()
+    """The last reading."""
     _reading: Outcome[Clocks] | None = None
     _started_at: float = float("-inf")
     """When the last reading was begun."""
@@ -87,26 +88,21 @@ class GpuThrottleMonitor(Struct):
         Each call makes the next reading come soon, after HURRIED_SECONDS.
         """
         self._is_hurried = True
-        return computes(self._gpus) and self.clock() - self._started_at <= 2 * HURRIED_SECONDS
+        return computes(self.gpus) and self.clock() - self._started_at <= 2 * HURRIED_SECONDS
 
     def idle(self) -> bool:
         """Whether no GPU does anything, by a recent reading; False without one. Hurries the next one, as `computes`."""
         self._is_hurried = True
-        is_recent = bool(self._gpus) and self.clock() - self._started_at <= 3 * HURRIED_SECONDS
-        return is_recent and all(gpu.utilization_percent == 0 for gpu in self._gpus)
-
-    @property
-    def first(self) -> GpuClocks | None:
-        """The last reading of the first GPU."""
-        return self._gpus[0] if self._gpus else None
+        is_recent = bool(self.gpus) and self.clock() - self._started_at <= 3 * HURRIED_SECONDS
+        return is_recent and all(gpu.utilization_percent == 0 for gpu in self.gpus)
 
     def check(self) -> str:
         """The current warning; empty where there is none."""
         now = self.clock()
         if self._reading is not None and self._reading.done():
             with suppress(BlockingIOError):  # no thread for it
-                self._gpus = self._reading.result()
-            earlier_warning, self._state = self._state.warning, decide_throttle(self._state, self._gpus, now)
+                self.gpus = self._reading.result()
+            earlier_warning, self._state = self._state.warning, decide_throttle(self._state, self.gpus, now)
             self._reading = None
             if self._state.warning and not earlier_warning:
                 self.events.warning("gpu.throttle.detected", reason=self._state.warning, hint=THROTTLE_HINT)
@@ -124,7 +120,8 @@ def report_gpu(reporter: Reporter, message: str, monitor: GpuThrottleMonitor | N
     if monitor is None:
         return message
     throttling = monitor.check()
-    if (sample := monitor.first) is not None:
+    if monitor.gpus:
+        sample = monitor.gpus[0]
         watts = None if sample.power_watts is None else round(sample.power_watts)
         figures = GpuReport(sample.name, sample.sm_mhz, watts, sample.temperature_celsius, sample.utilization_percent)
         reporter.update(gpu=figures)

@@ -53,8 +53,7 @@ from sparkd.base.plan.script import exec_lines, find_fault, render_script
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.state.known_good import FILE as KNOWN_GOOD
 from sparkd.base.state.launch_history import read_history
-from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import RankRecord, read_rank
+from sparkd.base.state.rank_record import RANK_FILE, RankRecord, read_rank
 from sparkd.base.state.shared_config import FILE as HEAD_CONFIG
 from sparkd.base.state.shared_config import dump as dump_shared
 from sparkd.base.state.shared_config import make_shared

@@ -47,7 +47,7 @@ from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.plan.agreement import Agreement, dump_values
 from sparkd.base.state.file import Content, StateFile
-from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.state.rank_record import RANK_FILE
 from sparkd.base.status.model import NodeReport
 from sparkd.base.vllm.log_lines import LogForwarder
 

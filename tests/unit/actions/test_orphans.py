@@ -15,7 +15,7 @@ from sparkd.base.host.shm import MOST_SEGMENTS
 from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.state.rank_record import FILE, left_segments
+from sparkd.base.state.rank_record import RANK_FILE, left_segments
 
 ID, OTHER_ID = "a" * 64, "b" * 64
 LABELS = {"io.sparkd.role": "head", "io.sparkd.invocation": "before", "io.sparkd.rank-id": "rank"}
@@ -36,7 +36,7 @@ class RecordingContainers(Containers):
 
 def write_record(tree: Tree, **changes: object) -> None:
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
-    tree.file(FILE.path, FILE.encode(replace(rank_record(invocation="before"), **changes)))
+    tree.file(RANK_FILE.path, RANK_FILE.encode(replace(rank_record(invocation="before"), **changes)))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_an_orphans_record_goes_with_it(tree: Tree, changes: dict[str, object], 
     write_record(tree, **changes)
     end_orphan(Host(tree.root), containers, ENDED)
     assert containers.removed == [ID]
-    assert (tree.root / FILE.path.lstrip("/")).exists() is stays
+    assert (tree.root / RANK_FILE.path.lstrip("/")).exists() is stays
 
 
 def test_a_record_stays_as_long_as_a_segment_that_it_names(tree: Tree) -> None:
@@ -66,7 +66,7 @@ def test_a_record_stays_as_long_as_a_segment_that_it_names(tree: Tree) -> None:
     assert left_segments(host) == {"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)}
     (tree.root / "dev/shm/psm_0123abcd").unlink()
     end_orphan(host, RecordingContainers(), ENDED)
-    assert not (tree.root / FILE.path.lstrip("/")).exists()
+    assert not (tree.root / RANK_FILE.path.lstrip("/")).exists()
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -78,7 +78,7 @@ def test_an_orphan_goes_though_shared_memory_can_not_be_read(tree: Tree, running
     write_record(tree, container_id=ID, segments={"/dev/shm/psm_00000000": (1, 2)})
     end_orphan(Host(tree.root), containers, replace(ENDED, running=running, pid=9))
     assert containers.removed == [ID]
-    assert not (tree.root / FILE.path.lstrip("/")).exists()
+    assert not (tree.root / RANK_FILE.path.lstrip("/")).exists()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from sparkd.base.lib.lock import open_lock, try_lock
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import SIGNALS, MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
-from sparkd.base.state.rank_record import FILE, GUARD, RankStage, read_rank
+from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankStage, read_rank
 from sparkd.tools.cli import run as cli
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def leave_rank(tree: Tree, pid: int, kept: KeptRank) -> None:
     tree.file("/proc/uptime", "5000.0 1.0\n")
     tree.process(pid, "sleep", start_time=began, cgroup=f"0::/system.slice/docker-{container}.scope")
     served = {"boot_id": "b1", "stage": RankStage.READY, "pid": pid, "start_time": began}
-    tree.file(FILE.path, FILE.encode(rank_record(**served, container_id=container)))
+    tree.file(RANK_FILE.path, RANK_FILE.encode(rank_record(**served, container_id=container)))
     tree.file(KEPT.path, KEPT.encode(kept))
     guard_rank(tree)
 
@@ -121,7 +121,7 @@ def test_a_start_without_what_may_come_back_is_no_crash(tree: Tree) -> None:
         pytest.raises(BlockedError, match="no cluster key"),
     ):
         start_agent(tree, release)
-    assert FILE.decode((tree.root / FILE.path[1:]).read_bytes()).taken_over == ()
+    assert RANK_FILE.decode((tree.root / RANK_FILE.path[1:]).read_bytes()).taken_over == ()
 
 
 def test_a_unit_of_the_wrong_role_does_not_say_that_it_ends_the_rank(world: World) -> None:
@@ -163,7 +163,7 @@ def take_over(world: World) -> tuple[bool, str]:
 
 
 def test_a_full_run_keeps_no_agent_from_the_rank_that_serves(left: World) -> None:
-    (left.tree.root / FILE.folder[1:]).chmod(0o777)  # refused likewise
+    (left.tree.root / RANK_FILE.folder[1:]).chmod(0o777)  # refused likewise
     taken_over, journal = take_over(left)
     assert taken_over
     assert "state.write.failed file=rank.json" in journal

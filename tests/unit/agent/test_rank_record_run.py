@@ -14,7 +14,7 @@ from tests.unit.nodes import until
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode
-from sparkd.base.state.rank_record import FILE, RankRecord, RankStage, read_rank
+from sparkd.base.state.rank_record import RANK_FILE, RankRecord, RankStage, read_rank
 
 RECORD = "run/sparkd/private/rank.json"
 
@@ -72,7 +72,7 @@ def test_the_rank_has_a_record_from_before_its_container_to_after_it(recorded: R
     measured = {"start_time": ready.start_time, "stage": RankStage.READY}
     assert ready == replace(completed, **measured)
     assert ready.start_time > 0
-    signalled = FILE.decode((recorded.tree.root / f"{RECORD}.signalled").read_bytes())
+    signalled = RANK_FILE.decode((recorded.tree.root / f"{RECORD}.signalled").read_bytes())
     assert signalled == replace(ready, stage=RankStage.ENDING)
     assert recorded.record_at["DELETE"] == signalled, "until its container is gone"
     assert not (recorded.tree.root / RECORD).exists()

@@ -21,8 +21,7 @@ from sparkd.agent.daemon.taking_over import (
 )
 from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
-from sparkd.base.state.rank_record import FILE as RECORD
-from sparkd.base.state.rank_record import GUARD, RankRecord, RankStage
+from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankRecord, RankStage
 from sparkd.base.status.model import NodeReport, Phase
 
 BOOT, PID, BEGAN, GUARD_PID = "b1", 4000, 900, 4100
@@ -62,7 +61,7 @@ def record(**changes: object) -> RankRecord:
 
 
 def write_record(tree: Tree, record: RankRecord) -> None:
-    tree.file(RECORD.path, RECORD.encode(record))
+    tree.file(RANK_FILE.path, RANK_FILE.encode(record))
 
 
 def find_rank(tree: Tree, role: str = "head") -> tuple[bool, list[str]]:

@@ -15,7 +15,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
 from sparkd.base.host.meminfo import FreeMemory
 from sparkd.base.lib.text import GIB
-from sparkd.base.state.rank_record import FILE
+from sparkd.base.state.rank_record import RANK_FILE
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.node.next_start import NextStart
 
@@ -119,7 +119,7 @@ def test_what_is_not_proven_to_be_the_own_rank_still_blocks(
 def write_record(serving: Tree, **changes: object) -> None:
     serving.file("/proc/sys/kernel/random/boot_id", "boot\n")
     started = rank_record(pid=60, start_time=100, container_id=ID)
-    serving.file(FILE.path, FILE.encode(replace(started, **changes)))
+    serving.file(RANK_FILE.path, RANK_FILE.encode(replace(started, **changes)))
 
 
 def label_container(serving: Tree, invocation: str) -> None:
@@ -150,7 +150,7 @@ def test_the_own_rank_is_what_the_record_names(
 
 def test_a_user_who_may_not_read_the_record_goes_by_the_labels(serving: Tree) -> None:
     label_container(serving, "own")
-    serving.file(FILE.path, "")
+    serving.file(RANK_FILE.path, "")
     assert len(NextStart(Host(serving.root)).ranks) == 1
 
 

@@ -10,7 +10,7 @@ from tests.unit.rank_records import rank_record
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.state.rank_record import FILE, KnownRank, RankRecord, RankStage, Whose, read_rank, whose
+from sparkd.base.state.rank_record import RANK_FILE, KnownRank, RankRecord, RankStage, Whose, read_rank, whose
 
 ID, OTHER_ID = "a" * 64, "b" * 64
 STARTED = rank_record(container_id=ID, pid=60, start_time=100, segments={"/dev/shm/psm_0123abcd": (1, 2)})
@@ -85,12 +85,12 @@ def test_whose_a_container_is(
 
 def recorded(tree: Tree, text: str) -> KnownRank:
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
-    tree.file(FILE.path, text)
+    tree.file(RANK_FILE.path, text)
     return read_rank(Host(tree.root))
 
 
 def test_a_record_is_read_as_it_was_written_with_whether_its_process_lives(tree: Tree) -> None:
-    assert recorded(tree, FILE.encode(STARTED)) == known(alive=False)
+    assert recorded(tree, RANK_FILE.encode(STARTED)) == known(alive=False)
     tree.process(60, "tini", start_time=100)
     assert read_rank(Host(tree.root)) == KNOWN
     tree.process(60, "tini", start_time=101)
@@ -101,13 +101,13 @@ def test_a_record_is_read_as_it_was_written_with_whether_its_process_lives(tree:
 
 def test_no_record_and_one_of_another_boot_are_none(tree: Tree) -> None:
     assert read_rank(Host(tree.root)) == NONE
-    assert recorded(tree, FILE.encode(replace(STARTED, boot_id="before"))) == NONE
+    assert recorded(tree, RANK_FILE.encode(replace(STARTED, boot_id="before"))) == NONE
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", FILE.encode(STARTED)[:-9], FILE.encode(STARTED).replace('"schema": 1', '"schema": 2'), '{"schema": 1}', "[]",
-     FILE.encode(STARTED).replace('"starting"', '"adopted"')],
+    ["", RANK_FILE.encode(STARTED)[:-9], RANK_FILE.encode(STARTED).replace('"schema": 1', '"schema": 2'),
+     '{"schema": 1}', "[]", RANK_FILE.encode(STARTED).replace('"starting"', '"adopted"')],
     ids=["cut to nothing", "half", "of another version", "without its fields", "no object", "an unknown stage"],
 )  # fmt: skip
 def test_a_record_that_can_not_be_read_is_an_error_and_no_record(tree: Tree, text: str) -> None:
@@ -117,18 +117,18 @@ def test_a_record_that_can_not_be_read_is_an_error_and_no_record(tree: Tree, tex
 
 
 def test_a_record_without_a_boot_to_compare_with_is_an_error(tree: Tree) -> None:
-    tree.file(FILE.path, FILE.encode(STARTED))
+    tree.file(RANK_FILE.path, RANK_FILE.encode(STARTED))
     assert read_rank(Host(tree.root)).error
 
 
 def test_a_symlink_is_no_record(tree: Tree) -> None:
-    tree.file("/tmp/forged", FILE.encode(STARTED))
-    tree.link(FILE.path, "/tmp/forged")
+    tree.file("/tmp/forged", RANK_FILE.encode(STARTED))
+    tree.link(RANK_FILE.path, "/tmp/forged")
     assert read_rank(Host(tree.root)).error
 
 
 def test_fields_of_a_later_version_are_ignored(tree: Tree) -> None:
-    text = FILE.encode(replace(STARTED, stage=RankStage.READY)).replace("{", '{"lease": [1],', 1)
+    text = RANK_FILE.encode(replace(STARTED, stage=RankStage.READY)).replace("{", '{"lease": [1],', 1)
     record = recorded(tree, text).record
     assert isinstance(record, RankRecord)
     assert (record.rank_id, record.stage) == ("rank", RankStage.READY)

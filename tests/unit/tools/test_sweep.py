@@ -6,8 +6,7 @@ from tests.unit.traffic_programs import Programs
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.state.rank_record import FILE as RECORD
-from sparkd.base.state.rank_record import GUARD, KnownRank, RankStage
+from sparkd.base.state.rank_record import GUARD, RANK_FILE, KnownRank, RankStage
 from sparkd.tools.node.sweep import find_orphans, is_left
 
 MINE, OTHERS, OLD = "a" * 32, "b" * 32, "c" * 32
@@ -107,7 +106,7 @@ def left(tree: Tree) -> Tree:
     tree.file(GUARD, "0 400 9 77 88 410 100")
     served = {"stage": RankStage.READY, "container_id": "c", "pid": 400, "start_time": 9}
     record = rank_record(invocation=MINE, boot_id="b1", role="head", **served)
-    tree.file(RECORD.path, RECORD.encode(record))
+    tree.file(RANK_FILE.path, RANK_FILE.encode(record))
     return tree
 
 

@@ -47,8 +47,7 @@ from sparkd.base.lib.errors import LaunchError
 from sparkd.base.plan.script import SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
-from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import RankStage, Whose, load_rank, read_rank, whose
+from sparkd.base.state.rank_record import RANK_FILE, RankStage, Whose, load_rank, read_rank, whose
 
 if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers

@@ -24,7 +24,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, read_process
 from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.text import sanitize
-from sparkd.base.state.rank_record import FILE, left_segments, read_rank
+from sparkd.base.state.rank_record import RANK_FILE, left_segments, read_rank
 
 if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers
@@ -227,7 +227,7 @@ def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> No
 def forget_rank(host: Host) -> None:
     """Remove the rank's record, unless a segment is left, which the check shared-memory finds by it. Raises OSError."""
     if not left_segments(host):
-        Path(host.files.real(FILE.path)).unlink(missing_ok=True)
+        Path(host.files.real(RANK_FILE.path)).unlink(missing_ok=True)
 
 
 def reboot() -> str:

@@ -14,8 +14,7 @@ from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import caches, docker, docker_config
 from sparkd.base.lib.errors import RankEndedError
-from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import LOG_POSITION, RankRecord
+from sparkd.base.state.rank_record import LOG_POSITION, RANK_FILE, RankRecord
 from sparkd.base.vllm.log_lines import LogForwarder
 
 

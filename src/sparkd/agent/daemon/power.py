@@ -24,7 +24,7 @@ from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.text import sanitize
 from sparkd.base.lib.times import format_duration, seconds_since
 from sparkd.base.state.file import StateFile
-from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.state.rank_record import RANK_FILE
 from sparkd.base.status.model import Contact, PeerStatus, Phase
 
 LOOK_SECONDS = 10.0

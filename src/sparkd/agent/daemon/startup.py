@@ -24,8 +24,7 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import launch_history
 from sparkd.base.state.history import count_out_of_memory_loads
-from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import RankRecord, left_segments
+from sparkd.base.state.rank_record import RANK_FILE, RankRecord, left_segments
 from sparkd.base.status.model import Phase
 
 DOCKER_SECONDS = 10.0

@@ -34,8 +34,7 @@ from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import VERSION, StateFile
-from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import LOG_POSITION, KnownRank, RankRecord, RankStage, load_rank
+from sparkd.base.state.rank_record import LOG_POSITION, RANK_FILE, KnownRank, RankRecord, RankStage, load_rank
 from sparkd.base.state.shared_config import Kept
 from sparkd.base.state.switch import Switch
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report

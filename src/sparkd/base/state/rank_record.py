@@ -59,8 +59,8 @@ class RankRecord(Struct, frozen=True):
     """Times when an agent took the rank over from a crashed one, in seconds since boot."""
 
 
-FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
-LOG_POSITION = f"{FILE.folder}/log-position"
+RANK_FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
+LOG_POSITION = f"{RANK_FILE.folder}/log-position"
 """File that says how far its log is in the journal, in docker's notation."""
 
 GUARD = "/run/sparkd-guard/rank"
@@ -125,7 +125,7 @@ def read_rank(host: Host) -> KnownRank:
 def load_rank(host: Host) -> KnownRank:
     """The record, as by `read_rank`. Raises OSError where it can't be read now."""
     errors: list[str] = []
-    record = FILE.load(host.files, errors.append)
+    record = RANK_FILE.load(host.files, errors.append)
     if record is None or record.boot_id != read_boot_id(host.files):
         return KnownRank(error="".join(errors))
     alive = is_alive(host.files, record.pid, record.start_time)

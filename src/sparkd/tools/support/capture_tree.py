@@ -18,7 +18,7 @@ from sparkd.base.host.files import FIXTURE
 from sparkd.base.host.gpu import read_driver
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.redaction import HIDDEN
-from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.state.rank_record import RANK_FILE
 from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 

@@ -12,7 +12,7 @@ from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.shared_memory import SegmentFacts, SharedMemory, ShmFacts
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host
-from sparkd.base.state.rank_record import FILE
+from sparkd.base.state.rank_record import RANK_FILE
 
 DEVICE = 30
 UPTIME_SECONDS = 100.0
@@ -61,7 +61,7 @@ def test_a_record_names_segments_by_identity_once_its_rank_has_ended(tree: Tree)
     own, replaced = tree.segment("psm_0123abcd"), tree.segment("psm_4567abcd")
     named = {"/dev/shm/psm_0123abcd": (own.st_dev, own.st_ino), "/dev/shm/psm_4567abcd": (replaced.st_dev, 1)}
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
-    tree.file(FILE.path, FILE.encode(rank_record(pid=10, start_time=100, segments=named)))
+    tree.file(RANK_FILE.path, RANK_FILE.encode(rank_record(pid=10, start_time=100, segments=named)))
     check, host = SharedMemory(), Host(tree.root, owner_uid=os.getuid() + 1)
     tree.process(10, "tini", start_time=101)
     assert [fix.inode for fix in check.run(host)[1].fixes if isinstance(fix, UnlinkSegment)] == [own.st_ino]

@@ -14,7 +14,7 @@ from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
-from sparkd.base.state.rank_record import FILE, GUARD, RankRecord, RankStage
+from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankRecord, RankStage
 
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"
@@ -325,7 +325,7 @@ def test_what_a_check_of_this_agents_left_when_docker_went_away_is_removed(
 def recorded(tree: Tree, record: RankRecord, rank_id: str = "rank") -> DockerFacts:
     """A running container of the agent `dead` with this record of the rank."""
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
-    tree.file(FILE.path, FILE.encode(record))
+    tree.file(RANK_FILE.path, RANK_FILE.encode(record))
     (running,) = container().containers
     labels = (*running.labels, ("io.sparkd.rank-id", rank_id))
     return DockerFacts(True, (replace(running, labels=labels),))
@@ -361,7 +361,7 @@ def test_a_broken_record_makes_nothing_a_stray(tree: Tree) -> None:
     tree.process(40, "python3")
     tree.owner(40, "alive")
     docker = recorded(tree, rank_record())
-    tree.file(FILE.path, "")
+    tree.file(RANK_FILE.path, "")
     expect(verdict_of(tree, docker), Level.UNKNOWN, "whose it is, is unknown: /run/sparkd/private/rank.json", fixes=())
 
 
@@ -477,7 +477,7 @@ def test_what_outlives_the_container_of_a_rank_whose_agent_is_gone_is_ended(
     tree: Tree, owner: str, container_id: str, cgroup: str, listed: DockerFacts, ends: bool
 ) -> None:
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
-    tree.file(FILE.path, FILE.encode(rank_record(container_id=container_id, pid=8)))
+    tree.file(RANK_FILE.path, RANK_FILE.encode(rank_record(container_id=container_id, pid=8)))
     if owner:
         tree.process(40, "python3")
         tree.owner(40, owner)

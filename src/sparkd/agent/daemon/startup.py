@@ -15,6 +15,7 @@ from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
 from sparkd.base.host import docker, docker_config, infiniband, meminfo, versions
 from sparkd.base.host.docker import LABEL
+from sparkd.base.host.shm import Identity
 from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError, OutdatedPlanError
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
@@ -58,8 +59,7 @@ def fingerprint(agent: Agent) -> None:
     """
 
     def look() -> tuple[Agreement, Mapping[str, str], tuple[str, ...], str]:
-        hcas = infiniband.hcas_of(agent.host.files, agent.plan.node.interface)
-        return read_agreement(agent), versions.read_versions(agent.host), hcas, read_transport(agent)
+        return read_agreement(agent), versions.read_versions(agent.host), *_read_rdma(agent)
 
     what, hint = "looking at the image and the model", f"what holds {agent.plan.model_path}? look at: sudo dmesg"
     try:
@@ -133,7 +133,7 @@ def _begin_record(agent: Agent, epoch: str, transport: str) -> RankRecord:
     """Write the rank's record before it is launched. Returns it with the kernel's count of OOM kills, if readable."""
     identity = (agent.rank_id, agent.incarnation, agent.boot_id)
     look = partial(left_segments, agent.host)
-    segments = agent.look(look, COUNT_SECONDS, "segments of ranks before", {}, shielded=True)
+    segments: dict[str, Identity] = agent.look(look, COUNT_SECONDS, "segments of ranks before", {}, shielded=True)
     record = RankRecord(*identity, agent.plan.digest, epoch, transport, segments=segments, role=agent.context.role)
     agent.actions.write_private(RANK_FILE.path, RANK_FILE.encode(record))
     count = partial(meminfo.read_oom_kill_count, agent.host.files)
@@ -192,13 +192,17 @@ def watch(agent: Agent, running: Running) -> None:
     agent.events.info("engine.container.started", name=rank.name, container=short_id, image=agent.plan.image)
 
 
-def read_transport(agent: Agent) -> str:
-    """The transport that NCCL can use here. Empty where devices can't be read: then NCCL decides."""
+def _read_rdma(agent: Agent) -> tuple[tuple[str, ...], str]:
+    """The devices of the fabric's interface, and the transport that NCCL can use here.
+
+    The transport is empty where devices can't be read: then NCCL decides.
+    """
+    hcas = infiniband.hcas_of(agent.host.files, agent.plan.node.interface)
     check = Rdma.from_inputs(CheckInputs(agent.plan, agent.settings))
     try:
-        return check.transport(check.probe(agent.host))
+        return hcas, check.transport(check.probe(agent.host))
     except (OSError, ValueError):
-        return ""
+        return hcas, ""
 
 
 def note_late_rdma(agent: Agent) -> None:
@@ -208,16 +212,10 @@ def note_late_rdma(agent: Agent) -> None:
     """
     if agent.reporter.report.transport != BY_TCP:
         return
-    interface = agent.plan.node.interface
-    with suppress(OSError):  # a TimeoutError, too
-        hcas, transport = agent.loop.beside(
-            lambda: (infiniband.hcas_of(agent.host.files, interface), read_transport(agent)),
-            10.0,
-            "looking at the RDMA devices",
-        )
-        if transport == BY_RDMA:
-            check_hcas(agent, hcas)
-            agent.reporter.update(transport=transport)
+    hcas, transport = agent.look(partial(_read_rdma, agent), 10.0, "looking at the RDMA devices", ((), ""))
+    if transport == BY_RDMA:
+        check_hcas(agent, hcas)
+        agent.reporter.update(transport=transport)
 
 
 def check_hcas(agent: Agent, current: tuple[str, ...]) -> None:

@@ -29,8 +29,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.processes import GONE, read_process
 from sparkd.base.lib.errors import SparkdError
-from sparkd.base.plan import agreement
-from sparkd.base.plan.agreement import PLAN_PATH, Agreement
+from sparkd.base.plan.agreement import PLAN_PATH, Agreement, dump_values
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import VERSION, StateFile
@@ -263,7 +262,7 @@ def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
     start_threads(agent, running)
     agent.log.bind(epoch=record.epoch)
     agent.monitor.track(*adoptable.kept.peers)
-    agent.cluster.publish(PLAN_PATH, agreement.dump_values(adoptable.kept.agreement.values))
+    agent.cluster.publish(PLAN_PATH, dump_values(adoptable.kept.agreement.values))
     if agent.context.is_head:
         with suppress(SparkdError):  # only a worker that starts again needs it
             share_config(agent)

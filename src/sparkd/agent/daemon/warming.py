@@ -5,7 +5,6 @@ A cache with fewer files is cold: it was emptied. Kernels that requests have com
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
@@ -206,11 +205,10 @@ class KernelGrowth(Struct):
 
     def detect(self) -> bool:
         """Whether there are new files since the last call. False where they can't be counted, to excuse no engine."""
-        previous_count, self._kernel_count = self._kernel_count, None
-        with suppress(OSError):
-            look = partial(_count_files, self.agent)
-            self._kernel_count = self.agent.loop.beside(look, LOOK_SECONDS, "counting kernels in service")
-        return previous_count is not None and self._kernel_count is not None and self._kernel_count > previous_count
+        previous_count, look = self._kernel_count, partial(_count_files, self.agent)
+        count: int | None = self.agent.look(look, LOOK_SECONDS, "counting kernels in service", None)
+        self._kernel_count = count
+        return previous_count is not None and count is not None and count > previous_count
 
 
 def _read_warmed(agent: Agent) -> Warmed:

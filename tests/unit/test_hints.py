@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sparkd.base.lib import REINSTALL
+
 SOURCE = Path(__file__).parents[2] / "src/sparkd"
 NEEDS_ROOT = re.compile(
     r"""(?<![\w./'`-])(?<!sudo\ )(?<!by\ )(?<!as\ )(?<!which\ )(?<!no\ )(?<!of\ )(?<!"\$@"\ )(?<!\#\ )(?<!=URL\ )(?:
@@ -61,6 +63,13 @@ def test_commands_in_messages_have_their_sudo() -> None:
     manual = SOURCE / "data/sparkd-checks.7.md"
     others = [line for path, lines in tables.items() for line in without_sudo(lines, path)]
     assert modules + others + without_sudo(iter(manual.read_text().splitlines()), manual) == []
+
+
+def test_what_installs_sparkd_again_works_without_a_repository() -> None:
+    """There apt only says that it can't, and ends with 0."""
+    modules = [text for path in SOURCE.rglob("*.py") for text in texts(path) if "--reinstall sparkd" in text]
+    assert modules == [REINSTALL]
+    assert "--reinstall ./sparkd_*.deb" in REINSTALL
 
 
 @pytest.mark.parametrize(

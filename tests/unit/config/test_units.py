@@ -11,6 +11,7 @@ from sparkd.agent.engine.memory_guard.guard import BOOT, UNIT_SOCKET
 from sparkd.base.config import Engine, Notify, Settings, units
 from sparkd.base.config.units import DropIn, DropInState
 from sparkd.base.host.files import Files
+from sparkd.base.lib import REINSTALL
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.tools.setup.unit_files import UnitFiles
 
@@ -257,7 +258,7 @@ def test_drift_names_every_difference(tree: Tree) -> None:
     tree.file(f"{units.ADMIN_UNITS}/sparkd-worker.service", units.render("worker"))
     tree.file(HEAD, OURS)
     tree.file(WORKER, "[Service]\nNice=5\n")
-    of_another = "is not the unit of this sparkd: sudo apt install --reinstall sparkd"
+    of_another = f"is not the unit of this sparkd: {REINSTALL}"
     assert units.drift(units.dropins(DEFAULTS), Files(str(tree.root))) == (
         f"{HEAD} is not needed any more: sudo sparkd units install",
         f"{WORKER} was not written by sparkd: move it to another name",

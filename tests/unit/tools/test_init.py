@@ -14,7 +14,7 @@ from tests.unit.commands import stdin_of
 from tests.unit.tools.node_settings import HEAD_OWN, KEY, OWN, PAIR, TOML, files, settings
 
 from sparkd.base.host import Host, docker_config
-from sparkd.base.lib import recipes_dir
+from sparkd.base.lib import REINSTALL, recipes_dir
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.cli.main import main
@@ -261,7 +261,7 @@ def test_a_node_without_a_whole_recipe_gets_to_know_what_to_do(spark: Tree, run:
         spark.file(f"/etc/sparkd/recipes/{path.name}", "schema: 2\n")
     with pytest.raises(BlockedError, match="no recipe on this node can be read") as caught:
         run(plan=True)
-    assert caught.value.hint == "sparkd recipe check; where none is there: sudo apt install --reinstall sparkd"
+    assert caught.value.hint == f"sparkd recipe check\nwhere none is there: {REINSTALL}"
 
 
 def test_a_head_without_an_address_gets_the_commands_for_one(

@@ -18,6 +18,7 @@ from msgspec import Struct
 from sparkd.base.host.activity import read_waits
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import Process
+from sparkd.base.lib import REINSTALL
 from sparkd.base.lib.text import printable, sanitize
 
 PROGRAMS = ("/usr/lib/sparkd/vendor/bin/py-spy", f"{sys.prefix}/bin/py-spy")
@@ -48,7 +49,7 @@ def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[s
     chosen = sorted((process for process in processes if not process.dead), key=_reading_order)[:MOST_PROCESSES]
     program = next((path for path in programs if os.access(path, os.X_OK)), "")
     python_stacks = _read_python_stacks(program, chosen[:MOST_PYTHON]) if program else {}  # each may take MEMORY_BYTES
-    parts = [] if program else [f"no Python stacks: there is no {PROGRAMS[0]}; sudo apt install --reinstall sparkd\n"]
+    parts = [] if program else [f"no Python stacks: there is no {PROGRAMS[0]}: {REINSTALL}\n"]
     frames = list[str]()
     for process in chosen:
         places, text = read_waits(files, [process], MOST_PLACES)[0], python_stacks.get(process.pid, "")

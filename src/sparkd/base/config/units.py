@@ -11,7 +11,7 @@ from msgspec import Struct
 from sparkd.base.config.settings import Settings
 from sparkd.base.host.files import Files
 from sparkd.base.host.units import parse_assignments
-from sparkd.base.lib import units_dir
+from sparkd.base.lib import REINSTALL, units_dir
 from sparkd.base.lib.errors import ConfigError, UsageError
 
 ROLES = ("head", "worker")
@@ -117,7 +117,7 @@ def drift(wanted: tuple[DropIn, ...], files: Files) -> tuple[str, ...]:
     differences = [f"{reason}: {remedy}" for reason, remedy in wrong]
     for path, text in package_units().items():
         if _read_installed(files, path) != text:
-            differences.append(f"{path} is not the unit of this sparkd: sudo apt install --reinstall sparkd")
+            differences.append(f"{path} is not the unit of this sparkd: {REINSTALL}")
         # A link to /dev/null reads as empty: a masked unit is a choice, not a drift.
         if _read_installed(files, admin_path := path.replace(PACKAGE_UNITS, ADMIN_UNITS)):
             differences.append(f"{admin_path} hides the package's unit: make it a drop-in")

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
+REINSTALL = (
+    "sudo apt install --reinstall sparkd; of a file, not a repository: sudo apt install --reinstall ./sparkd_*.deb"
+)
+"""Both ways to install: where no repository has the package, apt only says so, and ends with 0."""
 _preparing = allocate_lock()
 _prepared: set[object] = set()
 

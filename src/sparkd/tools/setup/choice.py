@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import MAX_NODES
-from sparkd.base.lib import recipes_dir
+from sparkd.base.lib import REINSTALL, recipes_dir
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
@@ -100,7 +100,7 @@ class Chooser:
         most_nodes = MAX_NODES if nodes or recipe or not (survey.alone or self.wishes.yes) else 1
         candidates = [self._load(recipe)] if recipe else list(self._load_all())
         if not candidates:
-            hint = "sparkd recipe check; where none is there: sudo apt install --reinstall sparkd"
+            hint = f"sparkd recipe check\nwhere none is there: {REINSTALL}"
             raise BlockedError("no recipe on this node can be read", hint)
         best, *others = find_fits(candidates, settings, nodes, most_nodes, self.files.host)
         for line in format_rows("recipe", describe_fit(best), *describe_others(others)):

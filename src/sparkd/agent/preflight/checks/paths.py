@@ -15,6 +15,7 @@ from sparkd.base.config.units import DropIn, DropInState
 from sparkd.base.host import Host
 from sparkd.base.host.files import Kind
 from sparkd.base.host.units import OWN_UNITS
+from sparkd.base.lib import REINSTALL
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import SCRIPT_FILE
@@ -142,10 +143,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
             reason = f"{SCRIPT_FILE} is a {facts.launch_script.value}, not a file"
             yield block(reason, f"remove it: sudo rm -r {SCRIPT_FILE}")
         if not facts.unit_sources:
-            yield warn(
-                f"{facts.unit} {'are' if self.unit_names[1:] else 'is'} not installed",
-                "install the package again, as by: sudo apt install --reinstall sparkd",
-            )
+            yield warn(f"{facts.unit} {'are' if self.unit_names[1:] else 'is'} not installed", REINSTALL)
         elif wrong_drop_in := self._judge_drop_in(facts):
             yield wrong_drop_in
 

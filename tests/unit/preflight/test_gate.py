@@ -177,9 +177,10 @@ def test_page_cache_worth_dropping_is_dropped_once(machine: Machine) -> None:
 
 def test_a_fix_that_is_not_allowed_is_not_made(machine: Machine) -> None:
     machine.orphan()
-    with pytest.raises(BlockedError):
+    with pytest.raises(BlockedError) as refused:
         machine.gate(Preflight(allow_fixes=("unlink-segment",), wait_seconds=0)).admit()
     assert machine.tried == []
+    assert refused.value.hint == "preflight.allow_fixes leaves it to a person: sudo sparkd preflight --fix 10"
 
 
 def test_a_fix_that_fails_is_reported_and_not_repeated(machine: Machine) -> None:

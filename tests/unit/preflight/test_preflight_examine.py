@@ -9,13 +9,13 @@ from msgspec import Struct, field
 from tests.tree import Tree
 from tests.unit.preflight.findings import ALL, CACHE, DROP, END, GHOST, GOOD, REMOVE, STRAY, UNLINK, finding
 
-from sparkd.agent.preflight.check import Check, Finding, Level, Verdict
+from sparkd.agent.preflight.check import Check, Finding, Level, Verdict, warn
 from sparkd.agent.preflight.checks.kernel import Kernel
-from sparkd.agent.preflight.fixes import ORDER, CompactMemory, Fix
+from sparkd.agent.preflight.fixes import ORDER, CompactMemory, EndProcess, Fix, RemoveContainer, by_start
 from sparkd.agent.preflight.runner import (
     CHECKS,
+    by_policy,
     check_ids,
-    downgrade,
     evidence,
     examine,
     fixes_to_apply,
@@ -155,15 +155,32 @@ def test_a_check_can_be_left_out_by_its_id() -> None:
 
 
 def test_a_downgraded_check_warns_and_keeps_its_words_and_fixes() -> None:
-    changed, same = downgrade((STRAY, GHOST), ("stray-workers",))
+    changed, same = by_policy((STRAY, GHOST), Preflight(downgrade=("stray-workers",)))
     assert (changed.verdict.level, changed.verdict.reason) == (Level.WARN, STRAY.verdict.reason)
     assert changed.verdict.fixes == STRAY.verdict.fixes
     assert same == GHOST
 
 
+def test_the_hint_of_a_fix_that_is_not_allowed_has_the_commands_for_a_person() -> None:
+    child = EndProcess(11, 2, "VLLM::Worker")
+    container = RemoveContainer("0123456789abcdef" * 4, "sparkd-rank0")
+    stray = warn("", by_start("ends it"), (END, child, container), offers=((END, child),))
+    leaves = "preflight.allow_fixes leaves it to a person: "
+    verdicts = [
+        (stray, f"{leaves}sudo sparkd preflight --fix {END.pid}; sudo docker rm --force 0123456789ab"),
+        (warn("", by_start("drops it"), (DROP,)), f"{leaves}sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"),
+        (warn("", by_start("unlinks it"), (UNLINK,)), f"{leaves}sudo rm {UNLINK.path}"),
+        (warn("", "of another problem", (DROP,)), "of another problem"),
+    ]
+    findings = tuple(Finding("x", verdict, {}, 0) for verdict, _hint in verdicts)
+    changed = by_policy(findings, Preflight(allow_fixes=()))
+    assert [finding.verdict.hint for finding in changed] == [hint for _verdict, hint in verdicts]
+    assert by_policy(findings, Preflight()) == findings
+
+
 def test_a_downgraded_check_needs_no_person_and_no_wait() -> None:
     unknown = Finding("gpu", Verdict(Level.UNKNOWN, "", needs_person=True, awaits="docker", shortage_bytes=5), {}, 0)
-    (changed,) = downgrade((unknown,), ("gpu",))
+    (changed,) = by_policy((unknown,), Preflight(downgrade=("gpu",)))
     assert (changed.verdict.needs_person, changed.verdict.awaits, changed.verdict.shortage_bytes) == (False, "", 0)
 
 

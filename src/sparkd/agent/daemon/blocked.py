@@ -16,7 +16,7 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import check_head
 from sparkd.agent.daemon.startup import read_agreement
 from sparkd.agent.preflight.gate import HANG_HINT, decision
-from sparkd.agent.preflight.runner import IDS, blocking, build_checks, downgrade, examine
+from sparkd.agent.preflight.runner import IDS, blocking, build_checks, by_policy, examine
 from sparkd.base.cluster.membership import check_inputs
 from sparkd.base.host import docker
 from sparkd.base.lib.errors import BlockedError, OutdatedPlanError, SparkdError
@@ -166,7 +166,7 @@ class _BlockerWatch:
         """What still blocks: the checks' decisions and reasons, and the hooks, which are not run here."""
         agent = self._agent
         checks = [check for check in build_checks(check_inputs(agent.context)) if check.id in self._checks]
-        findings = blocking(downgrade(examine(checks, agent.host), agent.settings.preflight.downgrade))
+        findings = blocking(by_policy(examine(checks, agent.host), agent.settings.preflight))
         hooks = tuple(name for name in self._checks if name not in IDS)
         decisions = ((decision(finding), _NUMBER.sub("", finding.verdict.reason)) for finding in findings)
         return (*decisions, *hooks)

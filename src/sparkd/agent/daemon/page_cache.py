@@ -10,7 +10,7 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.page_cache_release import ContiguousMemory, PageCacheRelease
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.free_memory import PageCache
-from sparkd.agent.preflight.fixes import Applied, DropPageCache
+from sparkd.agent.preflight.fixes import DROP_BY_HAND, Applied, DropPageCache
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.inputs import MemoryNeed
@@ -62,8 +62,7 @@ class PageCacheWatch:
                 self._agent.events.warning("page_cache.growth.failed", reason=applied.note)
         if not verdict.fixes:
             return None
-        hint = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
-        return FindingReport(PageCache.id, verdict.level.value, verdict.reason, hint)
+        return FindingReport(PageCache.id, verdict.level.value, verdict.reason, DROP_BY_HAND)
 
     def _report(self, outcome: Outcome[FindingReport | None]) -> None:
         # What can't be read, and what no thread could look at, leaves the last finding as it is.

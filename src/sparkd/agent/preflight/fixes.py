@@ -1,5 +1,6 @@
 """Every change that preflight may propose, as data with the identity that was judged; and its result."""
 
+from shlex import quote
 from typing import ClassVar, Literal, assert_never
 
 from msgspec import Struct
@@ -54,6 +55,7 @@ class DropPageCache(Struct, frozen=True):
     target: ClassVar[str] = "page cache"
 
 
+DROP_BY_HAND = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
 WORTH_COMPACTING_BYTES = 256 << 20
 """Free memory in smaller blocks, or a gain, of less is not worth a compaction."""
 
@@ -73,12 +75,31 @@ def stop_by_hand(pid: int, service_stop: str) -> str:
     return f"{service_stop}; if it outlives that: {by_fix}" if service_stop else by_fix
 
 
+Fix = EndProcess | RemoveContainer | UnlinkSegment | DropPageCache | CompactMemory
+BY_START = "once nothing else blocks, a start "
+
+
 def by_start(does: str) -> str:
     """The hint where a fix clears the finding. `does`: the fix in words, such as `ends it`."""
-    return f"once nothing else blocks, a start {does}, as does: sudo sparkd preflight"
+    return f"{BY_START}{does}, as does: sudo sparkd preflight"
 
 
-Fix = EndProcess | RemoveContainer | UnlinkSegment | DropPageCache | CompactMemory
+def by_hand(fix: Fix) -> str:
+    """The command by which a person makes the change, where settings keep a start from it."""
+    match fix:
+        case EndProcess():
+            return stop_by_hand(fix.pid, "")
+        case RemoveContainer():
+            return f"sudo docker rm --force {fix.container_id[:12]}"
+        case UnlinkSegment():
+            return f"sudo rm {quote(fix.path)}"
+        case DropPageCache():
+            return DROP_BY_HAND
+        case CompactMemory():
+            return "echo 1 | sudo tee /proc/sys/vm/compact_memory"
+        case _:
+            assert_never(fix)
+
 
 ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache, CompactMemory)
 """Strays first (they hold segments), then segments, then the page cache; free memory is compacted last."""

@@ -12,8 +12,8 @@ from sparkd.agent.preflight.fixes import Applied, Fix, FixState, Identity, ident
 from sparkd.agent.preflight.runner import (
     IDS,
     blocking,
+    by_policy,
     check_ids,
-    downgrade,
     examine,
     fixes_to_apply,
     uncleared,
@@ -154,7 +154,7 @@ class Gate(Struct):
         checks = tuple(
             replace(check, tried=self._list_tried()) if isinstance(check, StrayWorkers) else check for check in checks
         )
-        return downgrade(examine(checks, self.host), self.policy.downgrade)
+        return by_policy(examine(checks, self.host), self.policy)
 
     def _resample_memory(self) -> MemorySample | None:
         """The kept sample, merged with a new one. None where it is unreadable, which a check reports."""

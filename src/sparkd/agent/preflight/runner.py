@@ -7,7 +7,7 @@ from time import monotonic
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import AnyCheck, Finding, Level, Verdict, unknown, warn
+from sparkd.agent.preflight.check import MOST_NAMED, AnyCheck, Finding, Level, Verdict, unknown, warn
 from sparkd.agent.preflight.checks.compile_cache import CompileCache
 from sparkd.agent.preflight.checks.disk import DiskRoom
 from sparkd.agent.preflight.checks.docker import Docker, EngineImage, StaleContainer
@@ -27,7 +27,7 @@ from sparkd.agent.preflight.checks.rdma import GidIndex, Rdma
 from sparkd.agent.preflight.checks.shared_memory import RemoveIpc, SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.checks.weights import ModelWeights
-from sparkd.agent.preflight.fixes import ORDER, Fix
+from sparkd.agent.preflight.fixes import BY_START, ORDER, Fix, by_hand
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import CachedHost, Host
@@ -143,16 +143,25 @@ def without_skipped(checks: Sequence[AnyCheck], skip: Sequence[str]) -> tuple[An
     return tuple(check for check in checks if check.id not in skip)
 
 
-def downgrade(findings: Sequence[Finding], ids: Sequence[str]) -> tuple[Finding, ...]:
-    """The findings; those with these ids warn where they would block."""
-    return tuple(_downgrade_finding(finding) if finding.id in ids else finding for finding in findings)
+def by_policy(findings: Sequence[Finding], policy: Preflight) -> tuple[Finding, ...]:
+    """The findings as the settings have them: those of preflight.downgrade warn where they would block, and the hint
+    of a fix that is not allowed has the commands for a person.
+    """
+    return tuple(replace(finding, verdict=_judge_by_policy(finding, policy)) for finding in findings)
 
 
-def _downgrade_finding(finding: Finding) -> Finding:
-    if not (verdict := finding.verdict).level.blocks:
-        return finding
+def _judge_by_policy(finding: Finding, policy: Preflight) -> Verdict:
+    verdict = finding.verdict
+    if verdict.hint.startswith(BY_START):
+        descendants = {fix for offer in verdict.offers for fix in offer[1:]}
+        left = [fix for fix in verdict.fixes if fix.kind not in policy.allow_fixes and fix not in descendants]
+        if left:
+            hint = f"preflight.allow_fixes leaves it to a person: {'; '.join(map(by_hand, left[:MOST_NAMED]))}"
+            verdict = replace(verdict, hint=hint)
+    if finding.id not in policy.downgrade or not verdict.level.blocks:
+        return verdict
     # A warning's fixes are applied. Fixes that can't clear their finding must not be, and so are left out.
-    return replace(finding, verdict=warn(verdict.reason, verdict.hint, verdict.fixes if verdict.clears else ()))
+    return warn(verdict.reason, verdict.hint, verdict.fixes if verdict.clears else ())
 
 
 def overall(findings: Iterable[Finding]) -> Level:

@@ -2,7 +2,7 @@
 
 from sparkd.agent.preflight.check import Finding, Level, Verdict
 from sparkd.agent.preflight.hooks import list_hooks
-from sparkd.agent.preflight.runner import build_checks, build_unplanned, downgrade, examine, without_skipped
+from sparkd.agent.preflight.runner import build_checks, build_unplanned, by_policy, examine, without_skipped
 from sparkd.base.cluster.membership import NodeContext, check_inputs, resolve_context
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -26,7 +26,7 @@ def examine_plan(node: NodeContext, config: Settings, host: Host) -> PreflightRe
     policy = config.preflight
     checks = without_skipped(build_checks(check_inputs(node)), policy.skip)
     host = NextStart(host)
-    return _make_report(downgrade(examine(checks, host), policy.downgrade), node.role, config, host)
+    return _make_report(by_policy(examine(checks, host), policy), node.role, config, host)
 
 
 def examine_without_plan(error: ConfigError, role: str | None, config: Settings, host: Host) -> PreflightReport:
@@ -39,7 +39,7 @@ def examine_without_plan(error: ConfigError, role: str | None, config: Settings,
     host = NextStart(host)
     findings = (
         Finding(render.CONFIGURATION, fault, {}, 0.0),
-        *downgrade(examine(checks, host), policy.downgrade),
+        *by_policy(examine(checks, host), policy),
         *(Finding(name, skipped, {}, 0.0) for name in unexamined),
     )
     return _make_report(findings, role or "no role yet", config, host)

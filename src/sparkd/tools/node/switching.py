@@ -15,7 +15,7 @@ from sparkd.agent.actions import files
 from sparkd.agent.cluster.inventory_comparison import Inventories, find_missing_elsewhere
 from sparkd.agent.cluster.inventory_requests import request_inventories
 from sparkd.agent.preflight.check import Finding
-from sparkd.agent.preflight.runner import build_checks, downgrade, examine, uncleared, without_skipped
+from sparkd.agent.preflight.runner import build_checks, by_policy, examine, uncleared, without_skipped
 from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.cluster.membership import NodeContext, check_inputs
 from sparkd.base.config import Settings
@@ -149,7 +149,7 @@ def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str,
     checks = without_skipped(build_checks(check_inputs(node)), config.preflight.skip)
     selected = [check for check in checks if not ids or check.id in ids]
     findings = examine(selected, host if isinstance(host, NextStart) else NextStart(host))
-    return uncleared(downgrade(findings, config.preflight.downgrade), config.preflight.allow_fixes)
+    return uncleared(by_policy(findings, config.preflight), config.preflight.allow_fixes)
 
 
 def explain_findings(findings: Iterable[Finding]) -> Iterator[str]:

@@ -169,7 +169,7 @@ def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> Non
     assert (verdict.level, verdict.clears) == (Level.BLOCK, False)
     assert verdict.reason.startswith("a living engine")
     assert verdict.hint == f"stop it first: {SERVICE}; if it outlives that: sudo sparkd preflight --fix 30"
-    assert [[process.pid for process in offer] for offer in verdict.offers] == [[30]]
+    assert [[process.pid for process in offer] for offer in verdict.offers] == [[30], [10, 11]]
 
 
 def test_an_orphan_that_leads_its_own_group_is_ended_with_its_children(tree: Tree) -> None:

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
-from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory, DropPageCache, by_start
+from sparkd.agent.preflight.fixes import DROP_BY_HAND, WORTH_COMPACTING_BYTES, CompactMemory, DropPageCache, by_start
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.meminfo import FreeMemory, Swap
 from sparkd.base.lib.text import GIB, size
@@ -75,9 +75,7 @@ class SwapOff(Check[SwapFacts], frozen=True):
 COMPACT_HINT = """compact it: echo 1 | sudo tee /proc/sys/vm/compact_memory; where that gains little, reboot this node.
 Do not raise vm.min_free_kbytes for it: vLLM's check of free memory at its start then fails"""
 
-LITTLE_FREE_HINT = (
-    "see what has it: free -h; page cache is given back by: sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
-)
+LITTLE_FREE_HINT = f"see what has it: free -h; page cache is given back by: {DROP_BY_HAND}"
 
 
 class FragmentedMemory(Check[FreeMemory], frozen=True):

@@ -198,7 +198,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         if survivors:
             reason = f"an orphaned engine does not end: {_describe_engine(facts, engine)}"
             return block(reason, f"look at: sudo cat /proc/{survivors[0].pid}/stack")
-        return block(f"an orphaned engine: {_describe_engine(facts, engine)}", FIX_HINT, fixes=fixes)
+        return block(f"an orphaned engine: {_describe_engine(facts, engine)}", FIX_HINT, fixes, offers=(fixes,))
 
 
 def _build_fixes(engine: Engine) -> tuple[EndProcess, ...]:

@@ -228,6 +228,12 @@ def test_the_longest_line_takes_less_than_five_milliseconds() -> None:
     assert worst < 0.005
 
 
+def test_what_is_moved_away_is_deleted_in_the_end() -> None:
+    moving = [error.remedy for error in TABLE if "sudo mv " in error.remedy]
+    assert moving
+    assert [remedy for remedy in moving if "once it serves, delete cache.old" not in remedy] == []
+
+
 def test_no_advice_does_harm_where_a_client_forged_the_line() -> None:
     forged = "(APIServer pid=1) ERROR 01-01 00:00:00 [x.py:1] ValueError: bad request: 'kernel: NVRM: Xid (1): 119, '"
     assert explain(forged) is None

@@ -188,7 +188,9 @@ def test_an_engine_that_compiles_nothing_is_warm_after_one_pass(serving: SparkdN
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done
     assert re.search(
-        r"^[\d,]+ requests in 1 passes: 0 new files of kernels, 0 used for the first time$", done.stdout, re.MULTILINE
+        r"^passes: 1, of [\d,]+ requests together; new files of kernels: 0, used for the first time: 0$",
+        done.stdout,
+        re.MULTILINE,
     )
     assert "nothing is to be done" in done.stdout
 
@@ -269,7 +271,7 @@ def test_a_second_bench_is_refused_and_an_ended_one_prints_what_it_has(serving: 
     ones, depths = ",".join(["1"] * 16), ",".join(["240"] * 16)
     load = f"--concurrency {ones} --runs 1 --prompt 64 --answer 200 --depth {depths}"
     serving.node.sh(f"setsid sparkd bench {load} >/root/bench 2>&1 &")
-    wait_for(lambda: "1 requests at once" in serving.node.read("/root/bench"), 60, "the first figure of sparkd bench")
+    wait_for(lambda: "1 request at once" in serving.node.read("/root/bench"), 60, "the first figure of sparkd bench")
     second = serving.node.run("sparkd", "bench", check=False)
     assert (second.returncode, "`tune-recipe` or `use --image` is under way" in second.stderr) == (2, True), second
     for process in serving.node.found(r"sparkd bench --concurrency"):

@@ -297,7 +297,7 @@ def test_a_ladder_continues_after_an_interrupt_and_a_power_cut(spark: SparkdNode
     spark.await_serving()
     assert (context_length(spark), chosen(spark)) == (512, False)
     climb_until("step 2: max-num-seqs 2")
-    assert "at most 2 steps more, 1 are measured" in node.read("/root/ladder")
+    assert "at most 2 steps more, measured: 1" in node.read("/root/ladder")
     node.powercut()
     node.run("systemctl", "start", HEAD, timeout=USE_SECONDS)
     done = node.run(*words.split(), timeout=2 * USE_SECONDS)

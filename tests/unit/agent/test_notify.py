@@ -152,7 +152,7 @@ def test_the_next_message_has_the_number_of_those_that_were_dropped(tree: Tree, 
     assert ("notify.messages.dropped", {"count": 3}) in log.lines
     sender.send()
     texts = [json.loads(body)["text"] for body in hook.bodies]
-    assert texts[:2] == ["3 (3 earlier messages were dropped)", "4"]
+    assert texts[:2] == ["3 (dropped before it: 3)", "4"]
 
 
 def test_a_full_disk_keeps_no_message_from_being_sent(tree: Tree, hook: Receiver, log: EventLog) -> None:

@@ -37,7 +37,7 @@ def test_a_screen_has_all_figures_in_80_columns() -> None:
         "   █████████░ 11.5 of 120.0 GiB free",
         "",
         "activity    42.1 tokens/s out, 310 tokens/s in",
-        "            3 requests running, 1 requests waiting",
+        "            3 requests running, 1 request waiting",
         "caches      41% KV cache used, 87% prefix cache hits, 71% drafts accepted",
         "warn        page-cache: 4 GiB of page cache",
         "block       spark2: memory: 9 GiB available, 96 GiB needed",

@@ -68,7 +68,7 @@ def test_what_is_kept_is_continued_and_is_not_nothing_where_it_can_t_be_read_now
     tree.file(FILE.path, "{")
     assert tune_recipe.resume(TUNING, host) == TUNING
     steps, broken = capsys.readouterr().out.splitlines()
-    assert steps.startswith("dropped: 1 steps measured")
+    assert steps.startswith("dropped: steps of ")
     assert broken.startswith(f"dropped: {FILE.path} can't be read")
 
 
@@ -136,7 +136,7 @@ def test_it_says_how_many_steps_and_how_long(tree: Tree) -> None:
     history.write(host.files, launch)
     half = Tuning("mine-tuned", "f", KNOBS, 16, (MeasuredStep("", 0), MeasuredStep(SEQUENCES, 8)))
     lines = [*ladder_ends.announce(half, BASE, host)]
-    assert lines[0].endswith("at most 2 steps more, 2 are measured:")
+    assert lines[0].endswith("at most 2 steps more, measured: 2:")
     assert lines[3] == "each about 10 min, all 20 min, the last load's time included"
     history.write(host.files, replace(launch, id="2", recipe="mine", load_seconds=210))
     history.write(host.files, replace(launch, id="3"))

@@ -2,9 +2,13 @@
 
 import pytest
 
-from sparkd.base.lib.text import size
+from sparkd.base.lib.text import counted, size
 
 
 @pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
 def test_a_size_has_the_unit_that_people_read(size_bytes: int, words: str) -> None:
     assert size(size_bytes) == words
+
+
+def test_one_thing_has_no_plural() -> None:
+    assert [counted(number, "request") for number in (0, 1, 2000)] == ["0 requests", "1 request", "2,000 requests"]

@@ -401,7 +401,7 @@ def test_what_is_written_is_whole_and_its_commands_name_it(tree: Path, capsys: p
     assert main.main([*words, "--force"]) == 0
     assert main.main([*words[:-1], str(folder / "none")]) == 78
     assert main.main(words[:3]) == 0
-    assert "it needs 1 files: --write FOLDER leaves them" in capsys.readouterr().err
+    assert "its files, 1: --write FOLDER leaves them" in capsys.readouterr().err
 
 
 def steps_path(name: str) -> str:

@@ -249,9 +249,7 @@ def test_three_changes_in_ten_minutes_are_sent_and_more_become_one_summary() -> 
     assert queued(notices.enqueue(state, (), WAYS, 17.9 * MINUTE)) == queued(state)
     state = notices.enqueue(state, (), WAYS, 18 * MINUTE)
     assert queued(state) == ["lost", "serving", "lost", "summary"]
-    assert state.queue[-1].notice.text == (
-        "3 more changes in 15 min: serving 2 times, lost 1 times; the last: serving: serving at 5"
-    )
+    assert state.queue[-1].notice.text == ("more in 15 min: 2 serving, 1 lost; the last: serving: serving at 5")
 
 
 def test_after_a_quiet_interval_each_change_is_sent_again() -> None:

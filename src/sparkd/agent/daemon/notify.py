@@ -194,7 +194,7 @@ class Outbox:
     def _with_dropped(self, notice: Notice) -> Notice:
         if not self.state.dropped:
             return notice
-        return replace(notice, text=f"{notice.text} ({self.state.dropped} earlier messages were dropped)")
+        return replace(notice, text=f"{notice.text} (dropped before it: {self.state.dropped})")
 
     def _report_unread(self, reason: str) -> None:
         if self._failed.get(FOLDER) != reason:

@@ -230,7 +230,7 @@ def _describe_day(disk: Disk, view: View, report: NodeReport) -> Iterator[Elemen
     for kind, command in ((Smoke, "smoke"), (Bench, "bench")):
         match last_rows.get(kind):
             case Smoke() as smoke:
-                faults = f"{smoke.bad} bad answers: {', '.join(smoke.faults)}" if smoke.bad else "all answers good"
+                faults = f"bad answers: {smoke.bad} ({', '.join(smoke.faults)})" if smoke.bad else "all answers good"
                 yield element("p", "", f"Last smoke test, {view.age(smoke.at)} ago: {faults}")
             case Bench() as bench:
                 yield element("p", "", f"Last bench, {view.age(bench.at)} ago: {_describe_bench(bench)}")

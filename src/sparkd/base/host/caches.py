@@ -95,7 +95,7 @@ def describe_all(files: Files) -> str:
         for cache in (count_folder(files, f"{image}/{name}") for name in files.names_if_any(image)):
             newest = max(map(_read_change_time, walk_files(files.real(cache.path))), default=0.0)
             age = f", the newest of {datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC" if newest else ""
-            counted = f"{cache.files:,} files{'' if cache.whole else ' and more'}, {size(cache.bytes)}"
+            counted = f"files: {cache.files:,}{'' if cache.whole else ' and more'}, {size(cache.bytes)}"
             lines.append(f"{cache.path}: {cache.kind}, {counted}{age}\n")
     return "".join(lines)
 

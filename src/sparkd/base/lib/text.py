@@ -74,6 +74,11 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB" if abs(size_bytes) >= GIB else f"{round(size_bytes / MIB)} MiB"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 request`, `2,000 requests`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def natural_order(text: str) -> list[tuple[int, str]]:
     """A key to sort by: numbers in it count as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]

@@ -32,7 +32,8 @@ SLOW_TOKENS = 100
 def activity_figures(activity: ActivityReport) -> dict[str, str]:
     """Texts by name: two rates, two counts of requests, then shares."""
     rates = {"tokens/s out": activity.output_tokens_per_second, "tokens/s in": activity.input_tokens_per_second}
-    counts = {"requests running": activity.running, "requests waiting": activity.waiting}
+    numbers = {"running": activity.running, "waiting": activity.waiting}
+    counts = {f"request{'s' * (number != 1)} {state}": number for state, number in numbers.items()}
     shares = {
         "KV cache used": activity.kv_cache_use,
         "prefix cache hits": activity.prefix_hit_rate,

@@ -267,9 +267,9 @@ def _add_to_queue(state: NotifyState, notice: Notice, ways: tuple[str, ...]) -> 
 
 def _summarize(held: tuple[Notice, ...], now: float) -> Notice:
     last = held[-1]
-    counts = ", ".join(f"{event} {count} times" for event, count in Counter(notice.event for notice in held).items())
+    counts = ", ".join(f"{count} {event}" for event, count in Counter(notice.event for notice in held).items())
     lasted = format_duration(max(0.0, now - held[0].at))
-    text = sanitize(f"{len(held)} more changes in {lasted}: {counts}; the last: {last.event}: {last.text}", TEXT_LIMIT)
+    text = sanitize(f"more in {lasted}: {counts}; the last: {last.event}: {last.text}", TEXT_LIMIT)
     return Notice(SUMMARY, last.node, text, last.recipe, last.cause, now)
 
 

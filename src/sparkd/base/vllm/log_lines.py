@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 
-from sparkd.base.lib.text import printable
+from sparkd.base.lib.text import counted, printable
 
 LINE_LIMIT_BYTES = 16_384
 """Longer lines are cut and marked; journald cuts at 48 KiB (LineMax=)."""
@@ -135,7 +135,7 @@ class LogForwarder:
 
     def _note_left_out(self) -> Iterator[tuple[int, str]]:
         if self._left_out:
-            yield 5, f"engine| {self._left_out} lines of requests were left out here; docker has the latest of them"
+            yield 5, f"engine| left out here: {counted(self._left_out, 'line')} of requests; docker has the latest"
             self._left_out = 0
 
     def flush(self) -> Iterator[tuple[int, str]]:

@@ -62,9 +62,9 @@ class Result(Struct, frozen=True):
     @property
     def shown(self) -> str:
         """A line for people."""
-        sent = f"{self.requests:,} requests in {self.passes} passes"
+        sent = f"passes: {self.passes}, of {self.requests:,} requests together"
         fault = f"; not answered: {self.fault}" if self.fault else ""
-        return f"{sent}: {self.files} new files of kernels, {self.kernels} used for the first time{fault}"
+        return f"{sent}; new files of kernels: {self.files}, used for the first time: {self.kernels}{fault}"
 
 
 def add_up(nodes: Iterable[tuple[int, int, bool]], files: int) -> Compiled:

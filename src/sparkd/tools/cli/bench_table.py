@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from sparkd.base.lib.text import Parts, Table, sanitize
+from sparkd.base.lib.text import Parts, Table, counted, sanitize
 from sparkd.base.lib.times import format_utc
 from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Spread, expected_figure, find_level, ratio
@@ -89,10 +89,10 @@ def notes(benchmark: Benchmark, usual: Usual | None) -> list[str]:
     for level in benchmark.levels:
         if level.accepted:
             shares = " ".join(f"{share:.2f}" for share in level.accepted)
-            lines.append(f"{level.concurrency} requests: drafted tokens accepted, by position: {shares}")
+            lines.append(f"{counted(level.concurrency, 'request')}: drafted tokens accepted, by position: {shares}")
         if level.failed:
             failed = f"{level.failed} of {level.requests} failed"
-            lines.append(f"{level.concurrency} requests: {failed}: {sanitize(level.fault)}")
+            lines.append(f"{counted(level.concurrency, 'request')}: {failed}: {sanitize(level.fault)}")
     if idle := _find_idle_positions(benchmark):
         lines.append(f"position {', '.join(idle)} accepted nothing, at any level: lower num_speculative_tokens")
     if usual:
@@ -107,7 +107,7 @@ def notes(benchmark: Benchmark, usual: Usual | None) -> list[str]:
 
 def _describe_cold(benchmark: Benchmark) -> list[str]:
     """Lines that name what was slowed by the compilation of kernels."""
-    cold = [f"{level.concurrency} requests" for level in benchmark.levels if level.compiled]
+    cold = [counted(level.concurrency, "request") for level in benchmark.levels if level.compiled]
     cold += [f"the prompt of {depth.prompt_tokens:,}" for depth in benchmark.depths if depth.compiled]
     if not cold:
         return []

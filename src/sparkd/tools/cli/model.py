@@ -12,7 +12,7 @@ from pathlib import Path
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
-from sparkd.base.lib.text import sanitize, size
+from sparkd.base.lib.text import counted, sanitize, size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import add_targets
 from sparkd.tools.cli.progress import Progress, Ticker
@@ -108,7 +108,7 @@ def pull_model(args: argparse.Namespace) -> None:
     folder = model_pull.choose_folder(args.to, args.name, source, configured)
     token = model_pull.read_token(args.token_file or configured.engine.secrets.get(model_pull.TOKEN), host.files)
     repo = hub.find_repo(source.name, args.revision or source.revision, token, tuple(args.exclude))
-    print(f"{repo.name} at {sanitize(repo.commit[:12])}: {len(repo.files)} files for {folder}", flush=True)
+    print(f"{repo.name} at {sanitize(repo.commit[:12])}: {counted(len(repo.files), 'file')} for {folder}", flush=True)
     need_bytes, room = model_pull.require_download_room(repo, folder, host)
     # Where no bytes are missing, files of another revision may have the size of this one's.
     amount = "an unknown amount" if need_bytes is None else size(need_bytes) if need_bytes else "only changed files"

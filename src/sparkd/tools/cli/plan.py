@@ -11,7 +11,7 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
-from sparkd.base.lib.text import printable
+from sparkd.base.lib.text import counted, printable
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.inputs import CheckInputs
@@ -73,7 +73,7 @@ def _make_plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
         context = membership.make_context(settings, Host())
         settings, recipe = context.settings, context.recipe
     if not 0 <= rank < max(1, len(settings.cluster.nodes)):
-        raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
+        raise UsageError(f"there is no rank {rank}: cluster.nodes names {counted(len(settings.cluster.nodes), 'node')}")
     recipe = recipe or load_recipe(settings.engine.recipe, recipe_folders()).recipe
     # What only that node knows stays as its placeholder.
     node = replace(membership.node_of_rank(settings, rank), compile_jobs=COMPILE_JOBS)

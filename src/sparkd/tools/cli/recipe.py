@@ -18,7 +18,7 @@ from sparkd.base.host.docker_image import read_built, read_image
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode
-from sparkd.base.lib.text import Table, printable, sanitize
+from sparkd.base.lib.text import Table, counted, printable, sanitize
 from sparkd.base.recipes import comparison, explanation, loader, lookup
 from sparkd.base.recipes.schema import Recipe, json_schema
 from sparkd.base.state.vllm_tables import find_table
@@ -230,7 +230,7 @@ def _describe_check(check: Checked) -> Iterator[str]:
     yield from (f"warning: {warning}" for warning in check.warnings)
     if not check.errors:
         count = len(check.warnings)
-        suffix = f", with {count} warning{'s' * (count > 1)}" if count else ""
+        suffix = f", with {counted(count, 'warning')}" if count else ""
         yield f"{check.recipe} is good{suffix} ({', '.join(check.files)})"
 
 

@@ -149,7 +149,7 @@ def _print_notes(conversion: convert.Conversion, written: Path | None) -> None:
     if conversion.missing and not written:
         print(f"{conversion.name}: {NOT_YET}: what is missing is in its comments", file=sys.stderr)
     if conversion.files and not written:
-        print(f"{conversion.name}: it needs {len(conversion.files)} files: --write FOLDER leaves them", file=sys.stderr)
+        print(f"{conversion.name}: its files, {len(conversion.files)}: --write FOLDER leaves them", file=sys.stderr)
 
 
 def _refuse_existing(place: Place, name: str) -> None:

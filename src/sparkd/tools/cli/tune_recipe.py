@@ -59,7 +59,7 @@ def resume(begun: Tuning, host: Host) -> Tuning:
     if kept is not None and replace(kept, measured=(), tried=None, tries=0) == begun:
         return kept
     if kept is not None and kept.measured:
-        print(f"dropped: {len(kept.measured)} steps measured for {kept.name} with other arguments or settings")
+        print(f"dropped: steps of {kept.name} with other arguments or settings: {len(kept.measured)} measured")
     return begun
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, SparkdError
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import counted, sanitize
 from sparkd.base.lib.times import format_utc
 from sparkd.base.state.facts import find_differences
 from sparkd.base.state.history import Launch, Row
@@ -92,7 +92,7 @@ def compare(baseline: Benchmark, rate: Spread) -> Comparison:
         baseline_text = f"{describe_rate(baseline_rate)} before, {format_utc(baseline.made)}"
     is_slower = is_faster(baseline_rate, rate)
     fault = f"slower beyond the spread of both, and by {LEAST_DIFFERENCE:.0%}" if is_slower else ""
-    return Comparison(f"{level.concurrency} requests at once: {describe_rate(rate)}; {baseline_text}", fault)
+    return Comparison(f"{counted(level.concurrency, 'request')} at once: {describe_rate(rate)}; {baseline_text}", fault)
 
 
 class ImageTrial:

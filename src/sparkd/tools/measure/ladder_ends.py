@@ -14,7 +14,7 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError, NotReadyError, UsageError
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import counted, sanitize
 from sparkd.base.lib.times import format_duration, utc_now
 from sparkd.base.recipes.lookup import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Recipe
@@ -72,8 +72,8 @@ def announce(tuning: Tuning, base: Chosen, host: Host) -> Iterator[str]:
     """Lines on the steps to come, and about how long they take."""
     rungs_by_knob = {knob: [tuple(rungs(knob, up=up)) for up in (True, False)] for knob in tuning.knobs}
     done_count, step_count = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(rungs_by_knob.values())))
-    steps = f"{step_count - done_count} steps more, {done_count} are measured" if done_count else f"{step_count} steps"
-    yield f"recipe {base.recipe.name} under {tuning.at_once} requests at once, at most {steps}:"
+    steps = counted(step_count - done_count, "step") + f" more, measured: {done_count}" * bool(done_count)
+    yield f"recipe {base.recipe.name} under {counted(tuning.at_once, 'request')} at once, at most {steps}:"
     for knob, both_ways in rungs_by_knob.items():
         up, down = (" ".join(map(str, values)) or "none" for values in both_ways)
         yield f"  {knob.name} {knob.start}: up {up}; down {down}"
@@ -131,7 +131,7 @@ def render_recipe(base: Recipe, tuning: Tuning, position: Position, finished_at:
             expect[FIRST] = {at_once: round(best.first_token_seconds, 3)}
     description = f"{base.name}, with what measured best on this machine"
     lines = [
-        f"# Measured by `sparkd tune-recipe` until {finished_at}, under {at_once} requests at once:",
+        f"# Measured by `sparkd tune-recipe` until {finished_at}, under {counted(tuning.at_once, 'request')} at once:",
         *(f"#   {measured.step}: {measured.describe()}" for measured in tuning.measured),
         "schema: 1",
         f"name: {json.dumps(tuning.name)}",

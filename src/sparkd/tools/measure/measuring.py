@@ -17,7 +17,7 @@ from sparkd.agent.actions import history as store
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.lib.text import sanitize, size
+from sparkd.base.lib.text import counted, sanitize, size
 from sparkd.base.lib.times import utc_now
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.history import PATH, Bench, Row
@@ -148,7 +148,8 @@ def _describe(part: LevelFigures | Depth) -> str:
     if isinstance(part, Depth):
         return f"prompt of {part.prompt_tokens:,} tokens: {format_latency(part.first_token_seconds)} to the first token"
     rate = part.output_tokens_per_second
-    return f"{part.concurrency} requests at once: {f'{rate.median:.1f} tokens/s' if rate else sanitize(part.fault)}"
+    outcome = f"{rate.median:.1f} tokens/s" if rate else sanitize(part.fault)
+    return f"{counted(part.concurrency, 'request')} at once: {outcome}"
 
 
 def format_latency(seconds: float) -> str:

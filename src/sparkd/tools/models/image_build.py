@@ -25,7 +25,7 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ConfigError, LaunchError, UsageError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.text import GIB, MIB, printable, sanitize, size
+from sparkd.base.lib.text import GIB, MIB, counted, printable, sanitize, size
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, Build, Step
 from sparkd.base.recipes.loader import load_recipe
@@ -87,7 +87,7 @@ class Sources(Struct, frozen=True):
         yield f"from {self.build.base}{note}:"
         for number, (step, files) in enumerate(zip(self.build.steps, self.files, strict=True), 1):
             first, *more = str(step).splitlines()
-            count = f" ({len(files)} file{'s' * (len(files) > 1)})" if files else ""
+            count = f" ({counted(len(files), 'file')})" if files else ""
             yield printable(f"{number:>3}  {first}{count}")
             yield from (printable(f"     {line}") for line in more)
 

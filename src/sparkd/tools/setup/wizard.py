@@ -156,7 +156,7 @@ class Wizard:
                 if next(guests, None) is None:  # the time is over
                     break
         if len(joined) < choice.missing:
-            reason = f"{failure}{len(joined)} of {choice.missing} nodes have joined in time"
+            reason = f"{failure}joined in time: {len(joined)} of {choice.missing}"
             raise BlockedError(reason, f"for a new code: {again}")
         return joined
 

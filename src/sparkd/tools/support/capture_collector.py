@@ -28,7 +28,7 @@ from sparkd.base.host.gpu import read_clocks, read_driver
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import BlockedError, SparkdError, UsageError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import counted, sanitize
 from sparkd.base.state.file import STACKS
 from sparkd.base.status.model import read_report
 from sparkd.tools.measure.interrupts import held_back
@@ -154,7 +154,7 @@ class Collector:
         for member in tree or ():
             out.add(f"tree{member.path}", member.content, member.target, executable=member.executable)
         if out.left_out:
-            self.missing.append(f"{out.left_out} files: the archive would be over {MOST_BYTES >> 20} MiB")
+            self.missing.append(f"{counted(out.left_out, 'file')}: the archive would be over {MOST_BYTES >> 20} MiB")
         out.add("README.txt", self._format_readme(name))
         return out.close()
 

@@ -273,7 +273,7 @@ def test_a_mounts_own_source_may_be_a_link(tree: Tree) -> None:
 
 def test_other_formats_are_judged_by_presence(tree: Tree) -> None:
     tree.file(f"{FOLDER}/m-Q4.gguf", "")
-    assert look(tree)[1].reason == "1 files of weights"
+    assert look(tree)[1].reason == "1 file of weights"
     tree.file(f"{FOLDER}/config.json", "{}")
     tree.file(f"{FOLDER}/vocab.json", "{}")
     tree.file(f"{FOLDER}/pytorch_model.bin", "x")

@@ -75,7 +75,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
         total = size(sum(segment.allocated_bytes for segment in orphans))
         if facts.unreadable_pids:
             pids = ", ".join(map(str, facts.unreadable_pids[:3]))
-            unread = f"what {len(facts.unreadable_pids)} processes use can't be read (pid {pids})"
+            unread = f"what others use can't be read: {len(facts.unreadable_pids)}, such as pid {pids}"
             reason = f"{names}{more} ({total}) may be orphaned, but {unread}: kept"
             return warn(
                 reason, "as root, outside a container: sudo sparkd preflight; end processes with very many mappings"

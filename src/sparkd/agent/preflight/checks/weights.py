@@ -9,7 +9,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_v
 from sparkd.base.host import Host, docker_image, model_folder
 from sparkd.base.host.container_links import Bind, find_outside
 from sparkd.base.host.model_folder import ModelFolder
-from sparkd.base.lib.text import sanitize, size
+from sparkd.base.lib.text import counted, sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import pull_command
 from sparkd.base.vllm.container_paths import is_below
@@ -82,8 +82,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         if facts.download_cache:
             hint = f"extend model.path to {facts.folder}/{facts.download_cache}"
             return block(f"{facts.folder} is a download cache, and no model itself", hint)
-        weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
-        good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
+        weights = f"{counted(facts.shards, 'shard')}, {size(facts.size_bytes)}"
+        good = f"{weights}, all whole" if facts.size_bytes else f"{counted(facts.shards, 'file')} of weights"
         fetch = f"{self.pull or pull_command(facts.folder)}, or sparkd model sync on a node that has it"
         return combine_verdicts([*self._find_faults(facts, fetch), *self._find_doubts(facts, fetch)], good)
 

@@ -17,6 +17,7 @@ from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.agent.daemon.context import Pace
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.host.files import Files
+from sparkd.base.host.owner import HANDED
 from sparkd.base.lib.errors import (
     BlockedError,
     ConfigError,
@@ -63,16 +64,38 @@ def test_what_a_machine_can_not_read_just_now_is_waited_for(number: int) -> None
     assert unreadable(OSError(errno.EACCES, os.strerror(errno.EACCES))) is ConfigError
 
 
-def test_settings_that_can_not_be_read_just_now_are_read_by_the_next_process(late: LateFiles) -> None:
+def test_settings_that_can_not_be_read_just_now_are_waited_for_with_one_line(late: LateFiles) -> None:
+    """A restart for each try would log the same every six seconds, for as long as the disk fails."""
     share = late.tree.root / "share.toml"
     share.symlink_to("/proc/self/mem")  # EIO
 
     def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        env = {"SPARKD_CONFIG": str(share)}
-        pace = Pace(look_seconds=0.1)
-        build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
+        timer = threading.Timer(0.5, late.appear, (share, "engine = 1\n"))  # is read, and wrong
+        timer.start()
+        env, pace = {"SPARKD_CONFIG": str(share)}, Pace(look_seconds=0.05)
+        with pytest.raises(ConfigError, match="engine"):
+            build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
+        timer.join()
 
-    with pytest.raises(BlockedError, match=r"share\.toml: cannot be read: input/output error"):
+    (line,) = record(start)[1].splitlines()
+    assert "agent.start.awaited" in line
+    assert "share.toml: cannot be read: input/output error" in line
+    assert "sudo dmesg" in line
+
+
+def test_settings_that_can_not_be_read_keep_no_lock_that_was_handed_on(
+    late: LateFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = late.tree.root / "share.toml"
+    share.symlink_to("/proc/self/mem")  # EIO
+
+    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+        with open(os.devnull) as lock:
+            monkeypatch.setenv(HANDED, f"{lock.fileno()} abc")
+            env = {"SPARKD_CONFIG": str(share)}
+            build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root)
+
+    with pytest.raises(BlockedError, match="cannot be read"):
         record(start)
 
 

@@ -61,8 +61,8 @@ def build_agent(
     root: Path = Path("/"),
     pace: Pace = USUAL_PACE,
 ) -> Agent:
-    """Build the agent, or take over the rank of the one before. Waits without a deadline for the node's fabric address
-    and for files that the configuration names.
+    """Build the agent, or take over the rank of the one before. Waits without a deadline for the node's fabric address,
+    and for files of the configuration or that it names.
 
     Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node or the
     configuration changes meanwhile, StopRequested, OSError where the machine fails.
@@ -83,12 +83,25 @@ def build_agent(
             return agent
         handed = None  # the node lock is free again
         refusals.append("its first process has just ended, or is in another container")
-    try:
-        loaded = load_with_origins(env, root)
-    except UnreadableError as error:  # the next process may read it
-        loop.wait(pace.look_seconds)
-        raise BlockedError(error.reason, "look at: sudo dmesg") from None
-    return _start_afresh(process, loaded, handed, refusals)
+    return _start_afresh(process, _await_settings(process, env, root, handed), handed, refusals)
+
+
+def _await_settings(process: AgentProcess, env: Mapping[str, str], root: Path, handed: Handed | None) -> Loaded:
+    """Load the settings as soon as they can be read, with one line for each reason. Raises ConfigError, and
+    BlockedError (exit 10) where the lock was handed on: while it is held, the guard ends no rank.
+    """
+    reported, hint = "", "sparkd waits for it; look at: sudo dmesg"
+    while True:
+        try:
+            return load_with_origins(env, root)
+        except UnreadableError as error:
+            if handed is not None:
+                raise BlockedError(error.reason, hint) from None
+            if error.reason != reported:
+                reported = error.reason
+                process.log.events(Redaction()).warning("agent.start.awaited", reason=reported, hint=hint)
+                process.notifier.status(f"waiting for the settings: {reported}")
+            process.loop.wait(process.pace.look_seconds)
 
 
 def _adopt_rank(process: AgentProcess, adoptable: AdoptableRank, handed: Handed | None) -> Agent | None:

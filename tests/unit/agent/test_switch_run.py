@@ -123,22 +123,45 @@ def test_a_chosen_plan_whose_secret_can_not_be_used_is_left_for_the_configured_o
     assert switched.last_exit.cause == "switch-failed"
 
 
-@pytest.mark.parametrize("before", ["draining", "trying"])
-def test_a_bad_cluster_key_is_no_verdict_on_a_chosen_plan(switched: World, before: str) -> None:
+def choose_pair(world: World, before: str) -> Switch:
+    """Choose a plan of two nodes, which need a key."""
     pair = 'cluster.nodes = ["10.0.0.1", "10.0.0.2"]\nfabric = {interface = "bond0", hcas = ["rocep1s0f0"]}\n'
-    switched.tree.file("/etc/sparkd/conf.d/pair.toml", pair + 'engine.recipe = "tiny-cpu-pair"\n')
-    switched.tree.file("/proc/net/fib_trie", "     |-- 10.0.0.1\n        /32 host LOCAL\n")
-    choose_new(switched, min_nodes=2)
-    files = Host(switched.tree.root).files
+    world.tree.file("/etc/sparkd/conf.d/pair.toml", pair + 'engine.recipe = "tiny-cpu-pair"\n')
+    world.tree.file("/proc/net/fib_trie", "     |-- 10.0.0.1\n        /32 host LOCAL\n")
+    choose_new(world, min_nodes=2)
+    files = Host(world.tree.root).files
     chosen = FILE.read(files)
     assert chosen is not None
     if before == "trying":
         draining, chosen = chosen, replace(chosen, stage=Stage.TRYING, tries=1)
         compare_and_swap(files, FILE, draining, chosen)
+    return chosen
+
+
+@pytest.mark.parametrize("before", ["draining", "trying"])
+def test_a_bad_cluster_key_is_no_verdict_on_a_chosen_plan(switched: World, before: str) -> None:
+    chosen = choose_pair(switched, before)
     switched.tree.file("/etc/sparkd/cluster.key", "no key\n", 0o600)
     with pytest.raises(ConfigError, match=r"cluster\.key"):
         run_agent(switched)  # the unit stays down until somebody repairs the key
-    assert FILE.read(files) == chosen
+    assert FILE.read(Host(switched.tree.root).files) == chosen
+
+
+@pytest.mark.parametrize("before", ["draining", "trying"])
+def test_a_missing_cluster_key_uses_up_no_try_of_a_chosen_plan(switched: World, before: str) -> None:
+    chosen, during = choose_pair(switched, before), list[Switch | None]()
+    (switched.tree.root / "etc/sparkd/cluster.key").unlink()
+
+    def note_and_end() -> None:
+        assert "cluster.key" in str(switched.read("run/sparkd/report.json")["message"])
+        during.append(FILE.read(Host(switched.tree.root).files))
+        end()
+
+    thread = switched.once("blocked", note_and_end)
+    with pytest.raises(StopRequested):
+        run_agent(switched)
+    thread.join()
+    assert during == [chosen], "also a power cut meanwhile is no try"
 
 
 def test_a_stop_while_a_chosen_plan_waits_for_its_secret_is_no_try(switched: World, tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Builds the agent before its first step: settings, node lock, plan, report, connections to the other nodes."""
 
+import math
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from msgspec.structs import asdict, replace
 
@@ -49,6 +50,8 @@ from sparkd.base.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.base.lib.times import utc_now
 from sparkd.base.status.model import Phase
 from sparkd.base.status.publisher import Reporter
+
+T = TypeVar("T")
 
 
 def build_agent(
@@ -142,12 +145,13 @@ def _start_afresh(process: AgentProcess, loaded: Loaded, handed: Handed | None, 
     actions = Actions.acquire(host, loop, process.owner, handed)
     _disown_rank(actions, events, refusals)
     note_machine_end(host, actions, loop, events)
-    with suppress(AwaitedError):  # a bad key is raised before the step of `begin_switch`: no plan is at fault
-        read_keys_beside(loop, host, settings)
+    base = _make_base(process, settings, actions, events, switch_seen=stamp_switch(host))
+    # A bad key is raised, and a missing one awaited, before the step of `begin_switch`: no plan is at fault.
+    _await(base, events, partial(read_keys_beside, loop, host, settings))
     switch, switch_seen = begin_switch(settings, host, actions, events)
     if place is not None and place.switch != switch:
         place = None  # its plan is that of the choice before this step: `await_agent` makes that of the present one
-    base = _make_base(process, settings, actions, events, switch_seen=switch_seen)
+    base = replace(base, switch_seen=switch_seen)
     try:
         agent = await_agent(base, place, events, limit_seconds=waiting_limit(switch))
     except (StopRequested, SparkdError) as error:
@@ -208,16 +212,24 @@ def await_agent(base: Base, place: NodeContext | None, events: Events, limit_sec
     The fabric address, which the rank depends on, may come up half a minute after the other networks, and files that
     the configuration names may be on a mount that is late.
     """
-    last_reported, deadline = "", time.monotonic() + limit_seconds
-    while True:
+
+    def build() -> Agent:
+        nonlocal place
         try:
             place = place or _resolve_place(base, base.settings)
             return assemble(base, place)
         except HeadAwaitedError as error:
-            try:
-                await_head_config(base, error, events)
-            except AwaitedError as lacking:  # its place, key or port: without these it can't follow the head
-                awaited = lacking
+            await_head_config(base, error, events)
+
+    return _await(base, events, build, limit_seconds)
+
+
+def _await(base: Base, events: Events, attempt: Callable[[], T], limit_seconds: float = math.inf) -> T:
+    """The result of `attempt`, once nothing is awaited. Raises NotReadyError after `limit_seconds`."""
+    last_reported, deadline = "", time.monotonic() + limit_seconds
+    while True:
+        try:
+            return attempt()
         except AwaitedError as error:
             awaited = error
         if awaited.reason != last_reported:

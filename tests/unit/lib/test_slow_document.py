@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -45,3 +46,23 @@ def test_a_failed_read_is_the_error_of_its_request_and_the_next_request_reads_ag
         return await cache.get("")
 
     assert asyncio.run(get_twice()) == b"later"
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_cancellation_as_the_reading_ends_is_not_lost(turns: int) -> None:
+    """A server's task would stay at the end of its loop. Python 3.11's asyncio.wait_for loses it."""
+
+    async def cancel() -> bool:
+        go = threading.Event()
+        task = asyncio.create_task(SlowDocument("log", lambda _query: go.wait(10)).get(""))
+        await asyncio.sleep(0.05)
+        go.set()
+        time.sleep(0.05)  # so that the end of the reading is news of the next turn
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        was_done = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        return was_done or task.cancelled()
+
+    assert asyncio.run(cancel())

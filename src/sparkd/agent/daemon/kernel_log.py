@@ -85,7 +85,8 @@ class KernelLogWatch(Struct):
                 loop.add_reader(fd, readable.set)
                 try:
                     with suppress(TimeoutError):  # without news, only old findings are dropped
-                        await asyncio.wait_for(readable.wait(), REPEAT_SECONDS)
+                        async with asyncio.timeout(REPEAT_SECONDS):
+                            await readable.wait()
                 finally:
                     loop.remove_reader(fd)
             await loop.create_future()  # never done

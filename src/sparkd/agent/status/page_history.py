@@ -66,7 +66,8 @@ class PageHistory:
     async def refresh(self) -> None:
         """Read the disk again where that is due, for WAIT_SECONDS at most."""
         with suppress(TimeoutError):
-            disk = await asyncio.wait_for(self._slow.get(""), WAIT_SECONDS)
+            async with asyncio.timeout(WAIT_SECONDS):
+                disk = await self._slow.get("")
             self.disk = self.disk if disk is None else disk
 
     async def follow(self, published: Callable[[], Published]) -> None:

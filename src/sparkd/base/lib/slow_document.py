@@ -45,7 +45,8 @@ class SlowDocument(Struct, Generic[T]):
             if self._reading is None or (not is_reading and time.monotonic() - self._read_at > self.fresh_seconds):
                 self._reading = run_in_thread(self.name, partial(self.read, query))
                 self._reading.add_done_callback(self._note_time)
-            return await asyncio.wait_for(asyncio.shield(self._reading), ANSWER_SECONDS)
+            async with asyncio.timeout(ANSWER_SECONDS):  # Python 3.11's wait_for swallows a cancellation at the end
+                return await asyncio.shield(self._reading)
         return None
 
     def _note_time(self, _reading: object) -> None:

@@ -140,5 +140,12 @@ def test_too_many_connections_to_be_read_are_a_reason_for_a_canary(
     assert second.wants_canary
 
 
+def test_a_table_that_the_kernel_can_not_list_is_not_taken_for_an_empty_one() -> None:
+    """As of TCP in a kernel that has inet_diag without tcp_diag: the end of the table carries the error."""
+    of_no_protocol = bytes((socket.AF_INET, 255)) + bytes(54)
+    with pytest.raises(FileNotFoundError):
+        list(sock_diag.query_kernel(of_no_protocol, sock_diag.NLM_F_DUMP))
+
+
 def test_a_tree_of_files_has_no_connections(tmp_path: Path) -> None:
     assert Host(str(tmp_path)).unanswered_requests(8000) == ()

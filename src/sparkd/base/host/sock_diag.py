@@ -109,10 +109,9 @@ def query_kernel(
         kernel.send(header + body)
         for _ in range(MOST_CHUNKS):
             for kind, message in records(kernel.recv(CHUNK_BYTES), HEADER):
-                if kind == NLMSG_ERROR:
-                    error_number = -_ERROR.unpack_from(message)[0]
-                    raise OSError(error_number, os.strerror(error_number))
-                if kind == NLMSG_DONE:
+                if kind in (NLMSG_ERROR, NLMSG_DONE):
+                    if error_number := -_ERROR.unpack_from(message)[0]:  # a table that failed ends with it, too
+                        raise OSError(error_number, os.strerror(error_number))
                     return
                 yield message
             if not flags:

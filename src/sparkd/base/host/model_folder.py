@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -73,7 +74,8 @@ class ModelFolder(Struct, frozen=True):
 
 
 def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
-    """Examine a model's folder without reading a tensor. Raises OSError where the folder itself is unreadable.
+    """Examine a model's folder without reading a tensor. Raises OSError where the folder itself is unreadable, and for
+    more than weights.MOST_FILES shards.
 
     Without `shards` only the names of weights are checked: the loader reads them in another way.
     """
@@ -200,6 +202,8 @@ class _Folder:
 
     def _check_shards(self, shards: Iterable[str]) -> Shards:
         names = sorted(shards)
+        if len(names) > weights.MOST_FILES:
+            raise OSError(errno.EFBIG, f"more than {weights.MOST_FILES} files of weights", self._folder)
         flaws: list[Flaw] = []
         opened: list[str] = []
         size_bytes = 0
@@ -243,14 +247,15 @@ def _is_tokenizer(name: str) -> bool:
 
 
 def _complete_sets(names: Iterable[str]) -> set[str]:
-    """All names of each numbered set of which a name is present, such as `model-00002-of-00046.safetensors`."""
+    """All names of each numbered set of which a name is present, such as `model-00002-of-00046.safetensors`.
+
+    At most one more than a model may have: a file without content may name a set of any size.
+    """
     sets = {(match[1], int(match[3])) for name in names if (match := _NUMBERED.fullmatch(name))}
-    return {
-        f"{stem}-{number:05}-of-{count:05}{SAFETENSORS}"
-        for stem, count in sets
-        if count <= 10_000
-        for number in range(1, count + 1)
-    }
+    complete = (
+        f"{stem}-{number:05}-of-{count:05}{SAFETENSORS}" for stem, count in sets for number in range(1, count + 1)
+    )
+    return {*islice(complete, weights.MOST_FILES + 1)}
 
 
 def _group_flaws(flaws: Iterable[Flaw]) -> tuple[Flaw, ...]:

@@ -301,6 +301,7 @@ def test_the_deadline_is_exact_under_attack(loop: Network, attack: Callable[[], 
         (lambda: begun(CHUNKED, endless(b"1\r\nx\r\n" * 10000)), "answer of over"),
         (lambda: endless(b"HTTP/1.1 102 P\r\n\r\n" * 1000), "1xx, which nothing has requested"),
         (lambda: begun(b"HTTP/1", endless(b".0 100 C\r\n\r\nHTTP/1" * 1000)), "1xx, which nothing has requested"),
+        (lambda: endless(b"HTTP/2.3 100 C\r\n\r\n" * 1000), "1xx, which nothing has requested"),
     ],
     ids=[
         "body",
@@ -312,6 +313,7 @@ def test_the_deadline_is_exact_under_attack(loop: Network, attack: Callable[[], 
         "small chunks",
         "informational",
         "in pieces",
+        "of another version",
     ],
 )
 def test_what_has_no_end_ends_before_the_deadline_and_takes_no_memory(

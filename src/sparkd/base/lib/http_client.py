@@ -9,6 +9,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import socket
 import ssl
 import sys
@@ -34,8 +35,8 @@ KEEPALIVE_SECONDS = 4.0
 CONNECTIONS = 10
 LEAST_CHUNK_BYTES = 512
 """The least that a piece of a body counts: 255,000 of one byte, in 256 KiB, took 11 s of a core (measured)."""
-_INFORMATIONAL = b"HTTP/1.1 1"
-"""The first bytes of an answer with a status of 1xx."""
+_INFORMATIONAL, _BEGIN_BYTES = re.compile(rb"HTTP/\d\.\d 1"), 10
+"""The first bytes of an answer with a status of 1xx, and their number. h11 takes any version."""
 
 
 class HttpError(Exception):
@@ -206,9 +207,9 @@ class _Stream(httpcore.AsyncNetworkStream):
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         received = await self._stream.read(max_bytes, timeout)
-        if len(self._begin) < len(_INFORMATIONAL):
-            self._begin = (self._begin + received)[: len(_INFORMATIONAL)]
-            if self._begin.replace(b"1.0", b"1.1") == _INFORMATIONAL:
+        if len(self._begin) < _BEGIN_BYTES:
+            self._begin = (self._begin + received)[:_BEGIN_BYTES]
+            if _INFORMATIONAL.match(self._begin):
                 raise httpcore.RemoteProtocolError("it answers with 1xx, which nothing has requested")
         return received
 

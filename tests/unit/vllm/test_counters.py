@@ -18,6 +18,10 @@ def test_counters_are_read_off_a_real_page() -> None:
     assert not counters.busy
 
 
+def test_a_served_name_may_have_braces() -> None:
+    assert parse_counters(PAGE.replace(b'model_name="tiny"', b'model_name="{tiny}"')) == parse_counters(PAGE)
+
+
 def test_a_page_that_lacks_a_counter_has_none() -> None:
     page = PAGE.replace(b"vllm:iteration_tokens_total_count", b"vllm:other")
     assert parse_counters(page) is None

@@ -27,13 +27,13 @@ _NAMES = (*_COUNTERS.values(), *_OPTIONAL.values(), *_KV_USAGE)
 _NUMBER = rb" ([0-9.]+(?:[eE][+-]?[0-9]+)?)$"
 """A value as Prometheus' client writes it: 2.6e-05 is a block of a large KV cache."""
 _SAMPLE = re.compile(
-    rb"\n(" + b"|".join(map(re.escape, _NAMES)) + rb")(?:\{[^}\n]*\})?" + _NUMBER,
+    rb"\n(" + b"|".join(map(re.escape, _NAMES)) + rb")(?:\{[^\n]*\})?" + _NUMBER,
     re.MULTILINE,
 )
 """Starts with a newline, because `^` takes seven times as long on a page of 50 KB."""
 
 _DRAFTS = re.compile(
-    rb"\nvllm:spec_decode_num_(drafts_total|accepted_tokens_per_pos_total)(?:\{([^}\n]*)\})?" + _NUMBER,
+    rb"\nvllm:spec_decode_num_(drafts_total|accepted_tokens_per_pos_total)(?:\{([^\n]*)\})?" + _NUMBER,
     re.MULTILINE,
 )
 _POSITION = re.compile(rb'\bposition="(\d{1,3})"')

@@ -6,6 +6,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.base.host import Host
+from sparkd.base.host.disks import find_mount
 from sparkd.base.host.meminfo import read_meminfo
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.sockets import Holder, Listener
@@ -118,6 +119,14 @@ def test_own_addresses_are_the_local_leaves_and_no_others(tree: Tree) -> None:
 def test_a_kernel_without_ipv6_has_ipv4_addresses(tree: Tree) -> None:
     tree.file("/proc/net/fib_trie", FIB_TRIE)
     assert Host(tree.root).addresses() == ("10.0.0.1", "127.0.0.1")
+
+
+def test_only_a_line_feed_ends_a_mount(tree: Tree) -> None:
+    """The kernel escapes blanks, tabs and line feeds alone."""
+    tree.file("/proc/self/mounts", "/dev/a / ext4 rw 0 0\nnas:/x /srv/\x0cx\\040\u2028y nfs4 ro 0 0\n")
+    mount = find_mount(Host(tree.root).files, "/srv/\x0cx \u2028y")
+    assert mount is not None
+    assert mount.kind == "nfs4"
 
 
 def test_only_listening_sockets_are_listeners(tree: Tree) -> None:

@@ -1,5 +1,6 @@
 """What others may change on the way to a file: bits, owners, folders above, symlinks and where they lead."""
 
+import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +8,13 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
+from sparkd.agent.actions.shared_folders import SharedFolderError, refuse_shared
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable, read_private, refuse_writable
 from sparkd.base.lib.errors import AwaitedError, ConfigError
 
 PATH = "/etc/sparkd/recipes/x.yaml"
+UID = 65534
 
 
 def found(tree: Tree, path: str = PATH, owner: int | None = None) -> str:
@@ -68,6 +71,40 @@ def test_links_that_lead_in_a_circle_and_missing_files_are_left_to_who_reads_the
     tree.link("/etc/a", "/etc/b")
     tree.link("/etc/b", "/etc/a")
     assert (found(tree, "/etc/a"), found(tree, "/etc/none/x")) == ("", "")
+
+
+def test_a_circle_of_links_hides_no_folder_that_others_may_write_to(tree: Tree) -> None:
+    """They can put another file there, in place of the circle, once the folder has passed for safe."""
+    tree.folder("/home/me")
+    tree.link("/home/me/a", "a")
+    (tree.root / "home/me").chmod(0o777)
+    assert found(tree, "/home/me/a/x") == "/home/me"
+
+
+def test_what_is_missing_in_a_sticky_folder_may_be_made_by_anybody(tree: Tree) -> None:
+    tree.folder("/tmp").chmod(0o1777)
+    tree.link("/etc/link", "/tmp/later")
+    assert [found(tree, path) for path in ("/tmp/x/y", "/etc/link", "/etc/x")] == ["/tmp", "/tmp", ""]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="root mounts a user's file system")
+def test_a_users_own_file_system_which_shows_root_nothing_counts(tmp_path: Path) -> None:
+    """A user may mount one over a folder of theirs while root looks, and no longer have it when root writes there."""
+    own = tmp_path / "own"
+    own.mkdir()
+    libc, fuse = ctypes.CDLL(None, use_errno=True), os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={fuse},rootmode=40000,user_id={UID},group_id={UID}".encode()
+    try:
+        if libc.mount(b"fuse", bytes(own), b"fuse", 0, options):
+            pytest.skip(f"mount: {os.strerror(ctypes.get_errno())}")
+        with pytest.raises(PermissionError):
+            own.lstat()
+        assert find_writable(Files(), f"{own}/x", sticky=True) == str(own)
+        with pytest.raises(SharedFolderError, match=f"which can't look at {own}: Permission denied"):
+            refuse_shared(own / "x")
+    finally:
+        libc.umount2(bytes(own), 2)  # MNT_DETACH
+        os.close(fuse)
 
 
 def test_a_user_may_use_his_own_file_and_the_refusal_says_what_to_do(tmp_path: Path) -> None:

@@ -39,11 +39,8 @@ def find_shared(folder: Path, *, allow_sticky: bool = True) -> str:
     """
     if os.geteuid() or folder.is_relative_to(RUN):
         return ""
-    target = existing = folder.absolute()
-    while not os.path.lexists(existing):
-        existing = existing.parent
     # In a sticky folder anybody may be the first to make `folder` itself, which is then theirs.
-    return find_writable(Files(), str(existing), sticky=allow_sticky and existing == target)
+    return find_writable(Files(), str(folder.absolute()), sticky=allow_sticky)
 
 
 def refuse_shared(folder: Path) -> None:
@@ -115,7 +112,7 @@ def _take_ids(uid: int, gid: int) -> None:
 
 def _find_ids(writable: str) -> tuple[int, int]:
     """User and group of the folder's owner. The group is the user's: they may not be in the folder's."""
-    folder = os.lstat(writable)
+    folder = _look_at(writable)
     if folder.st_uid == 0:
         raise _make_error(writable)
     with suppress(KeyError):
@@ -123,8 +120,17 @@ def _find_ids(writable: str) -> tuple[int, int]:
     return folder.st_uid, folder.st_gid
 
 
+def _look_at(writable: str) -> os.stat_result:
+    """Raises SharedFolderError where root can't, as at a user's own file system."""
+    try:
+        return os.lstat(writable)
+    except OSError as error:
+        reason = f"nothing is written there as root, which can't look at {writable}: {error.strerror}"
+        raise SharedFolderError(reason, f"if it is a user's mount: sudo umount {quote(writable)}") from None
+
+
 def _make_error(writable: str) -> SharedFolderError:
-    folder, name = os.lstat(writable), quote(writable)
+    folder, name = _look_at(writable), quote(writable)
     chown = f"sudo chown -h root: {name} && " if folder.st_uid else ""
     hint = f"look at what is in it, then: {chown}sudo chmod go-w {name}; or take a folder that only root may write to"
     if folder.st_mode & S_ISVTX:

@@ -12,31 +12,39 @@ from sparkd.base.lib.errors import AwaitedError, ConfigError, unreadable
 
 
 def _list_steps(files: Files, path: str) -> list[str]:
-    """Each path that is looked up on the way to `path`, symlinks followed. Raises OSError for too many of them."""
+    """Each path that is looked up on the way to `path`, symlinks followed; of a circle, its links."""
     steps = list[str]()
 
     def read_link(here: str, _rest: list[str]) -> str:
         steps.append(here)
         return files.link(here)
 
-    follow(path, read_link)
+    with suppress(OSError):
+        follow(path, read_link)
     return steps
 
 
 def find_writable(files: Files, path: str, *trusted: int, sticky: bool = False) -> str:
     """What others than root may write to: the file, or a folder or symlink on the way to it. Empty where nothing.
 
-    `trusted`: uids that may write to it, too. In a sticky folder nobody can replace what an owner has there. `sticky`:
-    `path` may itself be one. The search ends at what is unreadable.
+    `trusted`: uids that may write to it, too. In a sticky folder nobody can replace what an owner has there, and
+    anybody make what is missing. `sticky`: `path` may itself be one. What root can't look at counts, as a user's own
+    file system; without root the search ends there.
     """
-    with suppress(OSError):
-        steps = ["/", *_list_steps(files, path)]
-        owners = (files.owner_uid, *trusted)
-        for step in steps:
+    steps, sticky_folders = ["/", *_list_steps(files, path)], set[str]()
+    owners = (files.owner_uid, *trusted)
+    for step in steps:
+        try:
             facts = files.lstat(step)
-            is_fixed = facts.permissions & S_ISVTX and (sticky or step != steps[-1])
-            if facts.uid not in owners or (facts.writable_by_others and facts.kind is not Kind.LINK and not is_fixed):
-                return step
+        except (FileNotFoundError, NotADirectoryError):
+            return parent if (parent := step.rpartition("/")[0] or "/") in sticky_folders else ""
+        except OSError:
+            return "" if os.geteuid() else step
+        may_write = facts.writable_by_others and facts.kind is not Kind.LINK
+        is_fixed = facts.permissions & S_ISVTX and (sticky or step != steps[-1])
+        if facts.uid not in owners or (may_write and not is_fixed):
+            return step
+        sticky_folders |= {step} if may_write else set[str]()
     return ""
 
 

@@ -45,10 +45,11 @@ def _check_address(raw: str) -> str:
         address = ip_address(raw)
     except ValueError:
         raise ValueError("must be an IP address, such as 10.0.0.1 (names are not looked up)") from None
+    # One form for each address, or two nodes could have the same.
+    address = (address.ipv4_mapped if address.version == 6 else None) or address
     if address.is_unspecified or address.is_multicast:
         raise ValueError("must be the address of one node")
-    # One form for each address, or two nodes could have the same.
-    return str((address.ipv4_mapped if address.version == 6 else None) or address)
+    return str(address)
 
 
 def split_address(raw: str) -> tuple[str, int]:

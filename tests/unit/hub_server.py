@@ -37,6 +37,12 @@ class Hub:
     """Whether its list of files has their sizes."""
     spaces_behind: int = 0
     """Bytes of white space behind each answer, which goes over the wire compressed."""
+    ranges: bool = True
+    """Whether it can send the rest of a file alone."""
+    listing: object = None
+    """Its list of files, in place of the true one."""
+    etags: dict[str, str] = field(default_factory=dict)
+    """ETags by path that it sends in place of the files' own."""
     announced_bytes: dict[str, int] = field(default_factory=dict)
     """Sizes by path that its list of files has in place of the files' own."""
     on_request: Callable[[str], None] = lambda _: None
@@ -57,6 +63,8 @@ class Hub:
             setattr(self, name, value)
 
     def info(self) -> bytes:
+        if self.listing is not None:
+            return json.dumps(self.listing).encode()
         siblings = [
             self.described(path, self.announced_bytes.get(path, len(content))) for path, content in self.files.items()
         ]
@@ -119,7 +127,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 hub.expired = False
                 self.respond(403, b"", {})
                 return
-            headers = {"ETag": f'"{hub.etag(path)}"', "X-Repo-Commit": COMMIT}
+            begin = begin if hub.ranges else 0
+            headers = {"ETag": f'"{hub.etags.get(path, hub.etag(path))}"', "X-Repo-Commit": COMMIT}
             if hub.moved_to and path.endswith(".safetensors"):
                 linked = {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(content))}
                 self.respond(302, b"", {**headers, **linked, "Location": hub.moved_to + self.path})

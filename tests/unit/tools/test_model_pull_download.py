@@ -13,6 +13,7 @@ from tests.unit.hub_server import COMMIT, REPO, Hub, serving
 
 from sparkd.base.lib.text import size
 from sparkd.tools.models.hub import Repo, RepoFile
+from sparkd.tools.models.hub_client import fetch_until_complete
 
 
 def test_a_model_is_downloaded_and_looked_at(machine: Machine, hub: Hub) -> None:
@@ -58,6 +59,32 @@ def test_a_hub_that_goes_away_ends_with_one_error_line(machine: Machine, hub: Hu
                 done = ended(process)
                 assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1), done.stderr
                 assert f"{away.endpoint} can't be reached, or broke off" in done.stderr
+
+
+@pytest.mark.parametrize(("received_bytes", "seconds"), [(0, 6), (1, 242)])
+def test_a_hub_that_was_there_is_awaited_for_minutes(server: Hub, received_bytes: int, seconds: float) -> None:
+    """A router that connects anew at night must not end a download of hours."""
+    from httpx import ConnectError
+
+    pauses, received = list[float](), [0]
+
+    def fetch() -> None:
+        received[0] = received_bytes
+        raise ConnectError("away")
+
+    with pytest.raises(ConnectError):
+        fetch_until_complete(fetch, lambda: received[0], pauses.append)
+    assert sum(pauses) == seconds
+
+
+def test_a_hub_without_ranges_sends_the_whole_file_again(machine: Machine, broken_hub: Hub) -> None:
+    broken_hub.stalls = True
+    machine.interrupt()
+    assert machine.partial_sizes()
+    broken_hub.cut_at, broken_hub.ranges = None, False
+    done = machine.pull(REPO)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (machine.folder / SHARD).read_bytes() == broken_hub.files[SHARD]
 
 
 def test_an_interrupted_download_is_resumed(machine: Machine, broken_hub: Hub) -> None:

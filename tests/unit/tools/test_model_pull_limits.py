@@ -3,6 +3,7 @@
 import errno
 import os
 import pty
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from tests.unit.hub_server import REPO, Hub
 from sparkd.base.host import Host
 from sparkd.base.host.disks import read_rooms
 from sparkd.tools.cli.model import CONFIRM_BYTES
-from sparkd.tools.models.hub import explain_error, limit_bytes
+from sparkd.tools.models.hub import limit_bytes
+from sparkd.tools.models.hub_client import explain_error
 from sparkd.tools.models.peers import SPARE_BYTES
 
 LARGE_BYTES = CONFIRM_BYTES + 10**9
@@ -69,12 +71,24 @@ def test_a_file_larger_than_announced_is_not_written_on_nor_tried_again(
     assert len([request for request in hub.requests if SHARD in request]) <= 2
 
 
-def test_a_file_without_a_size_is_received_only_while_its_disk_has_room() -> None:
+@pytest.mark.parametrize("most_bytes", [None, 1 << 30], ids=["without a size", "with its size"])
+def test_a_file_is_received_only_while_its_disk_has_room(most_bytes: int | None) -> None:
+    """The room was there when the download began: another one may take it meanwhile."""
     received = list[int]()
-    limit_bytes(received.append, Path.home() / "file", None)(1 << 20)
-    with pytest.raises(ValueError, match="has no size at the hub"):
-        limit_bytes(received.append, Path("/proc/file"), None)(1)  # a file system without free space
+    limit_bytes(received.append, Path.home() / "file", most_bytes)(1 << 20)
+    with pytest.raises(OSError, match="its disk has less than") as refused:
+        limit_bytes(received.append, Path("/proc/file"), most_bytes)(1)  # a file system without free space
     assert received == [1 << 20]
+    assert explain_error(refused.value, REPO).hint == "make room: df -h; then run it again: it resumes"
+
+
+def test_a_download_takes_a_bounded_amount_of_memory(machine: Machine, hub: Hub) -> None:
+    """The client reads the text of an error whole, which may have no end."""
+    limits = set[int]()
+    hub.on_request = lambda _request: limits.add(resource.getrlimit(resource.RLIMIT_AS)[0])
+    assert machine.pull(REPO).returncode == 0
+    assert resource.RLIM_INFINITY not in limits
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
 """`sparkd model pull`: which hub, which model and revision, which of its files, and into which folder."""
 
+import os
 from pathlib import Path
 
 import pytest
-from tests.unit.hub_machine import SHARD, Machine, ended
-from tests.unit.hub_server import REPO, Hub
+from tests.unit.hub_machine import SHARD, Machine, ended, partial_file
+from tests.unit.hub_server import COMMIT, REPO, Hub
 
 from sparkd.base.config import Settings
 from sparkd.base.recipes.schema import Model
+from sparkd.tools.models.hub_client import explain_error
 from sparkd.tools.models.model_pull import ModelSource
 
 
@@ -23,6 +25,44 @@ def test_a_file_outside_of_the_folder_is_refused(machine: Machine, hub: Hub) -> 
     assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1)
     assert "outside of the model's folder" in done.stderr
     assert not machine.models.exists()
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        [],
+        {"error": "maintenance"},
+        {"id": REPO, "siblings": "none"},
+        *(
+            {"id": REPO, "sha": COMMIT, "siblings": [file]}
+            for file in ({}, {"rfilename": 5}, {"rfilename": ""}, {"rfilename": "a\0"}, {"rfilename": "a\ud800"})
+        ),
+        {"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": "a", "size": "1"}]},
+    ],
+)
+def test_a_list_of_another_form_ends_with_one_error_line(machine: Machine, hub: Hub, listing: object) -> None:
+    hub.listing = listing
+    done = machine.pull(REPO)
+    assert (done.returncode, done.stderr.count("sparkd: "), done.stdout) == (10, 1, ""), done.stderr
+
+
+def test_an_etag_leads_nowhere_outside_of_the_folder(machine: Machine, hub: Hub) -> None:
+    """It becomes a part of the partial file's name; a file of the same repository makes the folder that `..` leaves."""
+    outside = machine.home / "precious.incomplete"
+    outside.write_text("mine")
+    folder = partial_file(machine.folder, "README.md", "x").with_suffix("")
+    folder.mkdir(parents=True)
+    hub.etags["README.md"] = f"x/{os.path.relpath(outside.with_suffix(''), folder)}"
+    done = machine.pull(REPO)
+    assert (done.returncode, outside.read_text()) == (10, "mine")
+    assert "there is no good ETag for README.md" in done.stderr
+
+
+def test_a_mirrors_password_is_not_printed(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://user:geheim@mirror.example")
+    assert "geheim" not in str(explain_error(OSError(), REPO))
 
 
 def test_an_empty_word_behind_to_names_no_folder(

@@ -52,6 +52,11 @@ def test_a_reader_that_leaves_and_a_closed_output_are_no_errors(command: str, co
     assert (done.returncode, done.stderr) == (code, "")
 
 
+def test_a_reader_that_leaves_hides_no_error_of_the_command() -> None:
+    done = ran(f"{SPARKD} recipe check tiny-cpu none-such | true; echo ${{PIPESTATUS[0]}}")
+    assert (done.stdout, "no recipe none-such" in done.stderr) == (f"{ExitCode.CONFIG:d}\n", True)
+
+
 @pytest.mark.parametrize(("command", "code"), [("recipe import -", 78), ("init", 2), ("recipe import - --write", 2)])
 def test_closed_input_is_as_an_empty_one_and_closed_errors_hide_none(command: str, code: int) -> None:
     closed, empty = ran(f"{SPARKD} {command} <&-"), ran(f"{SPARKD} {command} </dev/null")

@@ -111,23 +111,30 @@ def main(argv: list[str] | None = None) -> int:
     _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8, a path that is not text
-    words = sys.argv[1:] if argv is None else argv
+    words, code = sys.argv[1:] if argv is None else argv, int(ExitCode.GOOD)
     try:
-        try:
-            return _run_command(words)
-        finally:
-            sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
-    except SparkdError as error:
-        return _report_error(_add_help_hint(error, words), words)
+        code = _run_reported(words)
+        sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except BrokenPipeError:
         _discard_output()
-        return ExitCode.GOOD
     except OSError as error:
         reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))
         hint = getattr(error, "hint", HINTS.get(error.errno or 0, ""))  # a FolderError's
-        _report_error(SparkdError(reason, hint, cause=Cause.SYSTEM_ERROR), words)
+        code = _report_error(SparkdError(reason, hint, cause=Cause.SYSTEM_ERROR), words)
         _discard_output()
-        return ExitCode.BUG
+    except KeyboardInterrupt:
+        code = 130
+    return code
+
+
+def _run_reported(words: list[str]) -> int:
+    """Run the command, and report its error: a reader that has left hides none. Returns the exit code."""
+    try:
+        return _run_command(words)
+    except SparkdError as error:
+        with suppress(OSError):
+            sys.stdout.flush()  # what was printed comes before the error
+        return _report_error(_add_help_hint(error, words), words)
     except KeyboardInterrupt:
         return 130
 

@@ -65,8 +65,27 @@ def test_a_byte_that_has_changed_is_found_unless_only_sizes_are_checked(
         file.seek(-1, 2)
         file.write(b"x")
     assert main.main(["model", "check", str(folder), "--quick"]) == 0
+    capsys.readouterr()
     assert main.main(["model", "check", str(folder)]) == 10
-    assert f"{SHARD} is not what was downloaded" in capsys.readouterr().err
+    reason, *hints = capsys.readouterr().err.splitlines()
+    assert f"{SHARD} is not what was downloaded: another SHA-256" in reason
+    assert hints[0] == f"hint: sudo rm {folder / SHARD}", "and never what a link leads to"
+    assert hints[1].startswith("hint: sudo sparkd model pull ")
+
+
+@pytest.mark.parametrize("kind", ["gone", "unreadable"])
+def test_files_that_cannot_be_read_are_named_each(local: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a disk that fails: the error of a read has no name."""
+    for name in ("first.bin", "second.bin"):
+        if kind == "gone":
+            (local / name).symlink_to("nowhere")
+        else:
+            (local / name).mkdir()
+        Tree(local).file(f"/.cache/huggingface/download/{name}.metadata", f"{40 * 'c'}\n{64 * 'a'}\n1.5\n")
+    assert main.main(["model", "check", str(local)]) == 10
+    reason, remove, *_ = capsys.readouterr().err.splitlines()
+    assert "first.bin and 1 more is not what was downloaded: it can't be read: " in reason
+    assert remove == f"hint: sudo rm {local / 'first.bin'} {local / 'second.bin'}"
 
 
 def test_a_shard_that_is_cut_off_is_found_before_anything_is_read(

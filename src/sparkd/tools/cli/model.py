@@ -5,13 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
-from sparkd.base.host.files import Files
 from sparkd.base.lib.text import counted, sanitize, size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import add_targets
@@ -76,7 +75,7 @@ def check_model(args: argparse.Namespace) -> None:
     files_text = model_files.describe_files(folder, host)
     if not args.json:
         print(files_text)
-    hashes_text = "" if args.quick else _check_hashes(folder, host.files)
+    hashes_text = "" if args.quick else _check_hashes(folder, host)
     if args.json:
         console.show_json(folder=folder, files=files_text, hashes=hashes_text)
     elif hashes_text:
@@ -89,16 +88,19 @@ def warn_if_loading(folder: str, host: Host) -> None:
         print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
 
 
-def _check_hashes(folder: str, files: Files) -> str:
+def _check_hashes(folder: str, host: Host) -> str:
     """Read the files, and return a line on how many are as they were downloaded.
 
     Raises BlockedError (10) where one is not.
     """
-    hashes = weights.recorded_hashes(files, folder, files.names(folder))
+    hashes, total_bytes = weights.recorded_hashes(host.files, folder, host.files.names(folder)), 0
     if not hashes:
         return "no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir"
-    with Progress(len(hashes), sum(files.stat(f"{folder}/{name}").size_bytes for name in hashes)) as progress:
-        model_files.refuse_changed(folder, hashes, files, progress.start_file, progress.add_bytes)
+    for name in hashes:
+        with suppress(OSError):  # it is reported once it is read
+            total_bytes += host.files.stat(f"{folder}/{name}").size_bytes
+    with Progress(len(hashes), total_bytes) as progress:
+        model_files.refuse_changed(folder, hashes, host, progress.start_file, progress.add_bytes)
     return f"as they were downloaded, by SHA-256: {len(hashes)} of its files"
 
 
@@ -123,7 +125,7 @@ def pull_model(args: argparse.Namespace) -> None:
         progress.start_file(repo.name)
         hub.download(repo, Path(folder), token, progress.add_bytes)
     print(model_files.describe_files(folder, host))
-    print(_check_hashes(folder, host.files))
+    print(_check_hashes(folder, host))
 
 
 @contextmanager

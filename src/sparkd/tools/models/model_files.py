@@ -1,6 +1,7 @@
 """A model's files on this node: their folder, whether they are whole, and their copies on other nodes."""
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,9 +11,10 @@ from sparkd.agent.preflight.checks.weights import ModelWeights
 from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, shm, weights
-from sparkd.base.host.files import Files, Kind
+from sparkd.base.host.files import Kind
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import sanitize, size
+from sparkd.base.plan.model import pull_command
 from sparkd.tools.models.peers import require_room
 from sparkd.tools.models.ssh import NOT_FOUND, SshHost, read_error
 
@@ -59,21 +61,28 @@ def is_open(folder: str, host: Host) -> bool:
 
 
 def refuse_changed(
-    folder: str, hashes: Mapping[str, str], files: Files, show: Callable[[str], None], count: Callable[[int], None]
+    folder: str, hashes: Mapping[str, str], host: Host, show: Callable[[str], None], count: Callable[[int], None]
 ) -> None:
-    """Raises BlockedError (10) where a file has another SHA-256 than in `hashes`, by name.
+    """Raises BlockedError (10) where a file has another SHA-256 than in `hashes`, by name, or can't be read.
 
     `show` gets the name of each file before it is read, `count` the bytes of each piece.
     """
-    changed = []
+    faults: dict[str, str] = {}
     for name, sha256 in hashes.items():
         show(name)
-        if weights.compute_hash(files, f"{folder}/{name}", count) != sha256:
-            changed.append(name)
-    if changed:
-        more = f" and {len(changed) - 1} more" if changed[1:] else ""
-        hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; the disk: sudo dmesg"
-        raise BlockedError(f"{folder}: {changed[0]}{more} is not what was downloaded: another SHA-256", hint)
+        try:
+            if weights.compute_hash(host.files, f"{folder}/{name}", count) != sha256:
+                faults[name] = "another SHA-256"
+        except OSError as error:  # such as of a disk that fails
+            faults[name] = f"it can't be read: {error.strerror}"
+    if faults:
+        name, fault = next(iter(faults.items()))
+        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+        fetch = f"{_find_pull(folder, host) or pull_command(folder)}; or on a node that has it: sparkd model sync"
+        hint = (
+            f"{shlex.join(('sudo', 'rm', *(f'{folder}/{name}' for name in faults)))}\n{fetch}\nsudo dmesg   # the disk"
+        )
+        raise BlockedError(f"{folder}: {name}{more} is not what was downloaded: {fault}", hint)
 
 
 def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick: bool) -> None:

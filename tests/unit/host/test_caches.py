@@ -54,6 +54,6 @@ def test_the_folders_of_all_images_are_listed_with_size_and_age(tmp_path: Path) 
     tree.folder(f"{caches.ROOT}/{IMAGES[1]}/vllm")
     tree.file(f"{caches.ROOT}/other/vllm/one.so")
     assert caches.describe_all(Files(str(tmp_path))).splitlines() == [
-        f"{caches.ROOT}/{IMAGES[0]}/triton: folder, 2 files, 0 MiB, the newest of 2033-05-18 03:33 UTC",
-        f"{caches.ROOT}/{IMAGES[1]}/vllm: folder, 0 files, 0 MiB",
+        f"{caches.ROOT}/{IMAGES[0]}/triton: folder, files: 2, 0 MiB, the newest of 2033-05-18 03:33 UTC",
+        f"{caches.ROOT}/{IMAGES[1]}/vllm: folder, files: 0, 0 MiB",
     ]

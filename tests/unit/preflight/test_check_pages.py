@@ -65,7 +65,7 @@ def test_the_page_of_plan_lint_has_every_rule_with_its_severity() -> None:
 
 
 def test_the_page_of_plan_lint_has_every_reach_beyond_the_container() -> None:
-    rows = (fill(f"  {why}: {paths}", 120, subsequent_indent="      ") for _, why, paths in REACHES)
+    rows = (fill(f"  {reach.danger}: {' '.join(reach.paths)}", 120, subsequent_indent="      ") for reach in REACHES)
     assert "\n\n" + "\n".join(rows) + "\n\n" in explained("plan-lint")
 
 

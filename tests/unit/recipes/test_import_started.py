@@ -326,7 +326,7 @@ def test_the_value_is_known_where_the_assignment_surely_counts(script: str, tmp_
     ("text", "fault"),
     [
         (f"docker run {IMAGE} --model <name>", "line 1: what <name> stands for in <name> is not known"),
-        (f"for m in a b; do docker run {IMAGE} --model $m; done", r"line 1: what \$m stands for .* -o m=VALUE"),
+        (f"for m in a b; do docker run {IMAGE} --model $m; done", r"line 1: what \$\{m\} stands for .* -o m=VALUE"),
         ("F+=(--rm)\ndocker run ${G[@]}", "line 2: docker run names no image: write it"),
         (f"{LINE} 'x", "line 1: the quote ' has no end"),
         (f'\n{LINE} "x', 'line 2: the quote " has no end'),

@@ -46,6 +46,9 @@ class Writer:
             f"{name}={digit} | :", f": | export {name}={digit}", f"unset {name} |& :", f"(( {name} = 1 << {digit} ))",
             f"[[ {name} =~ (if|{name}) && ( x ) ]]", f"for {name} in {digit}; do :; done", f"read {name} <<<{digit}",
             f"IFS= read -r {name} <<<{digit}", f"printf -v {name} %s {digit}",
+            f"let {name}={digit}", f"let '{name} += {digit}' {name}++", f"source /dev/stdin <<<{name}={digit}",
+            f". /dev/stdin <<<'L=({digit})'", f"L=({digit}) | :", f"L+=({digit}) | :",
+            f': "${{{name}:={digit}}}" | :', f': | : "${{{name}:={digit}}}"',
             f"for (({name} = 1; {name} < 1 << 3; {name} <<= 1)); do :; done", f"if (( {name} ++ )); then :; fi",
         )  # fmt: skip
         if self._random.random() < 0.2:
@@ -94,3 +97,12 @@ def test_words_that_are_taken_as_known_are_those_of_bash_in_each_outcome(seed: i
     known = {name: words for name, words in read_known(scripts) if name in started}
     assert {name: started[name] for name, words in known.items() if started[name] != {words}} == {}
     assert len(known) >= LEAST_KNOWN
+
+
+@pytest.mark.parametrize(
+    ("before", "known"),
+    [("source ~/vllm/bin/activate", True), (". ./settings.env", False), ("let P=90", False), ("read P", False)],
+)
+def test_a_default_is_not_certain_behind_what_may_set_its_variable(before: str, *, known: bool) -> None:
+    (launch,) = read_script(f"{before}\nvllm serve m --port ${{P:-80}}", Variables({}, frozenset()))
+    assert (launch.words[-1] == "80") is known

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.tools.importers.shell_commands import ASSIGNMENT, COST_CHARACTERS, DECLARING, KEYWORDS, Command, ShellState
+from sparkd.tools.importers.shell_commands import (
+    ASSIGNMENT,
+    COMPUTED,
+    COST_CHARACTERS,
+    DECLARING,
+    KEYWORDS,
+    Command,
+    ShellState,
+)
 from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, Variables, hide, mark, shown
 
 _MASK = "\0"
@@ -29,10 +37,6 @@ _HERE_DOCUMENT = re.compile(
 _COMMENT = re.compile(r"#[^\n]*")
 _ARITHMETIC = re.compile(r"\(\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\))*+\)\)")
 """(( A += 1 )), also of a `for`, with parentheses to three levels in it."""
-_COMPUTED = re.compile(
-    r"(?:\+\+|--)\s*+([A-Za-z_]\w*)|\b([A-Za-z_]\w*+)\s*+(?:\+\+|--|(?:<<|>>|[-+*/%&^|])?=(?!=))", re.ASCII
-)
-"""Variables to which it assigns. What they get is not computed."""
 _ARRAY = re.compile(r"(\")?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\2\[[@*]\]\}\"?)?\})(?(1)\")", re.ASCII)
 """All words of an array, or of a script's arguments: "$@", "${A[@]}", or ${A[@]+"${A[@]}"}."""
 _WITH_ESCAPES = re.compile(r"\$'((?:[^'\\]|\\[\s\S])*)'")
@@ -140,7 +144,7 @@ class Script(Struct):
         if comment := _COMMENT.match(self.text, at):
             return comment.end()
         if (arithmetic := _ARITHMETIC.match(self.text, at)) and self._begins_command():
-            self.state.lose(before or behind for before, behind in _COMPUTED.findall(arithmetic[0]))
+            self.state.lose(before or behind for before, behind in COMPUTED.findall(arithmetic[0]))
             self._add_text("((")
             self._end_word()
             return arithmetic.end()
@@ -194,9 +198,9 @@ class Script(Struct):
         return end
 
     def _end_array(self) -> None:
-        name = self.open_array.rstrip("=").rstrip("+")
-        self.state.set_list(name, self.current.words, is_appended=self.open_array.endswith("+="))
-        self.open_array, self.current, self.operator = "", Command(), ""
+        name, is_appended = self.open_array.rstrip("=").rstrip("+"), self.open_array.endswith("+=")
+        lists = [*self.current.lists, (name, self.current.words, is_appended)]
+        self.open_array, self.current, self.operator = "", Command(lists=lists), ""
 
     def _take_double_quoted(self, at: int) -> int:
         self._add_text("")

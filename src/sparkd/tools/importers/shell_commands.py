@@ -29,6 +29,12 @@ _SUCCEEDING = (
 """Programs that a script relies on: what follows their && runs."""
 _SETTING = {"for": 2, "select": 2, "getopts": 3, "read": None, "mapfile": None, "readarray": None}
 """Words that give variables what only a run knows, with the place behind the last of their names."""
+COMPUTED = re.compile(
+    r"(?:\+\+|--)\s*+([A-Za-z_]\w*)|\b([A-Za-z_]\w*+)\s*+(?:\+\+|--|(?:<<|>>|[-+*/%&^|])?=(?!=))", re.ASCII
+)
+"""Variables to which arithmetic assigns. What they get is not computed."""
+_OF_LOGIN = ("HOME", "PWD")
+"""Variables that no file of settings is expected to set."""
 _TESTS = ("[", "[[", "test")
 _RUN_WHERE_EMPTY = (("-z", "&&"), ("-n", "||"))
 
@@ -43,6 +49,8 @@ class Command(Struct):
     """Variables that are exported so far, and those that are assigned right before the program."""
     assigned: int = 0
     """The number of its words that are assignments, also behind `export`."""
+    lists: list[tuple[str, list[str], bool]] = field(default_factory=list)
+    """Arrays that it sets: name, words, and whether these are appended."""
     block: int = 0
     """Line where a block begins that decides whether the command runs; 0 outside of any."""
 
@@ -68,6 +76,8 @@ class ShellState(Struct):
     """Variables that are assigned behind such a &&, each with what is known of it from the end of its list on."""
     doubtful_lists: dict[str, list[str]] = field(default_factory=dict)
     """Lists, likewise."""
+    defaulted: set[str] = field(default_factory=set)
+    """Variables to which a use in the command that is read has assigned, as by ${NAME:=VALUE}."""
     is_piped: bool = False
     """Whether the command is a part of a pipeline, or runs beside the shell: what it assigns ends with it."""
 
@@ -80,6 +90,8 @@ class ShellState(Struct):
         is_next_sure = not self.condition and self._is_next_sure(command.words, operator)
         self.is_piped = self.is_piped or operator in ("|", "&")
         runs_program = self._carry_out(command)
+        self.lose(self.defaulted if self.is_piped else ())
+        self.defaulted.clear()
         self.is_piped = operator == "|"
         may_fail = first_word in _BLOCK_CLOSING or (runs_program and first_word not in _SUCCEEDING)
         if not is_next_sure:
@@ -90,7 +102,7 @@ class ShellState(Struct):
         """Whether the words are [ -z "$NAME" ] && or [ -n "$NAME" ] || for a name without a value: as ${NAME:-...}."""
         if len(words) not in (3, 4) or words[0] not in _TESTS or (words[1], operator) not in _RUN_WHERE_EMPTY:
             return False
-        name = unknown(words[2]).strip("${}") if is_unknown(words[2]) else ""
+        name = unknown(words[2]).strip("${}") if is_unknown(words[2]) and not self.variables.is_sourced else ""
         return not words[2] or (name.isidentifier() and name not in self.variables.values)
 
     def fork(self) -> Self:
@@ -125,6 +137,8 @@ class ShellState(Struct):
         if command.words[:1] == ["function"]:
             command.drop_words(2)  # and its name
             self._follow_blocks(command)
+        for name, words, is_appended in command.lists:
+            self.set_list(name, words, is_appended=is_appended)
         if command.words[:2] == ["set", "--"]:
             self.set_list("@", command.words[2:])
             return False
@@ -144,7 +158,12 @@ class ShellState(Struct):
         names = words[1 : _SETTING[setting]] if setting in _SETTING else []
         if words[:2] == ["printf", "-v"]:
             names = words[2:3]
-        self.lose(name for name in names if name in self.variables.values or name in self.lists)
+        elif setting == "let":
+            names = [before or behind for before, behind in COMPUTED.findall(" ".join(words[1:]))]
+        elif setting in ("source", ".") and not words[-1].endswith("/activate"):  # of a virtual environment
+            self.variables.is_sourced, names = True, [*self.variables.values, *self.lists]
+            self.variables.spend(len(names) * COST_CHARACTERS)
+        self.lose(name for name in names if name.isidentifier() and name not in _OF_LOGIN)
 
     def _unset(self, names: list[str]) -> None:
         """Forget variables and lists. Where a condition decides whether that happens, they are not known."""
@@ -180,11 +199,10 @@ class ShellState(Struct):
 
     def keep_default(self, name: str, value: str) -> None:
         """Keep the value that a use such as ${NAME:=VALUE} has given, unless a condition decides whether it does."""
-        if self.blocks or self.condition:
-            if self.variables.values.get(name) == value:
-                return
-            value = _mark_variable(name)
-        self.variables.assign(name, value)
+        if self.variables.values.get(name) == value:
+            return
+        self.defaulted.add(name)
+        self.variables.assign(name, _mark_variable(name) if self.blocks or self.condition else value)
         if name in self.inherited:
             self.exported[name] = self.variables.value(name)
 

@@ -72,6 +72,14 @@ def test_the_way_out_is_no_fabric_and_a_fast_port_is_one_by_its_real_speed(tree:
     assert found(tree) == ["eth1"]
 
 
+def test_of_ports_without_rdma_one_with_an_address_comes_before_a_faster_one(tree: Tree) -> None:
+    tree.file("/proc/net/fib_trie", "Local:\n     |-- 10.0.0.1\n        /32 host LOCAL\n")
+    spark.routes(tree, ("slow", "0000000A"))
+    for name, speed in (("fast", 200_000), ("slow", 10_000)):
+        spark.interface(tree, name, speed=speed, device=f"/sys/devices/{name}")
+    assert found(tree) == ["slow", "fast"]
+
+
 def test_a_machine_without_tables_is_an_error_and_no_empty_list(tree: Tree) -> None:
     with pytest.raises(OSError, match="fib_trie"):
         found(tree)

@@ -12,6 +12,7 @@ from sparkd.agent.engine.health import Continue, Observation, decide, healthy
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host import Host, sock_diag
 from sparkd.base.host.pending_requests import BEGIN_MILLISECONDS
+from sparkd.base.host.sock_diag import TCP_LISTEN, dump_tcp
 from sparkd.base.vllm.counters import Counters
 
 REQUEST, ANSWER = b"POST /v1/completions HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
@@ -124,6 +125,19 @@ def test_the_clients_end_and_other_ports_do_not_count(server: Server) -> None:
     client, _ = server.connect_and_send()
     assert Host().unanswered_requests(client.getsockname()[1]) == ()
     assert server.waiting() == 1
+
+
+def test_a_table_of_many_sockets_is_read_whole() -> None:
+    """The kernel sends some 16 KiB at once, of which each socket takes some 100 bytes."""
+    with ExitStack() as stack:
+        ports = set()
+        for _ in range(600):
+            listener = stack.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            ports.add(listener.getsockname()[1])
+        found = {tcp.port for tcp in dump_tcp(socket.AF_INET, 1 << TCP_LISTEN)}
+    assert ports - found == set()
 
 
 def test_too_many_connections_to_be_read_are_a_reason_for_a_canary(

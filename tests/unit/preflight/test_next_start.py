@@ -181,6 +181,17 @@ def test_gpu_memory_of_the_rank_comes_back_too(serving: Tree) -> None:
     assert unknown.gpu().processes is None
 
 
+def test_no_more_comes_back_from_the_driver_than_the_processes_that_live_give_back(serving: Tree) -> None:
+    """It lists memory of a dead process, which may stay with it."""
+    serving.file("/dev/nvidia0")
+    group = f"0::/system.slice/docker-{ID}.scope"
+    serving.process(62, "VLLM::EngineCor", parent=61, cgroup=group, private_kib=80 << 20, state="Z")
+    host = NextStart(Host(serving.root, gpu=lambda: GpuFacts(("NVIDIA GB10",), None, (GpuProcess(62, 10 * GIB),))))
+    serving.buddyinfo(large_gib=1, small_gib=19)
+    assert host.free_memory() == FreeMemory(20 * GIB, GIB)
+    assert host.meminfo().anonymous_bytes == 80 * GIB
+
+
 def test_what_the_driver_leaks_does_not_come_back_with_a_rank_that_only_has_its_devices_open(serving: Tree) -> None:
     """The start would block, so the dry run must."""
     serving.file("/dev/nvidia0")

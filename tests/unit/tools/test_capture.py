@@ -8,6 +8,8 @@ import os
 import shlex
 import signal
 import struct
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -275,7 +277,27 @@ def test_a_tree_has_what_was_looked_at_and_leads_nowhere_else(tmp_path: Path) ->
     )
 
 
-def test_a_session_that_ends_as_the_file_is_made_leaves_none(tmp_path: Path) -> None:
+ENDS = """
+import os, signal
+from sparkd.tools.measure.interrupts import end_once
+end_once()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.raise_signal(number)
+    print("cleaned up")
+"""
+
+
+def test_ctrl_c_again_does_not_end_what_removes_the_archive() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "cleaned up\n"), done.stderr
+
+
+def test_a_session_that_ends_as_the_file_is_made_leaves_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "capture.tar.gz"
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = os.open(tmp_path, os.O_RDONLY)
@@ -290,3 +312,4 @@ def test_a_session_that_ends_as_the_file_is_made_leaves_none(tmp_path: Path) -> 
         os.close(folder)
         signal.signal(signal.SIGINT, before)
     assert not path.exists()
+    assert f"ended early: {path} is not written" in capsys.readouterr().err

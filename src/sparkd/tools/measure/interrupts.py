@@ -30,6 +30,19 @@ def catch_ends() -> None:
             signal.signal(end, interrupt)
 
 
+def end_once() -> None:
+    """Let the first of these signals, or Ctrl-C, raise KeyboardInterrupt. Others would end what cleans up after it."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for number in (signal.SIGINT, *ENDS):
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, *ENDS):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, and SIGINT by a shell's `&`
+            signal.signal(number, interrupt)
+
+
 @contextmanager
 def held_back() -> Iterator[None]:
     """Hold these signals and Ctrl-C back from this thread meanwhile: between a step and the step that undoes it."""

@@ -31,7 +31,7 @@ from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.text import counted, sanitize
 from sparkd.base.state.file import STACKS
 from sparkd.base.status.model import read_report
-from sparkd.tools.measure.interrupts import held_back
+from sparkd.tools.measure.interrupts import held_back, report_progress
 from sparkd.tools.measure.past import history_as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import examine_settings
@@ -127,9 +127,11 @@ class Collector:
                 is_created = True
             content = self._build_archive(name, at)
             do_as_owner(lambda: path.write_bytes(content))
-        except BaseException:
+        except BaseException as error:
             if is_created:
                 do_as_owner(path.unlink)  # an incomplete archive is of no use
+            if isinstance(error, KeyboardInterrupt):
+                report_progress(f"ended early: {path} is not written")
             raise
         return path, len(content)
 

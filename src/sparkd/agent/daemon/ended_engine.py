@@ -28,12 +28,10 @@ from sparkd.base.status.model import Phase
 LOST_GRACE_SECONDS = 0.5
 """Grace period of an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no
 rank may outlive another by more than two."""
-GUARD_REPORT_SECONDS = 2.0
-"""Limit for the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
+KILLS_SECONDS = 2.0
+"""Limit for the guard's or the kernel's report of a kill: milliseconds, unless the machine is short of memory."""
 DOCKERD_SECONDS = 2.0
 """Limit for a look whether dockerd runs: milliseconds, but over half a second where a dozen processes want a core."""
-KILLS_SECONDS = 2.0
-"""Limit for reading the kernel's count of kills: milliseconds, unless the machine is short of memory."""
 PEER_REPORT_SECONDS = 1.5
 """Time for the failed node's report to arrive, where the engine's own words name another rank."""
 SILENCE_SECONDS = 10.0
@@ -187,7 +185,7 @@ def conclude_end(agent: Agent, error: EngineEndedError) -> EngineEndedError:
 def _read_exit(agent: Agent, running: Running) -> str:
     """The exit code of a rank that has ended. Its log is read to the end. Raises MemoryGuardError."""
     if (guard := running.guard) is not None:
-        agent.loop.wait_until(lambda: guard.over, GUARD_REPORT_SECONDS)
+        agent.loop.wait_until(lambda: guard.over, KILLS_SECONDS)
         guard.raise_if_killed()
     read = partial(read_exit_code, agent.host, running.rank.container_id)
     code = agent.look(read, EXIT_CODE_SECONDS, "the exit code", UNKNOWN_CODE)

@@ -56,9 +56,7 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
     elif (missing := _find_missing_resource(reason, evidence)) is not None:
         reason, hint, cause = missing
     elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in CAUSES_WITHOUT_CULPRIT):
-        reason, hint = f"{reason}; {culprit.text}", culprit.hint or hint
-        if cause is not Cause.KERNEL_OOM:  # the kernel's own report of a kill is the best evidence
-            cause = culprit.cause or cause
+        reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, _choose_cause(culprit, cause)
     elif error.code is not ExitCode.PEER_LOST and (known_error := explain(own_words(error))) is not None:
         hint = known_error.hint
     if evidence.frame:
@@ -78,6 +76,11 @@ def _find_missing_resource(reason: str, evidence: Evidence) -> tuple[str, str, C
         hint = "sparkd starts it again once the port is free: see the check `ports`"
         return f"{reason}; {evidence.port_holder}", hint, Cause.PORT_TAKEN
     return None
+
+
+def _choose_cause(culprit: Culprit, cause: Cause) -> Cause:
+    """The culprit's cause, unless the kernel killed: its own report of a kill is the best evidence."""
+    return cause if cause is Cause.KERNEL_OOM else culprit.cause or cause
 
 
 def own_words(error: SparkdError) -> str:

@@ -28,12 +28,10 @@ from sparkd.base.state.history import count_out_of_memory_loads
 from sparkd.base.state.rank_record import RANK_FILE, RankRecord, left_segments
 from sparkd.base.status.model import Phase
 
-DOCKER_SECONDS = 10.0
-"""Limit for a look at dockerd's process and its files: milliseconds, on a disk that does not hang."""
+LOOK_SECONDS = 10.0
+"""Limit for a look at dockerd's process and files, or at a chosen plan: milliseconds, on a disk that does not hang."""
 COUNT_SECONDS = 2.0
 """Limit for the kernel's count of kills, and for a look at the segments that ranks have left."""
-CHOICE_SECONDS = 10.0
-"""Limit for a look at the chosen plan that is under way: milliseconds, on a disk that does not hang."""
 ROOM_SECONDS = 5.0
 """Limit for reading the headers of the model's files, which preflight has read before, and for the driver."""
 FINGERPRINT_SECONDS = 120.0
@@ -43,10 +41,10 @@ FINGERPRINT_SECONDS = 120.0
 def await_docker(agent: Agent) -> None:
     """Wait for dockerd, without a deadline: it may be started by hand."""
     look = partial(docker.running, agent.host)
-    while not agent.look(look, DOCKER_SECONDS, "looking at dockerd", False):
+    while not agent.look(look, LOOK_SECONDS, "looking at dockerd", False):
         reason, remedy = "waiting for dockerd", "sudo systemctl start docker"
         find_pid_file = partial(docker_config.find_other_pid_file, agent.host)
-        if pid_file := agent.look(find_pid_file, DOCKER_SECONDS, "looking for another dockerd", ""):
+        if pid_file := agent.look(find_pid_file, LOOK_SECONDS, "looking for another dockerd", ""):
             reason, remedy = docker_config.describe_other_pid_file(pid_file)
         agent.phase.enter(Phase.AWAITING_DOCKER, f"{reason}: {remedy}")
         agent.loop.wait(0.5)
@@ -94,7 +92,7 @@ def _raise_if_uncounted(agent: Agent, is_written: bool) -> None:
 def launch(agent: Agent) -> Running:
     """Start this node's rank. Raises LaunchError (exit 11), ConfigError (exit 78) for a bad key file."""
     agent.loop.wait(0)  # a stop that was requested during preflight starts no container, nor does another plan's choice
-    agent.loop.wait_until(lambda: not agent.switching.looking, CHOICE_SECONDS)
+    agent.loop.wait_until(lambda: not agent.switching.looking, LOOK_SECONDS)
     agent.loop.extend_timeout(True)  # a stop during a slow docker call must not end in a kill
     agent.phase.enter(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
     facts = {**agent.reporter.report.versions, **agent.agreed.agreement.values}
@@ -180,7 +178,7 @@ def watch(agent: Agent, running: Running) -> None:
     start_threads(agent, running)
     with suppress(TimeoutError, BlockingIOError):
         look = partial(docker.pid_without_live_restore, agent.host)
-        running.note(dockerd_pid=agent.loop.beside(look, DOCKER_SECONDS, "docker's live-restore"))
+        running.note(dockerd_pid=agent.loop.beside(look, LOOK_SECONDS, "docker's live-restore"))
     running.note_tenants()
     start_load_memory_thread(agent, running)
     agent.reporter.update_engine(container_id=rank.container_id, image=rank.image_id)
@@ -212,7 +210,8 @@ def note_late_rdma(agent: Agent) -> None:
     """
     if agent.reporter.report.transport != BY_TCP:
         return
-    hcas, transport = agent.look(partial(_read_rdma, agent), 10.0, "looking at the RDMA devices", ((), ""))
+    unknown: tuple[tuple[str, ...], str] = ((), "")
+    hcas, transport = agent.look(partial(_read_rdma, agent), 10.0, "looking at the RDMA devices", unknown)
     if transport == BY_RDMA:
         check_hcas(agent, hcas)
         agent.reporter.update(transport=transport)

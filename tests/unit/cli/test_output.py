@@ -83,14 +83,23 @@ def test_watch_without_a_terminal_prints_only_what_has_changed() -> None:
 
 AS_A_USER = """
 import os, sys
-import sparkd.tools.cli.switching, sparkd.tools.cli.tune_recipe
+import sparkd.tools.cli.logs, sparkd.tools.cli.setup, sparkd.tools.cli.switching, sparkd.tools.cli.tune_recipe
 os.geteuid() or os.seteuid(65534)
 from sparkd.tools.cli.main import main
 sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("words", [("use", "/my recipes/x.yaml"), ("tune-recipe", "it's", "--knob", "a=$(b)..2")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("use", "/my recipes/x.yaml"),
+        ("tune-recipe", "it's", "--knob", "a=$(b)..2"),
+        ("rollback", "--end"),  # without its option it would go back, not end that
+        ("tune", "apply", "--watchdog"),
+        ("logs", "--since", "2d"),
+    ],
+)
 def test_the_same_command_as_root_can_be_pasted(words: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", AS_A_USER, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2

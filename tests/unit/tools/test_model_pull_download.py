@@ -139,6 +139,7 @@ def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, broken_hub: 
     assert f"1/1 {REPO}" in shown
     assert "\x1b[?25l" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is shown again"
+    assert shown.endswith("sparkd: interrupted; the same command resumes\r\n")
 
 
 def test_a_partial_file_that_is_too_long_begins_again(machine: Machine, broken_hub: Hub) -> None:

@@ -52,6 +52,7 @@ def test_tokens_are_the_servers_count_and_not_the_number_of_events() -> None:
         (200, b"data: {\n\n", "no event of a completion"),
         (200, event({"choices": 3}), "no event of a completion"),
         (200, event({"choices": [], "usage": {"prompt_tokens": "x"}}), "no event of a completion"),
+        (200, event({"choices": [], "usage": {**USAGE, "prompt_tokens": -(10**15)}}), "no event of a completion"),
         (200, b'data: {"choices": ' + b"[" * 20_000 + b"\n\n", "no event of a completion"),
         (200, event(TOKEN) + event({"error": {"message": "EngineDeadError"}}), "broke off: .*EngineDeadError"),
         (200, event(TOKEN) * 99 + LAST, "more than 8 parts"),

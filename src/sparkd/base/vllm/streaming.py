@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from sparkd.base.lib import prepared
 from sparkd.base.lib.http_client import HttpClient
@@ -35,8 +36,8 @@ class Streamed(Struct, frozen=True):
 
 
 class _Usage(Struct):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    completion_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class _Event(Struct):

@@ -9,7 +9,7 @@ import msgspec
 
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError, ExitCode
+from sparkd.base.lib.errors import AS_ROOT, BlockedError, ExitCode
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import add_action
@@ -28,7 +28,7 @@ def add_fabric(parser: argparse.ArgumentParser) -> None:
     test.epilog = (
         "Start it on all nodes within two minutes, the agents being stopped. It takes 8 s for each pair of ports."
     )
-    test.set_defaults(run=run_test, as_root=("only root may read the cluster's key", "sudo sparkd fabric test"))
+    test.set_defaults(run=run_test, as_root=("only root may read the cluster's key", AS_ROOT))
 
 
 def run_test(args: argparse.Namespace) -> int:

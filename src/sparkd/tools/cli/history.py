@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from sparkd.agent.actions import history as store
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.state.history import PATH, Launch, Row, Smoke
 from sparkd.tools.cli import console
@@ -29,7 +29,7 @@ def show_history(args: argparse.Namespace) -> None:
     try:
         rows, totals = store.read(files), store.read_totals(files)
     except PermissionError:
-        raise UsageError(f"{PATH} may be read by root and its group alone", "sudo sparkd history") from None
+        raise UsageError(f"{PATH} may be read by root and its group alone", AS_ROOT) from None
     except OSError as error:
         raise UsageError(
             f"the history can't be read: {error}", "a broken file is set aside at the next launch"

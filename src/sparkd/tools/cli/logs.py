@@ -20,7 +20,7 @@ from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Query
 from sparkd.base.host.kernel_events import parse_printed
-from sparkd.base.lib.errors import BlockedError, UsageError
+from sparkd.base.lib.errors import AS_ROOT, BlockedError, UsageError
 from sparkd.base.lib.log import PRIORITIES
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import parse_time
@@ -43,7 +43,7 @@ def show_logs(args: argparse.Namespace) -> None:
     since = parse_since(args.since, datetime.now().astimezone())
     query = Query(max(0, round(since.timestamp() * 1_000_000)), priority=PRIORITIES[args.level], engine=args.engine)
     if os.geteuid():
-        raise UsageError("only root may read the journal and the cluster's key", "sudo sparkd logs")
+        raise UsageError("only root may read the journal and the cluster's key", AS_ROOT)
     asyncio.run(_print_logs(load_settings(os.environ), query, args))
 
 
@@ -191,7 +191,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help=target)
     parser.add_argument("--issue", action="store_true", help="only print a summary to paste into a forum")
     parser.epilog = "Look into it before you give it away: it has host names, addresses, paths and names of processes."
-    parser.set_defaults(run=capture, as_root=("only root may read all that it needs", "sudo sparkd capture"))
+    parser.set_defaults(run=capture, as_root=("only root may read all that it needs", AS_ROOT))
 
 
 def capture(args: argparse.Namespace) -> None:

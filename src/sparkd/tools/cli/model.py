@@ -20,6 +20,7 @@ from sparkd.tools.models.peers import choose_peers, run_on_each
 
 CONFIRM_BYTES = 20 * 10**9
 """On a terminal a person confirms a larger download: it takes most of an hour by a usual line."""
+INTERRUPTED = "sparkd: interrupted; the same command resumes"
 _MODEL_HELP = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
 
 
@@ -134,6 +135,7 @@ def _end_at_interrupt(progress: Progress) -> Iterator[None]:
 
     def end(signal_number: int, _frame: object) -> None:
         progress.close()  # the cursor is shown again
+        print(INTERRUPTED, file=sys.stderr)
         signal.signal(signal_number, signal.SIG_DFL)
         os.kill(os.getpid(), signal_number)
 
@@ -150,5 +152,10 @@ def sync_model(args: argparse.Namespace) -> int:
     folder = model_files.find_folder(args.model, host)
     print(model_files.describe_files(folder, host))
     warn_if_loading(folder, host)
-    with Ticker(f"copies {folder}"):
-        return run_on_each(peers, partial(model_files.send_model, folder, partial(print, flush=True), quick=args.quick))
+    try:
+        with Ticker(f"copies {folder}"):
+            send = partial(model_files.send_model, folder, partial(print, flush=True), quick=args.quick)
+            return run_on_each(peers, send)
+    except KeyboardInterrupt:
+        print(INTERRUPTED, file=sys.stderr)
+        raise

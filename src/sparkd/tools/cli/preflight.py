@@ -14,7 +14,7 @@ from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib import read_data
-from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
+from sparkd.base.lib.errors import AS_ROOT, ConfigError, ExitCode, UsageError
 from sparkd.base.lib.text import did_you_mean, reflow
 from sparkd.tools.cli import console
 from sparkd.tools.node import render
@@ -72,7 +72,7 @@ def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, Ex
     if args.dry_run or args.root or args.end_pid is not None:
         raise UsageError("--deep loads the GPU of this node, and does nothing else", "sudo sparkd preflight --deep")
     if os.geteuid() != 0:
-        raise UsageError("only root may load the GPU", "sudo sparkd preflight --deep")
+        raise UsageError("only root may load the GPU", AS_ROOT)
     args.all = True
     catch_ends()  # Else the container would outlive this process.
     context = resolve_context(load_settings(os.environ), args.role, host)

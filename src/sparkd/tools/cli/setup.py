@@ -11,7 +11,7 @@ from sparkd.base.config import load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.kernel import read_recovery
-from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.lib.errors import AS_ROOT, ConfigError, UsageError
 from sparkd.base.lib.text import Table
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
@@ -64,7 +64,7 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 
 def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
-        raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
+        raise UsageError("only root may set the kernel", AS_ROOT)
     if args.action == "show" and args.json:
         manager = SysctlManager(Path("/"))
         console.show_table(list_settings(manager, _keep_panic(find_recipe_in_use(), manager)), "settings")

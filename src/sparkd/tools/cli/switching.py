@@ -84,7 +84,7 @@ def rollback(args: argparse.Namespace) -> None:
             print(_explain_no_plan(config))
         return
     if os.geteuid():
-        raise UsageError("only root may choose what this node runs", "sudo sparkd rollback")
+        raise UsageError("only root may choose what this node runs", AS_ROOT)
     with suppress(AddressAwaitedError):
         if membership.follows_head(config, place := membership.find_place(config, host)):
             reason = f"this node runs what its head, {place.head_address}, decides (cluster.follow_head)"

@@ -18,6 +18,7 @@ from sparkd.base.plan.model import pull_command
 from sparkd.tools.models.peers import require_room
 from sparkd.tools.models.ssh import NOT_FOUND, SshHost, read_error
 
+_OR_SYNC = "; or on a node that has it: sparkd model sync"
 _RSYNC_OPTIONS = ("--partial-dir=.sparkd-partial", "--exclude=*.incomplete", "--exclude=.sparkd-partial/")
 """A file gets its name there once it is whole. The part of an interrupted one is kept in a folder, and resumed."""
 
@@ -39,18 +40,19 @@ def describe_files(folder: str, host: Host) -> str:
             raise UsageError(f"{folder} is a file, not a model's folder", "name the folder that it is in")
     facts, verdict = ModelWeights(folder, pull=_find_pull(folder, host)).run(host)
     if not facts.exists:
-        raise BlockedError(f"{folder} is missing or empty", "put the model there, or name another folder")
+        raise BlockedError(f"{folder} is missing or empty", f"{_find_pull(folder, host)}{_OR_SYNC}")
     if verdict.level.blocks:
         raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)
     return f"{folder}: {verdict.reason}"
 
 
 def _find_pull(folder: str, host: Host) -> str:
-    """The command that downloads the plan's model where this is its folder; empty for another folder."""
+    """The command that downloads the plan's model where this is its folder, else a command with a placeholder."""
     with suppress(ConfigError, UsageError, OSError):
         plan = resolve_context(load_settings(os.environ), None, host).plan
-        return plan.model_pull if plan.model_path == folder else ""
-    return ""
+        if plan.model_path == folder and plan.model_pull:
+            return plan.model_pull
+    return pull_command(folder)
 
 
 def is_open(folder: str, host: Host) -> bool:
@@ -78,10 +80,8 @@ def refuse_changed(
     if faults:
         name, fault = next(iter(faults.items()))
         more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-        fetch = f"{_find_pull(folder, host) or pull_command(folder)}; or on a node that has it: sparkd model sync"
-        hint = (
-            f"{shlex.join(('sudo', 'rm', *(f'{folder}/{name}' for name in faults)))}\n{fetch}\nsudo dmesg   # the disk"
-        )
+        remove = shlex.join(("sudo", "rm", *(f"{folder}/{name}" for name in faults)))
+        hint = f"{remove}\n{_find_pull(folder, host)}{_OR_SYNC}\nsudo dmesg   # the disk"
         raise BlockedError(f"{folder}: {name}{more} is not what was downloaded: {fault}", hint)
 
 

@@ -1,9 +1,13 @@
 """What sparkd writes can be read by those for whom it is, whatever the umask of who runs it."""
 
+import errno
 import os
 from pathlib import Path
 
-from sparkd.agent.actions.files import write
+import pytest
+
+from sparkd.agent.actions.files import usage_error, write
+from sparkd.base.lib.errors import UsageError
 
 
 def test_folders_that_are_made_for_a_file_are_for_all_also_with_a_users_umask(tmp_path: Path) -> None:
@@ -17,3 +21,11 @@ def test_folders_that_are_made_for_a_file_are_for_all_also_with_a_users_umask(tm
         os.umask(before)
     modes = [path.stat().st_mode & 0o777 for path in (kept, *sorted(kept.rglob("*")))]
     assert modes == [0o700, 0o755, 0o755, 0o644]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is about root")
+def test_root_who_cannot_write_is_not_sent_to_the_same_command() -> None:
+    """As on a disk that fails. The same command may have a join code in it, which would be printed."""
+    with pytest.raises(UsageError, match="Input/output error") as refused, usage_error("x can't be written"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    assert refused.value.hint.startswith("the disk: sudo dmesg")

@@ -63,7 +63,7 @@ def test_a_hub_that_goes_away_ends_with_one_error_line(machine: Machine, hub: Hu
 
 @pytest.mark.parametrize(("received_bytes", "seconds"), [(0, 6), (1, 242)])
 def test_a_hub_that_was_there_is_awaited_for_minutes(server: Hub, received_bytes: int, seconds: float) -> None:
-    """A router that connects anew at night must not end a download of hours."""
+    """A router that connects again at night must not end a download of hours."""
     from httpx import ConnectError
 
     pauses, received = list[float](), [0]

@@ -87,8 +87,7 @@ def _kernel_path(host: Host, path: str) -> str:
 
 def read_mounts(files: Files, process: str) -> tuple[Mount, ...]:
     """Mounts as a process (`self`, `1`) sees them, in order: a later one hides earlier ones on the same target."""
-    lines = files.text(f"/proc/{process}/mounts", limit=MOUNTS_LIMIT_BYTES).split("\n")
-    rows = (line.split(" ") for line in lines)
+    rows = (line.split(" ") for line in files.text(f"/proc/{process}/mounts", limit=MOUNTS_LIMIT_BYTES).split("\n"))
     return tuple(Mount(unescape(row[1]), row[2], tuple(row[3].split(","))) for row in rows if len(row) > 3)
 
 

@@ -56,10 +56,8 @@ def find_writable_parent(files: Files, path: str) -> str:
     folders = [step.rpartition("/")[0] or "/" for step in _list_steps(files, path)]
     kinds = {mount.target: mount.kind for mount in disks.read_mounts(files, "self")}
     for folder in folders:
-        if (
-            find_writable(files, folder, os.geteuid())
-            or kinds.get(disks.find_nearest(kinds, folder)) not in disks.LOCAL
-        ):
+        is_local = kinds.get(disks.find_nearest(kinds, folder)) in disks.LOCAL
+        if find_writable(files, folder, os.geteuid()) or not is_local:
             return folder
     return ""
 

@@ -26,7 +26,7 @@ from sparkd.agent.actions.processes import Rank
 from sparkd.agent.cluster.service import Cluster, join_cluster
 from sparkd.agent.daemon.assembly import assemble, equip
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration
-from sparkd.agent.daemon.context import Agent, Base, Context
+from sparkd.agent.daemon.context import Agent, Base, Context, Pace
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.engine.log_reader import LogReader
@@ -213,6 +213,10 @@ class FullDisk(MemoryActions):
     def _require_room(self) -> None:
         if self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+BRIEF = Pace(last_report_seconds=0.0)
+"""Of an agent whose last report no other agent reads."""
 
 
 @dataclass

@@ -1,8 +1,9 @@
 """An engine that ended since its node's own address was gone has that cause, and counts as a failed launch."""
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, running
+from tests.unit.cluster_nodes import BRIEF, AgentUnderTest, MemoryActions, running
 
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.base.lib.errors import EngineEndedError, MemoryGuardError, SparkdError
@@ -28,7 +29,7 @@ LOCAL_ADDRESS = "           |-- {}\n              /32 host LOCAL\n"
 def test_an_address_that_was_gone_is_the_cause(
     tree: Tree, worker: AgentUnderTest, error: SparkdError, ready: bool, has_address: bool, cause: str
 ) -> None:
-    agent, machine = worker.agent, Tree(tree.root / "node1")
+    agent, machine = replace(worker.agent, pace=BRIEF), Tree(tree.root / "node1")
     machine.file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
     machine.file("/proc/net/fib_trie", LOCAL_ADDRESS.format("127.0.0.2" if has_address else "127.0.0.3"))
     with running(agent) as (rank, _):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions
+from msgspec.structs import replace
+from tests.unit.cluster_nodes import BRIEF, AgentUnderTest, MemoryActions
 from tests.unit.followers import LOADING, STOPS, following
 from tests.unit.nodes import Node, report, until
 
@@ -67,7 +68,7 @@ def test_a_rank_whose_head_continues_has_ended_by_itself(worker: AgentUnderTest,
     assert isinstance(error, EngineEndedError)
     assert worker.report.phase is Phase.FAILED, "the others know before it is clear whether they had a part in it"
     assert CLOSED in error.reason
-    assert shutdown_on_error(worker.agent, None, error) == 13
+    assert shutdown_on_error(replace(worker.agent, pace=BRIEF), None, error) == 13
     assert isinstance(worker.agent.actions, MemoryActions)
     assert json.loads(worker.agent.actions.written["launch-history.json"])["last_exit"]["phase"] == "loading", (
         "and not that of its end"

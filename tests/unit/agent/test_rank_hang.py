@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest
+from tests.unit.cluster_nodes import BRIEF, AgentUnderTest
 from tests.unit.followers import LOADING, following
 from tests.unit.nodes import Node, report, until
 
@@ -36,7 +36,7 @@ def test_a_stopped_rank_ends_the_run_and_leaves_its_stacks(worker: AgentUnderTes
         error = walk.join()
         assert isinstance(error, StalledError)
         assert f"rank 1 on {worker.report.node} hangs: its process {pid} (VLLM::Worker_TP) is stopped" in error.reason
-        assert shutdown_on_error(worker.agent, rank, error) == 15
+        assert shutdown_on_error(replace(worker.agent, pace=BRIEF), rank, error) == 15
     (file,) = (tree.root / STACKS.lstrip("/")).iterdir()
     text = file.read_text()
     assert f": {error.reason}\n" in text

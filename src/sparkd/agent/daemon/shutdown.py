@@ -30,8 +30,6 @@ STOPPED_LOG_SECONDS = 0.3
 """Limit for the last lines of a rank that is ended: a stop has to end within its grace period, whatever docker does."""
 FAILED_GRACE_SECONDS = 5.0
 """Grace period of an engine that is given up: no request can finish any more, and preflight clears what it leaves."""
-LAST_REPORT_SECONDS = 2.0
-"""How long the other nodes can read the last report."""
 RELEASE_SECONDS = 3.0
 """How long a stopped worker waits for its head to leave service, before it ends its rank."""
 GOODBYE_SECONDS = 0.3
@@ -89,7 +87,7 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     message = f"{end.reason} ({end.hint})" if end.hint else end.reason
     agent.reporter.update(cause=str(end.cause), action=end.action, message=message, peers=agent.monitor.statuses())
     agent.reporter.publish()
-    leaves_at = max(reported_at + LAST_REPORT_SECONDS, time.monotonic() + GOODBYE_SECONDS)
+    leaves_at = max(reported_at + agent.pace.last_report_seconds, time.monotonic() + GOODBYE_SECONDS)
     clear_rank(agent, running)
     keep_stacks(agent, stacks, error)
     end = replace(end, reason=agent.redact(end.reason), hint=agent.redact(end.hint))

@@ -14,6 +14,8 @@ from pathlib import Path
 class Receiver:
     url: str = ""
     status: int = 200
+    most: int = 1000
+    """Messages that it takes. Those after them get 500."""
     slow: bool = False
     """Sends a line of its answer each 0.1 s, without end."""
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -35,7 +37,7 @@ def receiver(certificate: Path | None = None, port: int = 0) -> Iterator[Receive
                         self.wfile.write(f"X-{number}: x\r\n".encode())
                         time.sleep(0.1)
                 return
-            self.send_response(hook.status)
+            self.send_response(hook.status if len(hook.bodies) <= hook.most else 500)
             self.send_header("Location", "/elsewhere")
             self.end_headers()
             with suppress(OSError):

@@ -23,7 +23,7 @@ class Count(Struct, frozen=True):
 
 
 FILE = StateFile("count.json", Count)
-PROCESSES, STEPS = 4, 25
+PROCESSES, STEPS = 2, 50
 
 
 def count(files: Files, _: int) -> int:

@@ -150,6 +150,7 @@ def test_the_next_message_has_the_number_of_those_that_were_dropped(tree: Tree, 
     many = tuple(Notice("needs-person", "spark1", str(number), at=time.time()) for number in range(QUEUE_LIMIT + 3))
     sender.record(sender.state, many)
     assert ("notify.messages.dropped", {"count": 3}) in log.lines
+    hook.most = 2
     sender.send()
     texts = [json.loads(body)["text"] for body in hook.bodies]
     assert texts[:2] == ["3 (dropped before it: 3)", "4"]

@@ -56,10 +56,17 @@ def patterns_in(value: object) -> Iterator[re.Pattern[str] | re.Pattern[bytes]]:
         yield from patterns_in(list(value.values()))
 
 
+@cache
+def searches(text: str) -> dict[str, set[str]]:
+    """Methods that search, by the name of what they are called on."""
+    calls = re.findall(rf"\b(\w+)\.({'|'.join(SEARCHES)})\b", text)
+    return {name: {method for called_on, method in calls if called_on == name} for name, _ in calls}
+
+
 def is_anchored(name: str, text: str) -> bool:
     """Whether all of its uses are at the beginning; one of a table is called `pattern` where it is used."""
-    found = {method for method in re.findall(rf"\b{name}\.(\w+)\b", text) if method in SEARCHES}
-    return bool(found) and found <= {"match", "fullmatch"}
+    methods = searches(text).get(name, set())
+    return bool(methods) and methods <= {"match", "fullmatch"}
 
 
 def called(text: str) -> Iterator[Used]:

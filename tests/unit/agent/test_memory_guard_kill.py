@@ -10,18 +10,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import (
-    BRIEF,
-    AgentUnderTest,
-    MemoryActions,
-    addresses,
-    agent_under_test,
-    running,
-    settings,
-)
+from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, running, settings
 from tests.unit.limits import no_more_threads
 from tests.unit.nodes import until
 
+from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.ended_engine import conclude_end
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error
@@ -39,6 +32,7 @@ ENDED = RankEndedError("the engine ended")
 @pytest.fixture
 def worker(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
     with agent_under_test(tree, 1, settings(addresses(2), port)) as node:
+        node.agent = replace(node.agent, pace=Pace(last_report_seconds=0))
         yield node
 
 
@@ -54,7 +48,7 @@ def test_a_rank_killed_by_the_guard_ends_the_run_with_16_and_counts(worker: Agen
         process.wait(10)
         with pytest.raises(MemoryGuardError, match=r"memory ran out: .* MiB available") as raised:
             conclude_end(agent, ENDED)
-        assert shutdown_on_error(replace(agent, pace=BRIEF), rank, raised.value) == 16
+        assert shutdown_on_error(agent, rank, raised.value) == 16
     assert worker.report.phase is Phase.FAILED
     assert worker.report.message.startswith("memory ran out"), "what the other nodes name as the cause"
     assert isinstance(agent.actions, MemoryActions)
@@ -68,7 +62,7 @@ def test_memory_that_another_tenant_took_does_not_count_against_the_plan(
     worker: AgentUnderTest, grown_gib: float, counts: int
 ) -> None:
     """2 GiB are left beside the plan, and the floor is at half a GiB."""
-    agent, machine = replace(worker.agent, pace=BRIEF), files(worker)
+    agent, machine = worker.agent, files(worker)
     machine.file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
     machine.folder("/dev")
     machine.file("/etc/passwd", "milo:x:1000:1000::/home/milo:/bin/bash\n")

@@ -279,8 +279,8 @@ def test_a_tree_has_what_was_looked_at_and_leads_nowhere_else(tmp_path: Path) ->
 
 ENDS = """
 import os, signal
-from sparkd.tools.measure.interrupts import end_once
-end_once()
+from sparkd.tools.measure.interrupts import catch_ends
+catch_ends(once=True)
 try:
     signal.raise_signal(signal.SIGINT)
 except KeyboardInterrupt:

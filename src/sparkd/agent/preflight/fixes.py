@@ -85,20 +85,12 @@ def by_start(does: str) -> str:
 
 
 def by_hand(fix: Fix) -> str:
-    """The command by which a person makes the change, where settings keep a start from it."""
-    match fix:
-        case EndProcess():
-            return stop_by_hand(fix.pid, "")
-        case RemoveContainer():
-            return f"sudo docker rm --force {fix.container_id[:12]}"
-        case UnlinkSegment():
-            return f"sudo rm {quote(fix.path)}"
-        case DropPageCache():
-            return DROP_BY_HAND
-        case CompactMemory():
-            return "echo 1 | sudo tee /proc/sys/vm/compact_memory"
-        case _:
-            assert_never(fix)
+    """The command by which a person makes the change that a hint of `by_start` leaves to a start."""
+    if isinstance(fix, EndProcess):
+        return stop_by_hand(fix.pid, "")
+    if isinstance(fix, RemoveContainer):
+        return f"sudo docker rm --force {fix.container_id[:12]}"
+    return f"sudo rm {quote(fix.path)}" if isinstance(fix, UnlinkSegment) else DROP_BY_HAND
 
 
 ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache, CompactMemory)

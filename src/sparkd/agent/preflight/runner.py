@@ -155,9 +155,8 @@ def _judge_by_policy(finding: Finding, policy: Preflight) -> Verdict:
     if verdict.hint.startswith(BY_START):
         descendants = {fix for offer in verdict.offers for fix in offer[1:]}
         left = [fix for fix in verdict.fixes if fix.kind not in policy.allow_fixes and fix not in descendants]
-        if left:
-            hint = f"preflight.allow_fixes leaves it to a person: {'; '.join(map(by_hand, left[:MOST_NAMED]))}"
-            verdict = replace(verdict, hint=hint)
+        commands = "; ".join(map(by_hand, left[:MOST_NAMED]))
+        verdict = replace(verdict, hint=f"preflight.allow_fixes leaves it to a person: {commands}") if left else verdict
     if finding.id not in policy.downgrade or not verdict.level.blocks:
         return verdict
     # A warning's fixes are applied. Fixes that can't clear their finding must not be, and so are left out.

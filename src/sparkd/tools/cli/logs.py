@@ -195,11 +195,11 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def capture(args: argparse.Namespace) -> None:
-    from sparkd.tools.measure.interrupts import end_once
+    from sparkd.tools.measure.interrupts import catch_ends
     from sparkd.tools.support.capture_collector import Collector  # it can act; `explain` can't
     from sparkd.tools.support.summary import summarize
 
-    end_once()
+    catch_ends(once=True)
     collector = Collector(Host())
     if args.issue:
         print(collector.redact(summarize(collector.settings, collector.host)), end="")

@@ -33,8 +33,6 @@ COMPUTED = re.compile(
     r"(?:\+\+|--)\s*+([A-Za-z_]\w*)|\b([A-Za-z_]\w*+)\s*+(?:\+\+|--|(?:<<|>>|[-+*/%&^|])?=(?!=))", re.ASCII
 )
 """Variables to which arithmetic assigns. What they get is not computed."""
-_OF_LOGIN = ("HOME", "PWD")
-"""Variables that no file of settings is expected to set."""
 _TESTS = ("[", "[[", "test")
 _RUN_WHERE_EMPTY = (("-z", "&&"), ("-n", "||"))
 
@@ -163,7 +161,7 @@ class ShellState(Struct):
         elif setting in ("source", ".") and not words[-1].endswith("/activate"):  # of a virtual environment
             self.variables.is_sourced, names = True, [*self.variables.values, *self.lists]
             self.variables.spend(len(names) * COST_CHARACTERS)
-        self.lose(name for name in names if name.isidentifier() and name not in _OF_LOGIN)
+        self.lose(name for name in names if name.isidentifier() and name not in ("HOME", "PWD"))
 
     def _unset(self, names: list[str]) -> None:
         """Forget variables and lists. Where a condition decides whether that happens, they are not known."""

@@ -16,31 +16,22 @@ def report_progress(line: str) -> None:
         print(f"sparkd: {line}", file=sys.stderr, flush=True)
 
 
-def catch_ends() -> None:
-    """Treat the end of a session, or by a service manager, as Ctrl-C, which keeps the results."""
+def catch_ends(*, once: bool = False) -> None:
+    """Treat the end of a session, or by a service manager, as Ctrl-C, which keeps the results.
+
+    `once`: a second Ctrl-C is ignored, too, which would end what cleans up after the first.
+    """
+    caught = (signal.SIGINT, *ENDS) if once else ENDS
 
     def interrupt(_: int, frame: FrameType | None) -> None:
-        for number in ENDS:  # a session's end sends both
-            signal.signal(number, signal.SIG_IGN)
         handler = signal.getsignal(signal.SIGINT)  # asyncio's, while a loop runs; none where a shell's `&` ignores it
-        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
-
-    for end in ENDS:
-        if signal.getsignal(end) is signal.SIG_DFL:  # not under nohup
-            signal.signal(end, interrupt)
-
-
-def end_once() -> None:
-    """Let the first of these signals, or Ctrl-C, raise KeyboardInterrupt. Others would end what cleans up after it."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        for number in (signal.SIGINT, *ENDS):
+        for number in caught:  # a session's end sends both
             signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        (handler if callable(handler) and not once else signal.default_int_handler)(signal.SIGINT, frame)
 
-    for number in (signal.SIGINT, *ENDS):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, and SIGINT by a shell's `&`
-            signal.signal(number, interrupt)
+    for end in caught:
+        if signal.getsignal(end) in (signal.SIG_DFL, signal.default_int_handler):  # not under nohup
+            signal.signal(end, interrupt)
 
 
 @contextmanager

@@ -1122,7 +1122,7 @@ def test_lists_and_exports_that_grow_end(text: str, tmp_path: Path) -> None:
 def test_the_recognition_of_a_long_text_ends(tmp_path: Path) -> None:
     started = unstalled()
     assert read_form("vllm." * 20_000, tmp_path / "given", {}, owner=None) is None
-    assert unstalled() - started < 5  # minutes, where each place is read to the end
+    assert unstalled() - started < 5  # many times as long, where each place is read to the end
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
@@ -1180,13 +1180,13 @@ def test_a_start_with_thousands_of_options_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (".env", f"A=x{' ' * 200_000}y"),
-        ("unit", f"{UNIT}ExecStartPre={'docker ' * 100_000}\nExecStart={LINE}\n"),
-        ("assigned", f"{'A=1 ' * 250_000}\n{LINE}\n"),
-        ("env", f"{'env ' * 250_000}\n{LINE}\n"),
-        ("marks", f"model: o/m\ncontainer: r/i:1\ncommand: vllm serve o/m {chr(0xFDD0) * 90_000}\n"),
-        ("nested", f"X={'${A:-$(' * 60_000}{')}' * 60_000}\n{LINE}\n"),
-        ("script", f"docker run {' '.join(f'${{A{n}[@]}}' for n in range(40_000))} {IMAGE} --model org/m\n"),
+        (".env", f"A=x{' ' * 100_000}y"),
+        ("unit", f"{UNIT}ExecStartPre={'docker ' * 50_000}\nExecStart={LINE}\n"),
+        ("assigned", f"{'A=1 ' * 125_000}\n{LINE}\n"),
+        ("env", f"{'env ' * 125_000}\n{LINE}\n"),
+        ("marks", f"model: o/m\ncontainer: r/i:1\ncommand: vllm serve o/m {chr(0xFDD0) * 45_000}\n"),
+        ("nested", f"X={'${A:-$(' * 30_000}{')}' * 30_000}\n{LINE}\n"),
+        ("script", f"docker run {' '.join(f'${{A{n}[@]}}' for n in range(20_000))} {IMAGE} --model org/m\n"),
     ],
 )
 def test_a_large_file_takes_seconds(tmp_path: Path, name: str, text: str) -> None:
@@ -1195,7 +1195,7 @@ def test_a_large_file_takes_seconds(tmp_path: Path, name: str, text: str) -> Non
         (tmp_path / "given").write_text(COMPOSE)
     started = time.process_time()
     assert main.main(["recipe", "import", str(tmp_path / ("given" if name == ".env" else name))]) in (0, 10, 78)
-    assert time.process_time() - started < 5  # minutes, where each place is read to the end
+    assert time.process_time() - started < 2.5  # many times as long, where each place is read to the end
 
 
 def test_a_file_of_many_services_is_refused(tmp_path: Path) -> None:

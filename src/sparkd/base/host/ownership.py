@@ -44,7 +44,7 @@ def find_writable(files: Files, path: str, *trusted: int, sticky: bool = False) 
         is_fixed = facts.permissions & S_ISVTX and (sticky or step != steps[-1])
         if facts.uid not in owners or (may_write and not is_fixed):
             return step
-        sticky_folders |= {step} if may_write else set[str]()
+        sticky_folders.update([step] * may_write)
     return ""
 
 

@@ -23,6 +23,10 @@ _FIRST_TRIES, _MOST_TRIES = 3, 12
 router starts again. The client itself tries again only after some kinds of broken connections.
 """
 _AGAIN = "run it again: it resumes"
+_DISK_HINTS = {
+    errno.ENOSPC: f"make room: df -h; then {_AGAIN}",
+    errno.EACCES: "with sudo, or into a folder of your own: --to FOLDER",
+}
 _CLIENT_ERRORS = (ValueError, RuntimeError, ImportError, MemoryError, LookupError, TypeError, AttributeError)
 """Errors of the client besides those of connections; the last three where an answer has another form."""
 ANSWER_BYTES, DOWNLOAD_BYTES = 256 << 20, 2 << 30
@@ -117,9 +121,8 @@ def explain_error(error: Exception, name: str) -> BlockedError:
             return BlockedError("HF_HUB_OFFLINE says to stay offline, so nothing is downloaded", "unset HF_HUB_OFFLINE")
         case errors.HfHubHTTPError():
             return BlockedError(f"{hub} answers HTTP {error.response.status_code} for {name}", _AGAIN)
-        case OSError(errno=int()):
-            hint = f"{'make room: df -h;' if error.errno == errno.ENOSPC else 'fix that,'} then {_AGAIN}"
-            hint = "with sudo, or into a folder of your own: --to FOLDER" if error.errno == errno.EACCES else hint
+        case OSError(errno=int() as number):
+            hint = _DISK_HINTS.get(number, f"fix that, then {_AGAIN}")
             return BlockedError(f"{sanitize(str(error.filename or 'a file'))}: {error.strerror}", hint)
         case MemoryError():
             hint = f"no list of files is so large; another mirror: sudo env HF_ENDPOINT=URL sparkd model pull {name}"

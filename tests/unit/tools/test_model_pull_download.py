@@ -142,6 +142,15 @@ def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, broken_hub: 
     assert shown.endswith("sparkd: interrupted; the same command resumes\r\n")
 
 
+def test_an_interrupt_ends_a_pull_whose_errors_nobody_reads(machine: Machine, broken_hub: Hub) -> None:
+    """As with `2>&1 | tee`, which the same Ctrl-C ends first."""
+    broken_hub.stalls = True
+    reader, writer = os.pipe()
+    os.close(reader)
+    machine.interrupt(writer)
+    os.close(writer)
+
+
 def test_a_partial_file_that_is_too_long_begins_again(machine: Machine, broken_hub: Hub) -> None:
     broken_hub.stalls = True
     machine.interrupt()

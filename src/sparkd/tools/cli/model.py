@@ -15,12 +15,13 @@ from sparkd.base.lib.text import counted, sanitize, size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import add_targets
 from sparkd.tools.cli.progress import Progress, Ticker
+from sparkd.tools.measure.interrupts import report_progress
 from sparkd.tools.models import hub, model_files, model_pull
 from sparkd.tools.models.peers import choose_peers, run_on_each
 
 CONFIRM_BYTES = 20 * 10**9
 """On a terminal a person confirms a larger download: it takes most of an hour by a usual line."""
-INTERRUPTED = "sparkd: interrupted; the same command resumes"
+INTERRUPTED = "interrupted; the same command resumes"
 _MODEL_HELP = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
 
 
@@ -135,7 +136,7 @@ def _end_at_interrupt(progress: Progress) -> Iterator[None]:
 
     def end(signal_number: int, _frame: object) -> None:
         progress.close()  # the cursor is shown again
-        print(INTERRUPTED, file=sys.stderr)
+        report_progress(INTERRUPTED)
         signal.signal(signal_number, signal.SIG_DFL)
         os.kill(os.getpid(), signal_number)
 
@@ -157,5 +158,5 @@ def sync_model(args: argparse.Namespace) -> int:
             send = partial(model_files.send_model, folder, partial(print, flush=True), quick=args.quick)
             return run_on_each(peers, send)
     except KeyboardInterrupt:
-        print(INTERRUPTED, file=sys.stderr)
+        report_progress(INTERRUPTED)
         raise

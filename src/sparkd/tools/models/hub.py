@@ -92,7 +92,7 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
 def _parse_file(file: RepoSibling) -> RepoFile:
     """A file of the hub's list. Raises ValueError where that has another form."""
     path, size_bytes, blob_hash = file.rfilename, file.size, file.lfs.sha256 if file.lfs else file.blob_id
-    if not (isinstance(path, str) and path and path.isprintable() and isinstance(size_bytes, int | None)):
+    if not (isinstance(path, str) and path and b"\0" not in os.fsencode(path) and isinstance(size_bytes, int | None)):
         raise ValueError(f"a file of its list has no good name or size: {path!r}, {size_bytes!r}")
     return RepoFile(path, size_bytes, str(blob_hash or ""))
 

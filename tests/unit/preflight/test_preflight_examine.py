@@ -178,6 +178,12 @@ def test_the_hint_of_a_fix_that_is_not_allowed_has_the_commands_for_a_person() -
     assert by_policy(findings, Preflight()) == findings
 
 
+def test_a_downgraded_check_offers_the_end_that_its_hint_names() -> None:
+    living = Verdict(Level.BLOCK, "", f"stop it first: sudo sparkd preflight --fix {END.pid}", offers=((END,),))
+    (changed,) = by_policy((Finding("stray-workers", living, {}, 0),), Preflight(downgrade=("stray-workers",)))
+    assert (changed.verdict.hint, changed.verdict.offers) == (living.hint, living.offers)
+
+
 def test_a_downgraded_check_needs_no_person_and_no_wait() -> None:
     unknown = Finding("gpu", Verdict(Level.UNKNOWN, "", needs_person=True, awaits="docker", shortage_bytes=5), {}, 0)
     (changed,) = by_policy((unknown,), Preflight(downgrade=("gpu",)))

@@ -60,7 +60,7 @@ class Verdict(Struct, frozen=True):
     awaits: str = ""
     """What may come by itself and clear this, such as "docker": preflight waits for it. Empty where nothing may."""
     offers: tuple[tuple[EndProcess, ...], ...] = ()
-    """Processes, each with its descendants, that are ended only when a person runs `sparkd preflight --fix PID`."""
+    """Processes, each with its descendants, that `sparkd preflight --fix PID` ends."""
 
     @property
     def required(self) -> str:

@@ -160,7 +160,7 @@ def _judge_by_policy(finding: Finding, policy: Preflight) -> Verdict:
     if finding.id not in policy.downgrade or not verdict.level.blocks:
         return verdict
     # A warning's fixes are applied. Fixes that can't clear their finding must not be, and so are left out.
-    return warn(verdict.reason, verdict.hint, verdict.fixes if verdict.clears else ())
+    return warn(verdict.reason, verdict.hint, verdict.fixes if verdict.clears else (), offers=verdict.offers)
 
 
 def overall(findings: Iterable[Finding]) -> Level:

@@ -102,6 +102,8 @@ def test_a_users_own_file_system_which_shows_root_nothing_counts(tmp_path: Path)
         assert find_writable(Files(), f"{own}/x", sticky=True) == str(own)
         with pytest.raises(SharedFolderError, match=f"which can't look at {own}: Permission denied"):
             refuse_shared(own / "x")
+        with pytest.raises(AwaitedError, match=f"x is not used: root can't look at {own}: Permission denied"):
+            refuse_writable(Files(), f"{own}/x", "recipe")
     finally:
         libc.umount2(bytes(own), 2)  # MNT_DETACH
         os.close(fuse)

@@ -67,10 +67,16 @@ def refuse_writable(files: Files, path: str, what: str) -> None:
     writable = find_writable(files, path, os.geteuid())
     if not writable:
         return
+    reason = f"others than root may write to {writable}"
     hint = f"look at what is in it, then: sudo chown root: {quote(path)} && sudo chmod go-w {quote(path)}"
     if writable != path:
         hint = "move it to a folder that only root may write to, such as /etc/sparkd"
-    raise AwaitedError(f"{what} {path} is not used: others than root may write to {writable}", hint)
+    try:
+        files.lstat(writable)
+    except OSError as error:  # as on a disk that fails, or a user's own file system
+        reason = f"root can't look at {writable}: {error.strerror}"
+        hint = f"look at: sudo dmesg; if it is a user's mount: sudo umount {quote(writable)}"
+    raise AwaitedError(f"{what} {path} is not used: {reason}", hint)
 
 
 def read_private(files: Files, path: str, limit: int, *owners: int) -> Opened:

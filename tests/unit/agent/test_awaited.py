@@ -83,6 +83,24 @@ def test_settings_that_can_not_be_read_just_now_are_waited_for_with_one_line(lat
     assert "sudo dmesg" in line
 
 
+def test_settings_that_were_replaced_while_they_were_awaited_count_as_read(late: LateFiles) -> None:
+    late.appear(late.recipe, RECIPE)
+    late.appear(late.secret, "abc\n")
+    own = late.tree.root / "etc/sparkd/own.toml"
+    own.symlink_to("/proc/self/mem")  # EIO
+
+    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+        timer = threading.Timer(0.5, late.appear, (own, (own.parent / "sparkd.toml").read_text()))
+        timer.start()
+        env, pace = {"SPARKD_CONFIG": str(own)}, Pace(look_seconds=0.05)
+        agent = build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
+        agent.actions.release()
+        timer.join()
+        assert agent.configured_at == stamp_configuration(late.tree.root)
+
+    assert "own.toml: cannot be read" in record(start)[1]
+
+
 def test_settings_that_can_not_be_read_keep_no_lock_that_was_handed_on(
     late: LateFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

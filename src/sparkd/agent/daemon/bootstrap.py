@@ -86,17 +86,20 @@ def build_agent(
             return agent
         handed = None  # the node lock is free again
         refusals.append("its first process has just ended, or is in another container")
-    return _start_afresh(process, _await_settings(process, env, root, handed), handed, refusals)
+    return _start_afresh(*_await_settings(process, env, root, handed), handed, refusals)
 
 
-def _await_settings(process: AgentProcess, env: Mapping[str, str], root: Path, handed: Handed | None) -> Loaded:
-    """Load the settings as soon as they can be read, with one line for each reason. Raises ConfigError, and
-    BlockedError (exit 10) where the lock was handed on: while it is held, the guard ends no rank.
+def _await_settings(
+    process: AgentProcess, env: Mapping[str, str], root: Path, handed: Handed | None
+) -> tuple[AgentProcess, Loaded]:
+    """Load the settings as soon as they can be read, with one line for each reason. Returns also the process with their
+    stamp. Raises ConfigError, and BlockedError (exit 10) where the lock was handed on: while it is held, the guard ends
+    no rank.
     """
     reported, hint = "", "sparkd waits for it; look at: sudo dmesg"
     while True:
         try:
-            return load_with_origins(env, root)
+            return process, load_with_origins(env, root)
         except UnreadableError as error:
             if handed is not None:
                 raise BlockedError(error.reason, hint) from None
@@ -105,6 +108,7 @@ def _await_settings(process: AgentProcess, env: Mapping[str, str], root: Path, h
                 process.log.events(Redaction()).warning("agent.start.awaited", reason=reported, hint=hint)
                 process.notifier.status(f"waiting for the settings: {reported}")
             process.loop.wait(process.pace.look_seconds)
+            process = replace(process, configured_at=stamp_configuration(root))
 
 
 def _adopt_rank(process: AgentProcess, adoptable: AdoptableRank, handed: Handed | None) -> Agent | None:

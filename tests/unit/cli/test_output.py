@@ -57,6 +57,12 @@ def test_a_reader_that_leaves_hides_no_error_of_the_command() -> None:
     assert (done.stdout, "no recipe none-such" in done.stderr) == (f"{ExitCode.CONFIG:d}\n", True)
 
 
+@pytest.mark.parametrize("errors", ["2>&1 | true", "2>/dev/full | true"])
+def test_an_error_that_can_not_be_written_has_its_exit_code(errors: str) -> None:
+    done = ran(f"{SPARKD} recipe check none-such {errors}; echo ${{PIPESTATUS[0]}}")
+    assert done.stdout == f"{ExitCode.CONFIG:d}\n"
+
+
 @pytest.mark.parametrize(("command", "code"), [("recipe import -", 78), ("init", 2), ("recipe import - --write", 2)])
 def test_closed_input_is_as_an_empty_one_and_closed_errors_hide_none(command: str, code: int) -> None:
     closed, empty = ran(f"{SPARKD} {command} <&-"), ran(f"{SPARKD} {command} </dev/null")

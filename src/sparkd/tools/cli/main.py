@@ -16,6 +16,7 @@ from sparkd.base.lib.errors import AS_ROOT, Cause, ExitCode, SparkdError, UsageE
 
 if TYPE_CHECKING:
     import argparse
+    from typing import TextIO
 
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("preflight", "preflight", "examine this node, apply the allowed fixes, report what blocks"),
@@ -116,12 +117,12 @@ def main(argv: list[str] | None = None) -> int:
         code = _run_reported(words)
         sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except BrokenPipeError:
-        _discard_output()
+        _discard_output(sys.stdout)
     except OSError as error:
         reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))
         hint = getattr(error, "hint", HINTS.get(error.errno or 0, ""))  # a FolderError's
         code = _report_error(SparkdError(reason, hint, cause=Cause.SYSTEM_ERROR), words)
-        _discard_output()
+        _discard_output(sys.stdout)
     except KeyboardInterrupt:
         code = 130
     return code
@@ -158,8 +159,11 @@ def _add_help_hint(error: SparkdError, words: list[str]) -> SparkdError:
 
 
 def _report_error(error: SparkdError, words: list[str]) -> int:
-    """Report the error on stderr, and with --json also as an object on stdout, where that can be written."""
-    print(error.lines, file=sys.stderr)
+    """Report the error on stderr, and with --json also as an object on stdout, where these can be written."""
+    try:
+        print(error.lines, file=sys.stderr)
+    except OSError:
+        _discard_output(sys.stderr)
     if "--json" in words:
         from sparkd.tools.cli.console import show_json
 
@@ -210,10 +214,10 @@ def _refuse_unknown(word: str) -> None:
     raise UsageError(f"there is no command {sanitize(word, 40)}{did_you_mean(word, names)}", "sparkd --help")
 
 
-def _discard_output() -> None:
-    """Drop what is left in stdout's buffer: else the interpreter would report at its end that it can't be written."""
+def _discard_output(stream: TextIO) -> None:
+    """Drop what is left in the buffer: else the interpreter would report at its end that it can't be written."""
     with suppress(OSError):  # no file below it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

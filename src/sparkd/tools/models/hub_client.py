@@ -44,20 +44,20 @@ def fetch_until_complete(
     """
     from huggingface_hub.errors import HfHubHTTPError
 
-    bytes_before, vain_tries = count_received(), 0
+    most_bytes, vain_tries = count_received(), 0
     while True:
         try:
             fetch()
             return
         except connection_errors() as error:
             bytes_now = count_received()
-            vain_tries = vain_tries + 1 if bytes_now <= bytes_before else 0
+            vain_tries = vain_tries + 1 if bytes_now <= most_bytes else 0  # a file that begins again has fewer
+            most_bytes = max(bytes_now, most_bytes)
             is_of_disk = isinstance(error, OSError) and error.errno is not None  # the client's own have no number
             is_refusal = isinstance(error, HfHubHTTPError) and error.response.status_code < 500
-            most_tries = _MOST_TRIES if bytes_now > 0 else _FIRST_TRIES
+            most_tries = _MOST_TRIES if most_bytes > 0 else _FIRST_TRIES
             if is_of_disk or vain_tries == most_tries or (vain_tries and is_refusal):
                 raise
-            bytes_before = bytes_now
             pause(min(2.0 ** max(1, vain_tries), 30.0))
 
 

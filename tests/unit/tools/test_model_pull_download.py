@@ -77,6 +77,21 @@ def test_a_hub_that_was_there_is_awaited_for_minutes(server: Hub, received_bytes
     assert sum(pauses) == seconds
 
 
+def test_a_hub_that_has_a_file_begin_again_is_not_awaited_without_end(server: Hub) -> None:
+    """Such as one without ranges, whose connections break off now here, now there."""
+    from httpx import ReadError
+
+    totals = [0, *(50, -10) * 20]
+
+    def fetch() -> None:
+        totals.pop(0)
+        raise ReadError("broken off")
+
+    with pytest.raises(ReadError):
+        fetch_until_complete(fetch, lambda: totals[0], lambda _: None)
+    assert len(totals) > 20
+
+
 def test_a_hub_without_ranges_sends_the_whole_file_again(machine: Machine, broken_hub: Hub) -> None:
     broken_hub.stalls = True
     machine.interrupt()

@@ -57,6 +57,7 @@ SERVICE_CUT = (PLAN, SERVING, CUT)
         pytest.param([LOAD_CUT, LOAD_CUT, SERVICE_CUT, LOAD_CUT], Level.WARN, id="a good start between"),
         pytest.param([LOAD_CUT, (OTHER, LOADING, CUT), LOAD_CUT, LOAD_CUT], Level.WARN, id="another plan between"),
         pytest.param([(PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3], Level.BLOCK, id="since a good start"),
+        pytest.param([SERVICE_CUT, *[LOAD_CUT] * 2], Level.WARN, id="two while loading, one while serving"),
     ],
 )
 def test_only_three_loads_of_one_plan_in_a_row_that_end_with_their_machine_block(

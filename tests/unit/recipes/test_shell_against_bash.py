@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from sparkd.tools.importers.docker_line import read_script
-from sparkd.tools.importers.variables import Variables, shown, unknown
+from sparkd.tools.importers.variables import Variables, is_unknown, shown, unknown
 
 SCRIPTS = 120
 TESTS = "pq"
@@ -106,3 +106,10 @@ def test_words_that_are_taken_as_known_are_those_of_bash_in_each_outcome(seed: i
 def test_a_default_is_not_certain_behind_what_may_set_its_variable(before: str, *, known: bool) -> None:
     (launch,) = read_script(f"{before}\nvllm serve m --port ${{P:-80}}", Variables({}, frozenset()))
     assert (launch.words[-1] == "80") is known
+
+
+@pytest.mark.parametrize(("end", "words"), [("", ["2", "2", "3"]), (" | :", ["unknown", "1"])])
+def test_a_list_has_the_words_of_the_list_before_it_on_its_line(end: str, words: list[str]) -> None:
+    script = f'L=(1) M=(1)\nL=(2) M=("${{L[@]}}" 3){end}\nvllm serve m "${{L[@]}}" "${{M[@]}}"'
+    (launch,) = read_script(script, Variables({}, frozenset()))
+    assert ["unknown" if is_unknown(word) else word for word in launch.words[3:]] == words

@@ -75,7 +75,7 @@ class ShellState(Struct):
     doubtful_lists: dict[str, list[str]] = field(default_factory=dict)
     """Lists, likewise."""
     defaulted: set[str] = field(default_factory=set)
-    """Variables to which a use in the command that is read has assigned, as by ${NAME:=VALUE}."""
+    """Variables and lists that the command that is read has set so far, as by a use such as ${NAME:=VALUE}."""
     is_piped: bool = False
     """Whether the command is a part of a pipeline, or runs beside the shell: what it assigns ends with it."""
 
@@ -135,8 +135,7 @@ class ShellState(Struct):
         if command.words[:1] == ["function"]:
             command.drop_words(2)  # and its name
             self._follow_blocks(command)
-        for name, words, is_appended in command.lists:
-            self.set_list(name, words, is_appended=is_appended)
+        self._set_lists(command)
         if command.words[:2] == ["set", "--"]:
             self.set_list("@", command.words[2:])
             return False
@@ -194,6 +193,13 @@ class ShellState(Struct):
         self._follow_blocks(command)
         self._take_declaration(command)
         command.drop_words(len(command.words))
+        self.defaulted |= {name for name, _words, _is_appended in command.lists}  # the next list may have their words
+        self._set_lists(command)
+
+    def _set_lists(self, command: Command) -> None:
+        for name, words, is_appended in command.lists:
+            self.set_list(name, words, is_appended=is_appended)
+        command.lists.clear()
 
     def keep_default(self, name: str, value: str) -> None:
         """Keep the value that a use such as ${NAME:=VALUE} has given, unless a condition decides whether it does."""

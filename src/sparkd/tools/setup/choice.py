@@ -77,7 +77,9 @@ class Chooser:
         nodes = cluster or (self._find_own_address(survey),)
         missing, by_ssh = total - len(nodes), len(self.wishes.ssh)
         if 0 < missing < by_ssh:
-            raise UsageError(f"--ssh names {by_ssh} nodes, and missing: {missing}", f"--nodes {len(nodes) + by_ssh}")
+            raise UsageError(
+                f"--ssh names {by_ssh} nodes, more than are missing: {missing}", f"--nodes {len(nodes) + by_ssh}"
+            )
         if missing:
             self.files.refuse_overruled({("cluster", "nodes"): None})
         return Choice(fit, nodes, missing or by_ssh or int(self.wishes.invite))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.commands import INTERRUPTIBLE
 
 from sparkd.agent.cluster.log_pages import LogPage
 from sparkd.agent.cluster.node_logs import NodeLog
@@ -291,7 +292,8 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_again_does_not_end_what_removes_the_archive() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60, check=False)
+    command = [*INTERRUPTIBLE, sys.executable, "-c", ENDS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "cleaned up\n"), done.stderr
 
 

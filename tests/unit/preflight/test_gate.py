@@ -307,7 +307,7 @@ def test_memory_that_comes_back_while_waited_for_admits(machine: Machine, beside
 
 def test_memory_that_stays_away_needs_a_person_once_it_has_settled(machine: Machine) -> None:
     machine.gpu = GB10
-    machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    machine.tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=20)  # available counts
     with pytest.raises(NeedsPersonError) as refused:
         machine.gate().admit()
     assert refused.value.code is ExitCode.NEEDS_PERSON

@@ -61,18 +61,25 @@ def test_a_hub_that_goes_away_ends_with_one_error_line(machine: Machine, hub: Hu
                 assert f"{away.endpoint} can't be reached, or broke off" in done.stderr
 
 
-@pytest.mark.parametrize(("received_bytes", "seconds"), [(0, 6), (1, 242)])
-def test_a_hub_that_was_there_is_awaited_for_minutes(server: Hub, received_bytes: int, seconds: float) -> None:
-    """A router that connects again at night must not end a download of hours."""
-    from httpx import ConnectError
+@pytest.mark.parametrize(
+    ("received_bytes", "status", "seconds"),
+    [(0, 0, 6), (1, 0, 242), (0, 503, 6), (1, 503, 242), (0, 403, 0), (1, 403, 2)],
+)
+def test_a_hub_that_was_there_is_awaited_for_minutes(
+    server: Hub, received_bytes: int, status: int, seconds: float
+) -> None:
+    """A router that connects again at night must not end a download of hours. A refusal lasts."""
+    from httpx import ConnectError, Request, Response
+    from huggingface_hub.errors import HfHubHTTPError
 
+    refusal = HfHubHTTPError("", response=Response(status, request=Request("GET", server.endpoint))) if status else None
     pauses, received = list[float](), [0]
 
     def fetch() -> None:
         received[0] = received_bytes
-        raise ConnectError("away")
+        raise refusal or ConnectError("away")
 
-    with pytest.raises(ConnectError):
+    with pytest.raises((ConnectError, HfHubHTTPError)):
         fetch_until_complete(fetch, lambda: received[0], pauses.append)
     assert sum(pauses) == seconds
 

@@ -16,6 +16,7 @@ from .node import Node
 from .processes import Identity, wait_for
 
 if TYPE_CHECKING:
+    from sparkd.base.state.launch_history import LaunchHistory
     from sparkd.base.status.model import NodeReport
 
 HEAD, WORKER = "sparkd-head", "sparkd-worker"
@@ -94,15 +95,27 @@ class SparkdNode:
         wait_for(self.serves, timeout, f"{self.node.name} to serve; it is at {self.status_text()!r}")
 
     def forget_failures(self) -> None:
-        """Faults that tests cause are not the plan's. The current launch is forgotten too: its end is not counted."""
+        """Faults that tests cause are not the plan's. The current launch is forgotten too: its end is not counted.
+
+        A good start is recorded soon after it serves: that would bring back what was read before.
+        """
+        if self.phase() == "serving":
+            wait_for(self._start_is_recorded, 10, "the good start to be recorded")
         self.node.run("rm", "-f", "/var/lib/sparkd/launch-history.json")
 
     def failures(self) -> dict[str, int]:
         """By the launch history: how often in a row, by plan digest."""
-        from sparkd.base.state.launch_history import FILE
+        return self._history().failures
+
+    def _start_is_recorded(self) -> bool:
+        boots = self._history().boots
+        return not boots or boots[-1].phase == "serving"
+
+    def _history(self) -> LaunchHistory:
+        from sparkd.base.state.launch_history import FILE, LaunchHistory
 
         text = self.node.run("cat", FILE.path, check=False).stdout
-        return FILE.decode(text.encode()).failures if text else {}
+        return FILE.decode(text.encode()) if text else LaunchHistory()
 
     def journal_since(self, cursor: str) -> str:
         return self.node.journal(self.unit, f"--after-cursor={cursor}")

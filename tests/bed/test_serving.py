@@ -350,6 +350,7 @@ def test_whatever_is_killed_the_endpoint_comes_back_by_itself(
     assert serving.leftovers() == []
 
 
+@pytest.mark.alone
 def test_a_killed_container_is_noticed_within_a_second_and_the_endpoint_comes_back(serving: SparkdNode) -> None:
     serving.forget_failures()
     cursor, old, victim = serving.cursor(), serving.main_pid(), container_init(serving)

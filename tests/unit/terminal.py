@@ -19,19 +19,20 @@ class Received:
     text = ""
 
 
+def drain(ours: int, pieces: bytearray) -> None:
+    """Read all that a terminal gets, a few KiB at a time, until nobody has its other end open."""
+    with suppress(OSError):  # EIO
+        while piece := os.read(ours, 65536):
+            pieces.extend(piece)
+
+
 @contextmanager
 def terminal(columns: int = 80, **env: str) -> Iterator[Received]:
     """stdout and stderr are a terminal; what it got is there afterwards."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     received, pieces = Received(), bytearray()
-
-    def read() -> None:
-        with suppress(OSError):  # EIO: nobody has the other end open
-            while piece := os.read(ours, 65536):
-                pieces.extend(piece)
-
-    reader = Thread(target=read)
+    reader = Thread(target=drain, args=(ours, pieces))
     reader.start()
     try:
         with open(theirs, "w") as file, pytest.MonkeyPatch.context() as patch:

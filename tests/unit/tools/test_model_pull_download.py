@@ -10,6 +10,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.hub_machine import DATA_BYTES, DOWNLOADS, SHARD, Machine, ended, partial_file
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
+from tests.unit.terminal import drain
 
 from sparkd.base.lib.text import size
 from sparkd.tools.models.hub import Repo, RepoFile
@@ -155,9 +156,10 @@ def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, broken_hub: 
     broken_hub.stalls = True
     ours, theirs = pty.openpty()
     machine.interrupt(theirs, TERM="xterm", COLUMNS="80")
-    shown = os.read(ours, 65536).decode()
-    os.close(ours)
     os.close(theirs)
+    drain(ours, pieces := bytearray())
+    os.close(ours)
+    shown = pieces.decode()
     assert f"1/1 {REPO}" in shown
     assert "\x1b[?25l" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is shown again"

@@ -46,8 +46,7 @@ class Writer:
             f"{name}={digit} | :", f": | export {name}={digit}", f"unset {name} |& :", f"(( {name} = 1 << {digit} ))",
             f"[[ {name} =~ (if|{name}) && ( x ) ]]", f"for {name} in {digit}; do :; done", f"read {name} <<<{digit}",
             f"IFS= read -r {name} <<<{digit}", f"printf -v {name} %s {digit}",
-            f"let {name}={digit}", f"let '{name} += {digit}' {name}++", f"source /dev/stdin <<<{name}={digit}",
-            f". /dev/stdin <<<'L=({digit})'", f"L=({digit}) | :", f"L+=({digit}) | :",
+            f"let {name}={digit}", f"let '{name} += {digit}' {name}++", f"L=({digit}) | :", f"L+=({digit}) | :",
             f': "${{{name}:={digit}}}" | :', f': | : "${{{name}:={digit}}}"',
             f"for (({name} = 1; {name} < 1 << 3; {name} <<= 1)); do :; done", f"if (( {name} ++ )); then :; fi",
         )  # fmt: skip
@@ -101,7 +100,7 @@ def test_words_that_are_taken_as_known_are_those_of_bash_in_each_outcome(seed: i
 
 @pytest.mark.parametrize(
     ("before", "known"),
-    [("source ~/vllm/bin/activate", True), (". ./settings.env", False), ("let P=90", False), ("read P", False)],
+    [("source ~/vllm/bin/activate", True), ("let P=90", False), ("read P", False)],
 )
 def test_a_default_is_not_certain_behind_what_may_set_its_variable(before: str, *, known: bool) -> None:
     (launch,) = read_script(f"{before}\nvllm serve m --port ${{P:-80}}", Variables({}, frozenset()))
@@ -113,3 +112,11 @@ def test_a_list_has_the_words_of_the_list_before_it_on_its_line(end: str, words:
     script = f'L=(1) M=(1)\nL=(2) M=("${{L[@]}}" 3){end}\nvllm serve m "${{L[@]}}" "${{M[@]}}"'
     (launch,) = read_script(script, Variables({}, frozenset()))
     assert ["unknown" if is_unknown(word) else word for word in launch.words[3:]] == words
+
+
+def test_a_file_of_settings_is_noted_with_its_line_since_it_is_not_read() -> None:
+    text = 'if [ -f .env ]; then\n  . "$D/.env"\nfi\nsource /opt/vllm/bin/activate\nvllm serve m --port ${P:-80}'
+    sourced, launch = read_script(text, Variables({}, frozenset()))
+    (note,) = sourced.notes
+    assert (note.line, note.text) == (2, ". $D/.env: not read: give what it sets by -o NAME=VALUE")
+    assert launch.words[-1] == "80"

@@ -9,8 +9,8 @@ from sparkd.tools.importers.launch import inner_commands, note_condition
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_commands import Command, ShellState
-from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.variables import CommandError, Variables, is_unknown, mark, unknown
+from sparkd.tools.importers.source import Note, shorten
+from sparkd.tools.importers.variables import CommandError, Variables, is_unknown, mark, shown, unknown
 
 _SWITCHES = frozenset(
     ("detach", "interactive", "tty", "rm", "privileged", "init", "no-healthcheck", "oom-kill-disable", "publish-all",
@@ -57,8 +57,15 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         launch.env = {name: Option(name, value, line) for name, value in command.env.items()}
         note_condition(launch, command.block)
         yield launch
-    elif is_ray(words):
-        yield Launch(line, notes=[Note(line, "ray start: left out: sparkd joins the nodes itself")])
+    elif text := _explain_unused(words):
+        yield Launch(line, notes=[Note(line, text)])
+
+
+def _explain_unused(words: list[str]) -> str:
+    """What the import makes of a command that starts no engine; empty for one that does not concern it."""
+    if words[:1] in (["source"], ["."]) and not words[-1].endswith("/activate"):  # of a virtual environment
+        return f"{redact(shorten(shown(' '.join(words))))}: not read: give what it sets by -o NAME=VALUE"
+    return "ray start: left out: sparkd joins the nodes itself" if is_ray(words) else ""
 
 
 def _note_own_options(launch: Launch, words: list[str], line: int) -> None:

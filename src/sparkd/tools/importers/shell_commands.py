@@ -100,7 +100,7 @@ class ShellState(Struct):
         """Whether the words are [ -z "$NAME" ] && or [ -n "$NAME" ] || for a name without a value: as ${NAME:-...}."""
         if len(words) not in (3, 4) or words[0] not in _TESTS or (words[1], operator) not in _RUN_WHERE_EMPTY:
             return False
-        name = unknown(words[2]).strip("${}") if is_unknown(words[2]) and not self.variables.is_sourced else ""
+        name = unknown(words[2]).strip("${}") if is_unknown(words[2]) else ""
         return not words[2] or (name.isidentifier() and name not in self.variables.values)
 
     def fork(self) -> Self:
@@ -157,10 +157,7 @@ class ShellState(Struct):
             names = words[2:3]
         elif setting == "let":
             names = [before or behind for before, behind in COMPUTED.findall(" ".join(words[1:]))]
-        elif setting in ("source", ".") and not words[-1].endswith("/activate"):  # of a virtual environment
-            self.variables.is_sourced, names = True, [*self.variables.values, *self.lists]
-            self.variables.spend(len(names) * COST_CHARACTERS)
-        self.lose(name for name in names if name.isidentifier() and name not in ("HOME", "PWD"))
+        self.lose(name for name in names if name.isidentifier())
 
     def _unset(self, names: list[str]) -> None:
         """Forget variables and lists. Where a condition decides whether that happens, they are not known."""

@@ -79,8 +79,6 @@ class Variables(Struct):
     values: dict[str, str]
     fixed: frozenset[str] = frozenset()
     """Names that no assignment changes."""
-    is_sourced: bool = False
-    """Whether a script has read a file, as by `source`, which may set any other name."""
     characters_left: int = _MOST_FILLED_IN
     """Characters that may still be filled in."""
 
@@ -124,7 +122,7 @@ class Variables(Struct):
     def _evaluate_named(self, named: re.Match[str], alternative: str, depth: int) -> str:
         """The value of $NAME, or of ${NAME:-ALTERNATIVE}, also with another sign."""
         name, mode = named["plain"] or named["name"], named["mode"] or ""
-        value = self.values.get(name, mark(f"${name}") if self.is_sourced and name.isidentifier() else None)
+        value = self.values.get(name)
         is_set = value is not None and bool(value or ":" not in mode)
         if mode.endswith("+"):
             return self._expand_alternative(alternative, depth) if is_set else ""

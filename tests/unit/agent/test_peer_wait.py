@@ -265,7 +265,7 @@ def test_plans_of_two_versions_of_sparkd_are_reported_with_the_command_to_upgrad
             until(lambda: {head.report.phase, worker.report.phase} == {Phase.BLOCKED})
         for agent, own, theirs in [(head, __version__, "0.0.1"), (worker, "0.0.1", __version__)]:
             assert f"(sparkd is {own} here and {theirs} on spark" in agent.report.message
-            assert "on the older: sudo apt install --only-upgrade sparkd" in agent.report.message
+            assert "on the older: sudo apt install --only-upgrade sparkd; of a file: sudo apt" in agent.report.message
 
 
 def test_a_head_that_stays_blocked_is_one_line_in_the_journal_of_a_waiting_worker(tree: Tree, port: int) -> None:

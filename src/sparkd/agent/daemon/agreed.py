@@ -136,8 +136,9 @@ class PlanDifferences(Struct):
             return follower.unproven.hint
         own_version = self.agent.reporter.report.version
         if peer.living and (peer_version := peer.living.version) != own_version:
-            upgrade = "make both the same first, on the older: sudo apt install --only-upgrade sparkd"
-            return f"sparkd is {own_version} here and {peer_version} on {peer.name}: {upgrade}"
+            upgrade = "sudo apt install --only-upgrade sparkd; of a file: sudo apt install ./sparkd_*.deb"
+            versions = f"sparkd is {own_version} here and {peer_version} on {peer.name}"
+            return f"{versions}: make both the same first, on the older: {upgrade}"
         switch = self.agent.context.switch
         rolled_back = switch.chosen if switch is not None else None
         if rolled_back is None or not rolled_back.proven:

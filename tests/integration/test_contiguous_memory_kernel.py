@@ -12,7 +12,7 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 from sparkd.agent.actions import page_cache
-from sparkd.agent.engine.page_cache_release import ContiguousMemory
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import LARGE_BLOCK_BYTES

@@ -14,8 +14,9 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 from sparkd.agent.actions import page_cache
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.load_progress import LoadProgress
-from sparkd.agent.engine.page_cache_release import LEAST_BYTES, ContiguousMemory, PageCacheRelease
+from sparkd.agent.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
 from sparkd.base.host import Host, weights
 from sparkd.base.host.activity import read_activity
 from sparkd.base.lib.main_loop import MainLoop

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
 from sparkd.agent.actions import page_cache  # noqa: E402  # only here can it be found
-from sparkd.agent.engine.page_cache_release import ContiguousMemory  # noqa: E402
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory  # noqa: E402
 from sparkd.base.host import Host  # noqa: E402
 from sparkd.base.host.meminfo import FreeMemory  # noqa: E402
 

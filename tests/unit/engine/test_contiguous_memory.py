@@ -7,7 +7,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines
 
 from sparkd.agent.actions import page_cache
-from sparkd.agent.engine.page_cache_release import LONGEST_PAUSE_SECONDS, CompactionPace, ContiguousMemory
+from sparkd.agent.engine.contiguous_memory import LONGEST_PAUSE_SECONDS, CompactionPace, ContiguousMemory
 from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, Applied, CompactMemory
 from sparkd.base.host import Host
 from sparkd.base.lib.text import GIB

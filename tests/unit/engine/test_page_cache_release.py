@@ -16,8 +16,9 @@ from tests.unit.nodes import until
 from sparkd.agent.actions import page_cache
 from sparkd.agent.daemon.page_cache import start_load_memory_thread
 from sparkd.agent.engine import page_cache_release
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
-from sparkd.agent.engine.page_cache_release import ContiguousMemory, PageCacheRelease, ShardUse, find_finished
+from sparkd.agent.engine.page_cache_release import PageCacheRelease, ShardUse, find_finished
 from sparkd.base.config import Engine, Settings
 from sparkd.base.config.settings import Fabric, Memory
 from sparkd.base.host import Host

@@ -125,9 +125,8 @@ def usage_error(reason: str, hint: str = AS_ROOT) -> Iterator[None]:
     except SharedFolderError as error:
         raise UsageError(f"{reason}: {error.reason}", error.hint) from None
     except OSError as error:
-        if (
-            hint == AS_ROOT and not os.geteuid()
-        ):  # the same command with sudo, and maybe with a secret in it, is no help
+        if hint == AS_ROOT and not os.geteuid():
+            # The same command with sudo, and maybe with a secret in it, is no help.
             hint = "the disk: sudo dmesg; what is immutable: lsattr; what is mounted: findmnt"
         raise UsageError(f"{reason}: {error.strerror or error}", HINTS.get(error.errno or 0, hint)) from None
 

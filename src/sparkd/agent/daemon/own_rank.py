@@ -99,10 +99,11 @@ def may_have_lost_dockerd(running: Running) -> bool:
     return bool(running.record.dockerd_pid) and running.log.broken_off_at is not None
 
 
-def has_dockerd_ended_rank(agent: Agent, running: Running) -> bool:
-    """Whether another dockerd runs than at the launch, and has not kept the rank. False where the look hangs.
+def follow_dockerd(agent: Agent, running: Running) -> bool:
+    """Look which dockerd runs. Returns whether it is another than at the launch, and has not kept the rank; False where
+    the look hangs.
 
-    One that has kept the rank is noted: its end ends this rank no longer, since a reload has turned live-restore on.
+    That a rank is kept is noted: dockerd's end ends it no longer, since a reload has turned live-restore on.
     """
 
     def look() -> tuple[bool, bool]:

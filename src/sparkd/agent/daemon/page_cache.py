@@ -7,7 +7,8 @@ from functools import partial
 
 from sparkd.agent.actions.page_cache import ReadaheadChange
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.engine.page_cache_release import ContiguousMemory, PageCacheRelease
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory
+from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.free_memory import PageCache
 from sparkd.agent.preflight.fixes import DROP_BY_HAND, Applied, DropPageCache

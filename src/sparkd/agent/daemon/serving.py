@@ -12,7 +12,7 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.loading import begin_load, follow_load, make_gpu_monitor, make_load_monitor, mark_ready
-from sparkd.agent.daemon.own_rank import has_dockerd_ended_rank, may_have_lost_dockerd
+from sparkd.agent.daemon.own_rank import follow_dockerd, may_have_lost_dockerd
 from sparkd.agent.daemon.page_cache import PageCacheWatch
 from sparkd.agent.daemon.smoke_test import start_smoke_test
 from sparkd.agent.daemon.taking_over import keep_rank
@@ -66,7 +66,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         keep_rank(agent, running)
         running.follow_segments()
         if may_have_lost_dockerd(running):
-            has_dockerd_ended_rank(agent, running)  # only to note a rank that it has kept: an end is noticed without it
+            follow_dockerd(agent, running)  # only to note a rank that it has kept: an end is noticed without it
         report_smoke_test()
         page_cache.tick(_is_idle(activity))
 
@@ -117,7 +117,7 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
             follow_load(agent, running, monitor)
         is_dockerd_away = may_have_lost_dockerd(running)
         agent.loop.wait(DOCKER_AWAY_SECONDS if is_dockerd_away else pause_seconds)
-        if is_dockerd_away and has_dockerd_ended_rank(agent, running):
+        if is_dockerd_away and follow_dockerd(agent, running):
             raise EngineDeadError("the engine is dead")
         if running.log.progress.worker_died:
             raise EngineDeadError("a process of the rank has died")

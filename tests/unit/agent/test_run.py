@@ -28,7 +28,8 @@ def test_a_run_starts_its_rank_serves_and_stops_on_request(world: World, notific
     assert code is ExitCode.GOOD, journal
     assert phases(journal) == ["launching", "loading", "serving", "stopping", "stopped"]
     assert [message for message in messages if message in ("READY=1", "STOPPING=1")] == ["READY=1", "STOPPING=1"]
-    assert "STATUS=serving: tiny on port" in " ".join(messages)
+    served = next(number for number, message in enumerate(messages) if "STATUS=serving: tiny on port" in message)
+    assert served < messages.index("READY=1"), "who waits for the unit reads a report that serves"
     assert world.rank is not None
     assert world.rank.wait(1) == -signal.SIGTERM
     acts = [request.replace(CONTAINER, "ID") for request in world.requests if not request.startswith("GET ")]

@@ -21,7 +21,7 @@ from sparkd.base.status.model import Phase, describe_time_left
 
 
 def make_ready(agent: Agent, running: Running) -> None:
-    """Follow the load until the first completion, then report to systemd."""
+    """Follow the load until the first completion, and until the kernels are warm."""
     begin_load(agent)
     monitor, gpu = make_load_monitor(agent, running), make_gpu_monitor(agent)
 
@@ -55,7 +55,6 @@ def make_ready(agent: Agent, running: Running) -> None:
 
     make_warm(agent, running, lambda: monitor.works, show_waiting, answer_again)
     mark_ready(agent, running)
-    agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)
     agent.run_aside("prune", partial(_prune_caches, agent, running.rank.image_id))
 

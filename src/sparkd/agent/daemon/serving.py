@@ -48,6 +48,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
     gpu = make_gpu_monitor(agent)
     agent.reporter.update(engine=with_endpoint(agent.reporter.report.engine, agent.context, agent.host))
     agent.phase.enter(Phase.SERVING, serving_message)
+    agent.loop.report_ready()  # only now: what follows `systemctl start` reads the phase
     agent.proving.begin(again=running.taken_over)
     watch_hang(agent, running, gpu)
     page_cache = PageCacheWatch(agent, agent.actions.drop_page_cache)

@@ -12,6 +12,7 @@ from .node import Node
 
 FULL = """\
 mount --make-rprivate /
+mkdir -p /var/lib/sparkd  # systemd makes it at the agent's first start
 for place in /etc /var/lib/sparkd /root; do
   cp -a $place /run/copy
   mount -t tmpfs -o size=$(($(du -sk /run/copy | cut -f1) + 256))k tmpfs $place

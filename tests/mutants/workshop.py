@@ -32,6 +32,7 @@ mount --bind "$ROOT/.venv" "$SCRATCH/tree/.venv"
 mount -o remount,bind,ro "$SCRATCH/tree/.venv"
 mount --rbind "$SCRATCH/tree" "$ROOT"
 mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs -o mode=755 tmpfs /mnt
 mount --bind /proc/sys /proc/sys
 for path in / /dev /sys /proc/sys; do mount -o remount,bind,ro "$path"; done
 cd "$ROOT"
@@ -65,6 +66,8 @@ class Workshop:
         self._turn = 0
         for folder in ("tree/.venv", "tmp"):
             (scratch / folder).mkdir(parents=True)
+        scratch.chmod(0o755)  # tests act as other users, too
+        (scratch / "tmp").chmod(0o1777)
         tracked = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True).stdout
         for name in filter(None, tracked.decode().split("\0")):
             target = self.tree / name
@@ -92,7 +95,7 @@ class Workshop:
             *("sh", f"{self._root}/.venv/bin/python", *pytest, *tests),
         )
         folders = {"ROOT": str(self._root), "SCRATCH": str(self._scratch), "TMPDIR": f"{self._scratch}/tmp"}
-        env = {**os.environ, **folders, "PYTHONDONTWRITEBYTECODE": ""}
+        env = {**os.environ, **folders, "HOME": "/mnt", "PYTHONDONTWRITEBYTECODE": ""}
         output = self._scratch / "output"
         with output.open("wb") as file, subprocess.Popen(command, env=env, stdout=file, stderr=file) as process:
             try:

@@ -150,3 +150,16 @@ def test_assertions_that_can_not_run_are_no_verdict_on_the_image(asserting: Asse
     assert "what the recipe asserts of sparkd-test/vllm-cpu:0.32.0 can't be checked: exit code 137" in journal
     assert asserting.results() == []
     assert asserting.rank is None
+
+
+def test_a_query_that_is_killed_is_no_answer_and_runs_no_known_assertion_again(asserting: AssertingWorld) -> None:
+    serve_once(asserting, ASSERTING, CONTAINER)
+    (checked,) = asserting.results()
+    (asserting.tree.root / vllm_tables.FILE.path[1:]).unlink()
+    asserting.tree.file("/etc/sparkd/recipes/asserting.yaml", f"{RECIPE}args: {{no-such-flag: true}}\n")
+    asserting.use(OLD, 137)
+    serve_once(asserting, ASSERTING, CONTAINER)
+    assert not vllm_tables.read_tables(Host(asserting.tree.root).files).is_queried(OLD)
+    asserting.use(OLD, 0, packed(ONE_FLAG).encode())
+    assert "engine.vllm.queried" in serve_once(asserting, ASSERTING, CONTAINER)
+    assert asserting.results() == [checked]

@@ -535,6 +535,19 @@ def test_of_two_agents_that_are_away_the_first_is_reported() -> None:
     assert monitor.trouble.startswith("the agent of rank 1 on spark2 (10.0.0.2) is away")
 
 
+def test_an_agent_that_is_back_is_no_trouble_any_more_while_another_node_is_silent() -> None:
+    clock = Clock()
+    peers, _, monitor = tracked(1, 2, proves=False, return_seconds=15, clock=clock)
+    refuse(peers[1], 0)
+    monitor.check()
+    assert monitor.trouble
+    clock.ahead_seconds = 0.9 * TIMEOUT_SECONDS
+    peers[1].status = status(Contact.ANSWERS, report(1, phase=Phase.SERVING, epoch="e"))
+    peers[1].heard_at = clock()
+    monitor.check()
+    assert monitor.trouble == ""
+
+
 def test_no_agent_is_awaited_where_that_is_set_to_0() -> None:
     peers, monitor, _ = awaiting(0)
     refuse(peers[1], 0)

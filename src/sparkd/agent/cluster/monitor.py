@@ -223,7 +223,7 @@ class PeerMonitor(Struct):
             return self._await_proof(self._proof, lost, self.timeout_seconds - seconds, now)
         if seconds >= self.timeout_seconds:
             raise lost
-        return self.trouble  # unchanged: nothing is proven yet, and there is time
+        return ""  # there is time
 
     def _await_proof(self, proof: EngineProof, lost: PeerLostError, left_seconds: float, now: float) -> str:
         """The trouble while the engine may prove that its ranks work. `left_seconds`: of the timeout, or below 0.

@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from typing import NamedTuple
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.startup import container_labels
@@ -31,18 +32,28 @@ def check_image(agent: Agent) -> bool:
         questions = _find_open_questions(agent, program)
         if questions is None:
             return False
-        image_id, is_checked, is_queried = questions
-        code, log = _run_programs(agent, image_id, program, "" if is_queried else render_query())
-    except (DockerError, LaunchError, TimeoutError, BlockingIOError, OSError) as error:
+        outcome = _run_programs(agent, questions)
+    except (DockerError, LaunchError, OSError) as error:
         if not program:  # the launch itself reports what is wrong with docker
             return False
         raise _make_blocked_error(agent, "can't be checked", str(error), IMAGE_HINT) from None
-    is_new = not is_queried and (is_checked or code == 0) and _record_table(agent, image_id, log)
-    return is_new if is_checked else _record_asserts(agent, image_id, program, (code, log), began) or is_new
+    # Behind assertions that fail no query runs, and by itself it succeeds unless its container is killed.
+    has_table = bool(questions.query) and outcome[0] == 0 and _record_table(agent, questions, outcome[1])
+    return (bool(questions.asserts) and _record_asserts(agent, questions, outcome, began)) or has_table
 
 
-def _find_open_questions(agent: Agent, program: str) -> tuple[str, bool, bool] | None:
-    """The image's id, whether it was checked, and whether its vLLM was queried; None where nothing is open."""
+class OpenQuestions(NamedTuple):
+    """What is not known yet of an image. At least one is open."""
+
+    image_id: str
+    asserts: str
+    """The program of the recipe's assertions; empty where there is a result, or none is needed."""
+    query: str
+    """The program that prints the flags of its vLLM; empty where they are known, or none is doubtful."""
+
+
+def _find_open_questions(agent: Agent, program: str) -> OpenQuestions | None:
+    """None where nothing is open, the check is skipped, or the image is not there."""
     # The tables of flags are files of the package: they are read beside the loop, since a disk may hang.
     is_doubtful_plan = agent.loop.beside(partial(is_doubtful, agent.plan), 10.0, "reading vLLM's flags")
     if not (program or is_doubtful_plan) or EngineImage.id in agent.settings.preflight.skip:
@@ -51,32 +62,39 @@ def _find_open_questions(agent: Agent, program: str) -> tuple[str, bool, bool] |
     image = agent.loop.beside(partial(docker.query, agent.host, read), 2 * TIMEOUT_SECONDS, "docker")
     if image is None:
         return None
-    is_checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
-    is_queried = (is_checked and not is_doubtful_plan) or agent.store.read(vllm_tables.read_tables).is_queried(image.id)
-    return None if is_checked and is_queried else (image.id, is_checked, is_queried)
+    asserts = program if program and agent.store.read_launches().assert_result(image.id, program) is None else ""
+    is_open = asserts or is_doubtful_plan  # with the assertions of a new image its flags are read, too
+    query = render_query() if is_open and not agent.store.read(vllm_tables.read_tables).is_queried(image.id) else ""
+    return OpenQuestions(image.id, asserts, query) if asserts or query else None
 
 
-def _run_programs(agent: Agent, image_id: str, program: str, query: str) -> tuple[int, str]:
+def _run_programs(agent: Agent, questions: OpenQuestions) -> tuple[int, str]:
     agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
     labels = container_labels(agent.plan, agent.incarnation)
-    seconds = QUERY_SECONDS + KILL_SECONDS if query else 0
-    return agent.actions.check_asserts(agent.plan, image_id, "\n".join(filter(None, (program, query))), labels, seconds)
+    seconds = QUERY_SECONDS + KILL_SECONDS if questions.query else 0
+    programs = "\n".join(filter(None, (questions.asserts, questions.query)))
+    return agent.actions.check_asserts(agent.plan, questions.image_id, programs, labels, seconds)
 
 
-def _record_asserts(agent: Agent, image_id: str, program: str, outcome: tuple[int, str], began: float) -> bool:
+def _record_asserts(agent: Agent, questions: OpenQuestions, outcome: tuple[int, str], began: float) -> bool:
+    """Keep the result. Returns whether it is kept, so that preflight judges by it.
+
+    Raises BlockedError where the program could not run, or a fault can't be kept.
+    """
     code, log = outcome
     fault = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
     if code not in (0, ASSERT_FAILED):
         raise _make_blocked_error(agent, "can't be checked", f"exit code {code}: {fault}", IMAGE_HINT)
     result = AssertResult(fault, round(time.monotonic() - began, 2), utc_now(), find_unbuilt(log))
     agent.events.info("engine.image.checked", image=agent.plan.image, fault=fault, seconds=result.seconds)
+    image_id, program = questions.image_id, questions.asserts
     is_written = agent.store.record(lambda launches: launches.record_asserts(image_id, program, result))
     if fault and not is_written:
         raise _make_blocked_error(agent, "does not hold", fault, agent.plan.image_build)
     return is_written
 
 
-def _record_table(agent: Agent, image_id: str, log: str) -> bool:
+def _record_table(agent: Agent, questions: OpenQuestions, log: str) -> bool:
     """Keep the table of flags of the image's own vLLM. Returns whether there is one, by which preflight judges now."""
     table = parse_answer(log, agent.plan.image)
     hint_field = (
@@ -85,7 +103,7 @@ def _record_table(agent: Agent, image_id: str, log: str) -> bool:
     fields = {"version": table.version, "flags": len(table.flags), **hint_field}
     agent.events.info("engine.vllm.queried", image=agent.plan.image, **fields)
     tables = agent.store.read(vllm_tables.read_tables)
-    return agent.store.write(vllm_tables.FILE, tables.record(image_id, table)) and bool(table.flags)
+    return agent.store.write(vllm_tables.FILE, tables.record(questions.image_id, table)) and bool(table.flags)
 
 
 def _make_blocked_error(agent: Agent, what: str, reason: str, hint: str) -> BlockedError:

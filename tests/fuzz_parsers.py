@@ -35,6 +35,7 @@ from sparkd.base.host import (
     processes,
     safetensors,
     sockets,
+    unit_commands,
     units,
     weights,
 )
@@ -251,7 +252,11 @@ def proc(machine: Machine) -> Iterator[tuple[str, Parser]]:
     )
     yield (
         "ExecStart=",
-        Parser(text(units.parse_command_lines), (b"-/bin/a 'b\\x41 c' ; @/bin/x y \\U0001F600 \\777",), (ValueError,)),
+        Parser(
+            text(unit_commands.parse_command_lines),
+            (b"-/bin/a 'b\\x41 c' ; @/bin/x y \\U0001F600 \\777",),
+            (ValueError,),
+        ),
     )
 
 

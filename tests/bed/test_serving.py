@@ -566,7 +566,8 @@ def test_the_page_is_read_from_another_machine_by_the_token_alone(impatient: Spa
     node.run("chmod", "644", "/etc/sparkd/observe.token")
     # The file is read again half a second after it was.
     wait_for(lambda: node.http(29511, headers=bearer).status == 401, 5, "the file that others may read is refused")
-    assert "chmod 600 /etc/sparkd/observe.token" in impatient.journal_since(cursor)
+    hint = "chmod 600 /etc/sparkd/observe.token"
+    wait_for(lambda: hint in impatient.journal_since(cursor), 5, "the line that says what to do")
     node.run("chmod", "600", "/etc/sparkd/observe.token")
 
     def metrics() -> str:

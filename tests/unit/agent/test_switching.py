@@ -23,7 +23,7 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.startup import launch
 from sparkd.agent.daemon.switch_start import begin_switch, stamp_switch
-from sparkd.agent.daemon.switching import AWAITED_SECONDS, BLOCKED_SECONDS, Switching, SwitchRequested
+from sparkd.agent.daemon.switching import BLOCKED_SECONDS, Switching, SwitchRequested
 from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.lib.endings import StopRequested
@@ -43,7 +43,16 @@ from sparkd.base.lib.main_loop import never
 from sparkd.base.state import launch_history
 from sparkd.base.state.file import Content, StateFile
 from sparkd.base.state.launch_history import BACKOFF_SECONDS, End, LaunchHistory
-from sparkd.base.state.switch import CONFIGURED, FILE, TRIES, Chosen, Stage, Switch, make_rollback
+from sparkd.base.state.switch import (
+    AWAITED_SECONDS,
+    CONFIGURED,
+    FILE,
+    TRIES,
+    Chosen,
+    Stage,
+    Switch,
+    make_rollback,
+)
 from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import PHASES
 

@@ -2,7 +2,8 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.base.host import Host
-from sparkd.base.host.units import Assignment, CommandLine, parse_assignments, parse_command_lines
+from sparkd.base.host.unit_commands import CommandLine, parse_command_lines
+from sparkd.base.host.units import Assignment, parse_assignments
 
 NAME = "sparkd-head.service"
 

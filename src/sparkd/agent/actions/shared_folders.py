@@ -34,8 +34,8 @@ class SharedFolderError(UsageError, OSError):
 def find_shared(folder: Path, *, allow_sticky: bool = True) -> str:
     """The path that others than root may write to: `folder` or one above it. Empty where none is, or without root.
 
-    `allow_sticky`: a folder such as /tmp does not count. Nobody can replace what root has made in it, but anybody may
-    make first what root will open.
+    `allow_sticky`: leave out a folder such as /tmp, where nobody can replace what root has made. Without it such a
+    folder counts: anybody may be the first to make what root will open.
     """
     if os.geteuid() or folder.is_relative_to(RUN):
         return ""
@@ -52,7 +52,7 @@ def refuse_shared(folder: Path) -> None:
 def run_as_owner(folder: Path, work: Callable[[], object], private_hint: str = "") -> None:
     """Do `work`, which makes or replaces files in `folder`: in a process with the ids of the user who may write there.
 
-    `private_hint`: given where only root may read the content; it names another place. Such content goes to no other
+    `private_hint`: the hint of a refusal, given where only root may read the content. Such content goes to no other
     user than the one who became root by sudo. Raises SharedFolderError, and OSError as `work` does.
     """
     if not (writable := find_shared(folder)):
@@ -112,7 +112,7 @@ def _take_ids(uid: int, gid: int) -> None:
 
 def _find_ids(writable: str) -> tuple[int, int]:
     """User and group of the folder's owner. The group is the user's: they may not be in the folder's."""
-    folder = _look_at(writable)
+    folder = _read_facts(writable)
     if folder.st_uid == 0:
         raise _make_error(writable)
     with suppress(KeyError):
@@ -120,8 +120,8 @@ def _find_ids(writable: str) -> tuple[int, int]:
     return folder.st_uid, folder.st_gid
 
 
-def _look_at(writable: str) -> os.stat_result:
-    """Raises SharedFolderError where root can't, as at a user's own file system."""
+def _read_facts(writable: str) -> os.stat_result:
+    """Raises SharedFolderError where root can't read them, as on a user's own file system."""
     try:
         return os.lstat(writable)
     except OSError as error:
@@ -130,7 +130,7 @@ def _look_at(writable: str) -> os.stat_result:
 
 
 def _make_error(writable: str) -> SharedFolderError:
-    folder, name = _look_at(writable), quote(writable)
+    folder, name = _read_facts(writable), quote(writable)
     chown = f"sudo chown -h root: {name} && " if folder.st_uid else ""
     hint = f"look at what is in it, then: {chown}sudo chmod go-w {name}; or take a folder that only root may write to"
     if folder.st_mode & S_ISVTX:

@@ -19,14 +19,12 @@ from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import Action, AwaitedError, Cause, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.state.launch_history import End
-from sparkd.base.state.switch import CONFIGURED, FILE, Event, Stage, Switch, label, step
+from sparkd.base.state.switch import AWAITED_SECONDS, CONFIGURED, FILE, Event, Stage, Switch, label, step
 from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import PHASES
 
 BLOCKED_SECONDS = 120.0
 """How long a new plan may be blocked on any node."""
-AWAITED_SECONDS = 900.0
-"""How long a new plan may take until its launch, while it awaits docker or another node that may boot."""
 LOOK_SECONDS = 1.0
 """Pause between two looks at a choice that could not be followed."""
 UNANNOUNCED_SECONDS = 60.0
@@ -176,7 +174,7 @@ class Switching:
             reason = f"blocked for {BLOCKED_SECONDS:.0f} s: {report.message}"
             raise NotReadyError(reason, "sparkd preflight --dry-run shows what blocks")
         if now - self._began_at > AWAITED_SECONDS:
-            reason = f"not launched within {AWAITED_SECONDS:.0f} s: {report.message}"
+            reason = f"not launched within {AWAITED_SECONDS} s: {report.message}"
             raise NotReadyError(reason, "sparkd status shows what is awaited")
 
     def put_in_force(self) -> None:

@@ -22,7 +22,19 @@ from sparkd.base.lib.times import format_clock
 WITHIN_SECONDS = 120.0
 """Span of the search, back from now: an engine ends within 12 s after one of its processes, where memory is left."""
 FORGED_US = 100_000
-"""earlyoom prints its victim's command line as it is: lines that follow within this time may be forged by that."""
+"""Lines that follow on a victim's command line within this time may be forged by it."""
+
+
+class _Report(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a line of the journal reports; killers.toml explains the pattern's groups."""
+
+    text: str
+    """With {} for the pattern's groups."""
+    pattern: str
+    service: str = ""
+    """That of a program which watches memory, as sparkd's guard does."""
+    quotes_victim: bool = False
+    """Whether it prints its victim's command line as it is: the lines behind it may be forged by that."""
 
 
 class _Killers(Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,12 +42,11 @@ class _Killers(Struct, frozen=True, forbid_unknown_fields=True):
 
     matches: tuple[str, ...]
     """Fields of journald that choose the lines."""
-    reports: tuple[tuple[str, str], ...]
-    """What to report, with {} for the pattern's groups, and the pattern of the line, whose groups the file explains."""
+    reports: tuple[_Report, ...]
 
 
 _KILLERS = toml.decode(read_data("killers.toml"), type=_Killers)
-_REPORTS = tuple((words, re.compile(pattern, re.ASCII)) for words, pattern in _KILLERS.reports)
+_REPORTS = tuple((report, re.compile(report.pattern, re.ASCII)) for report in _KILLERS.reports)
 
 
 class Culprit(NamedTuple):
@@ -55,7 +66,7 @@ def find_culprit(
 ) -> Culprit:
     """Search the journal, then dockerd's events. Raises nothing: what can't be read is part of the text.
 
-    For a thread, since both may be slow. `container`: id and name; `pids`: seen in it; `now`: the wall clock.
+    Call it in a thread: both may be slow. `container`: id and name; `pids`: seen in it; `now`: the wall clock.
     """
     read_errors, events = list[str](), None
 
@@ -67,15 +78,15 @@ def find_culprit(
             return ()
 
     container_id, container_name = container
-    program = _find_program(read_lines(_KILLERS.matches), container_id, pids)
-    if program is not None and program.cause is not None:
-        return program
+    killer = _find_killer(read_lines(_KILLERS.matches), container_id, pids)
+    if killer is not None and killer.cause is not None:
+        return killer
     try:
         events = docker.query(host, lambda reader: reader.events(container_id, now - WITHIN_SECONDS, now))
     except DockerError as error:
         read_errors.append(f"; {sanitize(str(error))}")
-    if (culprit := find_client(events)) is None and program is not None:
-        return program
+    if (culprit := find_client(events)) is None and killer is not None:
+        return killer
     if culprit is None:
         text = f"neither the journal nor dockerd's events say who it was{''.join(read_errors)}"
         hint = "to have the next one named: sudo auditctl -a always,exit -F arch=b64 -S kill -S tgkill"
@@ -86,7 +97,7 @@ def find_culprit(
     return culprit
 
 
-def _find_program(lines: Iterable[Line], container_id: str, pids: Collection[int]) -> Culprit | None:
+def _find_killer(lines: Iterable[Line], container_id: str, pids: Collection[int]) -> Culprit | None:
     """The last program of which a line says that it killed a process of the rank. `lines`: oldest first."""
     culprit, forgeable_until = None, 0
     for line in lines:
@@ -98,11 +109,11 @@ def _find_program(lines: Iterable[Line], container_id: str, pids: Collection[int
             groups = match.groupdict()
             named_pids = {int(pid) for pid in groups.get("pids", "").split()} | {int(groups.get("hex", "0"), 16)}
             if names_container(groups.get("group", ""), container_id) or not named_pids.isdisjoint(pids):
-                text, killer = report.format(at=format_clock(line.at_us / 1e6), **groups), report.partition(" ")[0]
+                text = report.text.format(at=format_clock(line.at_us / 1e6), **groups)
                 # A number in hex may be of another PID namespace: it may name another process.
                 cause = Cause.KILLED_FROM_OUTSIDE if "hex" not in groups else None
-                culprit = Culprit(text, _format_hint(killer) if "oom" in killer else "", cause)
-            if report.startswith("earlyoom"):
+                culprit = Culprit(text, _format_hint(report.service) if report.service else "", cause)
+            if report.quotes_victim:
                 forgeable_until = line.at_us + FORGED_US
     return culprit
 

@@ -9,11 +9,14 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import AwaitedError, ConfigError
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
+from sparkd.base.state.file import FolderError
 from sparkd.base.state.switch import FILE, Switch, fingerprint_engine
 
 
 def current_switch(settings: Settings, host: Host) -> Switch | None:
-    """The switch that replaces the configured plan, or is to; None also where the configuration has changed since.
+    """The switch that replaces the configured plan, or will at the next start.
+
+    None also where the configuration has changed since it was chosen.
 
     Raises as `load_switch`.
     """
@@ -22,15 +25,15 @@ def current_switch(settings: Settings, host: Host) -> Switch | None:
 
 
 def load_switch(host: Host, report: Callable[[str], None]) -> Switch | None:
-    """The switch in the file. `report` gets why the file is none that sparkd wrote.
+    """The switch in the file. `report` gets a line where the file is not one that sparkd wrote.
 
     Raises AwaitedError where the file can't be read, UsageError for a user who may not read it.
     """
     try:
         return FILE.load(host.files, report)
     except OSError as error:
-        usual_hint = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
-        raise AwaitedError(str(error), getattr(error, "hint", usual_hint)) from None  # a FolderError's
+        hint = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
+        raise AwaitedError(str(error), error.hint if isinstance(error, FolderError) else hint) from None
 
 
 def fingerprint_config(settings: Settings, host: Host) -> str:

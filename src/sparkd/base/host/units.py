@@ -1,6 +1,5 @@
 """systemd's units: the effective text of one, as systemd merges it, and the services that start by themselves."""
 
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
@@ -8,6 +7,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from sparkd.base.host.files import Files
+from sparkd.base.host.unit_commands import CommandLine, parse_command_lines
 
 OWN_UNITS = ("sparkd-head.service", "sparkd-worker.service")
 SEARCH_PATH = (
@@ -26,24 +26,11 @@ EXEC_KEYS = (
     "ExecStopPost",
 )  # fmt: skip
 
-_ESCAPES = {
-    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " ",
-    "\\": "\\", '"': '"', "'": "'",
-}  # fmt: skip
-_PIECE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{3})|(.))|.", re.DOTALL)
-"""One letter of a word, perhaps escaped: in hexadecimal, octal, or by another letter."""
-
 
 class Assignment(NamedTuple):
     section: str
     key: str
     value: str
-
-
-class CommandLine(Struct, frozen=True):
-    words: tuple[str, ...]
-    """Program first. The other name that `@` gives the program is left out."""
-    ignores_failure: bool
 
 
 class UnitCommand(Struct, frozen=True):
@@ -60,7 +47,7 @@ class Unit(Struct, frozen=True):
     commands: tuple[UnitCommand, ...]
 
 
-class Enabled(NamedTuple):
+class EnablingLink(NamedTuple):
     by: str
     """The unit that wants it, such as multi-user.target."""
     shipped: bool
@@ -103,17 +90,17 @@ def find_drop_ins(files: Files, folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for _, path in sorted(chosen.items()) if _is_mask(files, path) is False)
 
 
-def enabled_services(files: Files) -> dict[str, Enabled]:
+def enabled_services(files: Files) -> dict[str, EnablingLink]:
     """Services that another unit wants or requires, by name."""
-    enabled: dict[str, Enabled] = {}
+    enabled: dict[str, EnablingLink] = {}
     for folder in ENABLING_FOLDERS:
         for name in files.names_if_any(folder):
             by, dot, kind = name.rpartition(".")
             if dot and kind in ("wants", "requires", "upholds"):
                 for wanted in files.names_if_any(f"{folder}/{name}"):
                     if wanted.endswith(".service"):
-                        first = enabled.get(wanted, Enabled(by, shipped=False))
-                        enabled[wanted] = Enabled(first.by, first.shipped or folder.startswith("/usr/"))
+                        first = enabled.get(wanted, EnablingLink(by, shipped=False))
+                        enabled[wanted] = EnablingLink(first.by, first.shipped or folder.startswith("/usr/"))
     return enabled
 
 
@@ -180,46 +167,3 @@ def _join_lines(text: str) -> list[str]:
             lines.append((pending + line).strip())
             pending = ""
     return [*lines, pending.strip()] if pending.strip() else lines
-
-
-def parse_command_lines(value: str) -> tuple[CommandLine, ...]:
-    """The commands of one Exec* value, which a lone `;` separates. Raises ValueError for an open quote."""
-    commands: list[list[str]] = [[]]
-    for word in _split_words(value):
-        if word == (";", False):
-            commands.append([])
-        else:
-            commands[-1].append(";" if word == ("\\;", False) else word[0])
-    return tuple(_parse_command(words) for words in commands if words)
-
-
-def _parse_command(words: list[str]) -> CommandLine:
-    program = words[0].lstrip("@-:+!|")
-    prefixes = words[0][: len(words[0]) - len(program)]
-    rest = words[2:] if "@" in prefixes else words[1:]
-    return CommandLine((program, *rest), ignores_failure="-" in prefixes)
-
-
-def _split_words(value: str) -> list[tuple[str, bool]]:
-    """Words, unquoted and unescaped, each with whether any of it was quoted. A bare `\\;` is kept."""
-    words: list[tuple[str, bool]] = []
-    word, quote, quoted = "", "", False
-    for piece in _PIECE.finditer(value):
-        letter = piece[0]
-        if letter.isspace() and not quote:
-            words += [(word, quoted)] if word or quoted else []
-            word, quoted = "", False
-        elif letter in ("'", '"') and quote in ("", letter):
-            quote, quoted = "" if quote else letter, True
-        else:
-            word += _unescape(piece)
-    if quote:
-        raise ValueError(f"a {quote} is left open in: {value}")
-    return [*words, (word, quoted)] if word or quoted else words
-
-
-def _unescape(piece: re.Match[str]) -> str:
-    """The letter that a piece stands for. An unknown escape is kept as it is."""
-    if code := piece[1] or piece[2] or piece[3]:
-        return chr(min(int(code, 16), 0x10FFFF))
-    return chr(int(piece[4], 8)) if piece[4] else _ESCAPES.get(piece[5], piece[0])

@@ -33,7 +33,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         """asyncio itself keeps weak references to tasks only."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, which never ends by itself, until the loop is closed. Its end is a bug, as its error is."""
+        """Run `work`, which never ends by itself, until the loop is closed. Its end is a bug, as an error is."""
         task = self.create_task(work)
         self._spawned.add(task)
         task.add_done_callback(self._report_end)
@@ -145,8 +145,9 @@ def run_in_thread(name: str, work: Callable[[], T], loop: asyncio.AbstractEventL
 
 
 def find_path(name: str) -> str:
-    """The path at which the thread of this name is, as in a read that hangs: a local `path` of its innermost frame that
-    has one. Empty without any.
+    """The path at which the thread of this name hangs: a local `path` of its innermost frame that has one.
+
+    Empty without any. So code that may run in such a thread names a local `path` only if it is that.
     """
     idents = [thread.ident for thread in threading.enumerate() if thread.name == name]
     frame = sys._current_frames().get(idents[0] or 0) if idents else None

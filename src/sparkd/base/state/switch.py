@@ -30,6 +30,8 @@ DESCRIPTION = {"name", "description", "source", "extends", "expect"}
 """Fields of a recipe that do not change the engine."""
 TRIES = 2
 """Starts of a new plan that may end without a verdict on it: the first may be ended by a power cut."""
+AWAITED_SECONDS = 900
+"""How long a new plan may take until its launch, while it awaits docker or another node that may boot."""
 MOST_BACK = 8
 """Plans to which a switch can go back."""
 CONFIGURED = "what is configured"

@@ -1,4 +1,4 @@
-"""The bounds of what another node may write into a report."""
+"""Bounds of a report: the length of its texts, the number of its items, and the size of its numbers."""
 
 import math
 from collections.abc import Mapping
@@ -10,14 +10,17 @@ from msgspec.structs import replace
 from sparkd.base.lib.text import sanitize
 
 TEXT_LIMIT = 1000
-"""Characters of each text of another node; a cause that quotes an engine has a few hundred."""
+"""Characters of each text; a cause that quotes an engine has a few hundred."""
 ITEMS_LIMIT = 100
 """Findings or versions of a report; preflight has some thirty checks."""
 Value = TypeVar("Value", bound=Struct)
 
 
 def bounded(value: Value, text_limit: int = TEXT_LIMIT, items_limit: int = ITEMS_LIMIT) -> Value:
-    """A report or a part of one, with texts on one line. Raises ValueError for a number without sense."""
+    """A report, or a part of one, with each text on one line and cut, and only the first items of each list.
+
+    Raises ValueError for a number that is not finite, or of more than 63 bits.
+    """
     return cast("Value", _bound(value, text_limit, items_limit))
 
 

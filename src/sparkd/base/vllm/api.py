@@ -8,7 +8,7 @@ from msgspec import Struct
 from sparkd.base.lib.http_client import CONNECTIONS, Admit, HttpClient
 from sparkd.base.lib.text import parse_json
 from sparkd.base.vllm.counters import Counters, Drafts, parse_counters, parse_drafts
-from sparkd.base.vllm.logprobs import Scored, UnscoredError, parse_scored
+from sparkd.base.vllm.logprobs import ScoredChoice, UnscoredError, parse_scored
 from sparkd.base.vllm.streaming import Streamed, excerpt, stream_completion
 
 HEALTH_TIMEOUT_SECONDS = 5.0
@@ -111,7 +111,7 @@ class Endpoint:
                 return Answer(text, str(finish), *_read_usage(rest))
         raise ValueError("no completion")
 
-    async def score(self, prompt: str | Sequence[int], seconds: float, more: Mapping[str, object]) -> Scored:
+    async def score(self, prompt: str | Sequence[int], seconds: float, more: Mapping[str, object]) -> ScoredChoice:
         """A completion at temperature 0 with log-probabilities. Raises UnscoredError where the engine refuses that, and
         ValueError for another answer, also for NaN.
         """

@@ -29,7 +29,7 @@ an FP8 KV cache 0.07, NVFP4 0.15; with the KV cache or the rows of another reque
 TEXT_LOGPROB = "text_logprob"
 """Key in a recipe's `expect`: the mean log-probability of a token in known texts."""
 
-Number = Annotated[int, Meta(ge=0, lt=1 << 24)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 24)]
 Logprob = Annotated[float, Meta(le=1e-3)]
 
 
@@ -45,50 +45,50 @@ class _AnswerLogprobs(Struct, frozen=True):
     token_logprobs: tuple[Logprob, ...]
 
 
-class Scored(Struct, frozen=True):
+class ScoredChoice(Struct, frozen=True):
     """A choice of a completion with `prompt_logprobs` of 0, or with `logprobs` of 0 and `return_token_ids`."""
 
-    prompt_logprobs: tuple[dict[Number, _Entry] | None, ...] | None = None
-    prompt_token_ids: tuple[Number, ...] | None = None
-    token_ids: tuple[Number, ...] | None = None
+    prompt_logprobs: tuple[dict[TokenId, _Entry] | None, ...] | None = None
+    prompt_token_ids: tuple[TokenId, ...] | None = None
+    token_ids: tuple[TokenId, ...] | None = None
     logprobs: _AnswerLogprobs | None = None
 
     @property
-    def ids(self) -> tuple[int, ...]:
+    def all_ids(self) -> tuple[int, ...]:
         """Tokens of prompt and answer. Raises UnscoredError."""
         if self.prompt_token_ids is None or self.token_ids is None:
             raise UnscoredError("the engine does not report an answer's tokens")
         return self.prompt_token_ids + self.token_ids
 
     @property
-    def prompt(self) -> list[tuple[int, float]]:
-        """Number and log-probability of each token after the first. Raises ValueError."""
+    def prompt_tokens(self) -> list[tuple[int, float]]:
+        """Id and log-probability of each token after the first. Raises ValueError."""
         if self.prompt_logprobs is None:
             raise UnscoredError("the engine reports no log-probabilities of prompts")
         positions = self.prompt_logprobs[1:]
-        tokens = [(number, entry.logprob) for position in positions for number, entry in (position or {}).items()]
+        tokens = [(token_id, entry.logprob) for position in positions for token_id, entry in (position or {}).items()]
         if not tokens or len(tokens) != len(positions):
             raise ValueError(f"{len(tokens)} log-probabilities of {len(positions)} tokens")
         return tokens
 
 
 class _Completion(Struct, frozen=True):
-    choices: Annotated[tuple[Scored, ...], Meta(min_length=1)]
+    choices: Annotated[tuple[ScoredChoice, ...], Meta(min_length=1)]
 
 
-def parse_scored(body: bytes) -> Scored:
+def parse_scored(body: bytes) -> ScoredChoice:
     """Read a completion. Raises ValueError, also for NaN."""
     return json.decode(body, type=prepared(_Completion)).choices[0]
 
 
-def find_nonsense(texts: Iterable[Scored], expected: float | None) -> tuple[float, str]:
+def find_nonsense(texts: Iterable[ScoredChoice], expected: float | None) -> tuple[float, str]:
     """The mean log-probability of known texts, and what is wrong with it. Raises ValueError.
 
     Chance is that of a vocabulary which ends with the highest token seen: the real one is no smaller.
     """
-    tokens = [token for text in texts for token in text.prompt]
+    tokens = [token for text in texts for token in text.prompt_tokens]
     mean = sum(logprob for _, logprob in tokens) / len(tokens)
-    chance = -math.log(2 + max(number for number, _ in tokens))
+    chance = -math.log(2 + max(token_id for token_id, _ in tokens))
     if mean < MOST_OF_CHANCE * chance:
         return mean, f"known texts: {mean:.2f} a token, {MOST_OF_CHANCE * chance:.2f} needed, chance is {chance:.2f}"
     if expected is not None and mean < expected - MOST_WORSE:
@@ -96,13 +96,18 @@ def find_nonsense(texts: Iterable[Scored], expected: float | None) -> tuple[floa
     return mean, ""
 
 
-def find_gap(answer: Scored, as_prompt: Scored) -> tuple[float, str]:
+def find_gap(answer: ScoredChoice, as_prompt: ScoredChoice) -> tuple[float, str]:
     """Mean distance of an answer's log-probabilities from those of its tokens as a prompt, and what is wrong with it.
 
     Single tokens are not compared: kernels of decode and prefill may differ much at a few. Raises ValueError.
     """
-    prefilled, decoded = as_prompt.prompt, answer.logprobs.token_logprobs if answer.logprobs else ()
-    if [number for number, _ in prefilled] != [*answer.ids[1:]] or not 0 < len(decoded) == len(answer.token_ids or ()):
+    prefilled, decoded = as_prompt.prompt_tokens, answer.logprobs.token_logprobs if answer.logprobs else ()
+    if [token_id for token_id, _ in prefilled] != [*answer.all_ids[1:]] or not 0 < len(decoded) == len(
+        answer.token_ids or ()
+    ):
         raise ValueError("other tokens have log-probabilities than those of the answer")
-    gap = sum(abs(a - b) for a, (_, b) in zip(decoded, prefilled[-len(decoded) :], strict=True)) / len(decoded)
+    gap = sum(
+        abs(decoded_at - prefilled_at)
+        for decoded_at, (_, prefilled_at) in zip(decoded, prefilled[-len(decoded) :], strict=True)
+    ) / len(decoded)
     return gap, "" if gap <= MOST_APART else f"an answer is {gap:.2f} nats off its own score, at most {MOST_APART}"

@@ -161,7 +161,7 @@ async def _compare_scores(
     try:
         for prompts in batches:
             answers = await asyncio.gather(*(endpoint.score(prompt, seconds, WRITE) for prompt in prompts))
-            gaps += [find_gap(answer, await endpoint.score(answer.ids, seconds, SCORE)) for answer in answers]
+            gaps += [find_gap(answer, await endpoint.score(answer.all_ids, seconds, SCORE)) for answer in answers]
     except (HttpError, ValueError) as error:
         return _make_failed(name, error)
     note = f"up to {max(gap for gap, _ in gaps):.3f} nats a token apart"

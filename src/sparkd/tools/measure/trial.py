@@ -6,6 +6,7 @@ from collections.abc import Callable
 from sparkd.base.config import Settings
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, NotReadyError
 from sparkd.base.lib.text import sanitize
+from sparkd.base.state.switch import AWAITED_SECONDS
 from sparkd.tools.measure.bench import Benchmark, Wanted
 from sparkd.tools.measure.figures import Spread
 from sparkd.tools.node.served import CONNECTIONS, open_endpoint, run_smoke
@@ -14,20 +15,18 @@ DEFAULT_CONCURRENCY = 4
 """Requests at once where a recipe expects no figures."""
 RUNS = 5
 """Batches of requests, one after the other."""
-AWAITED_SECONDS = 900
-"""For docker or a peer, as long as the agent waits for them (agent/daemon/switching.py)."""
 MEASURE_SECONDS = 3600
-"""For smoke and bench, each of which may be done twice."""
+"""Time of smoke and bench, each of which may be done twice."""
 
 
-def trial_limit_seconds(config: Settings, drain: int) -> int:
+def trial_limit_seconds(settings: Settings, drain: int) -> int:
     """Seconds until a trial ends by itself. `drain`: seconds that running requests have left."""
-    return ready_seconds(config) + AWAITED_SECONDS + drain + MEASURE_SECONDS
+    return ready_seconds(settings) + AWAITED_SECONDS + drain + MEASURE_SECONDS
 
 
-def ready_seconds(config: Settings) -> int:
+def ready_seconds(settings: Settings) -> int:
     """Seconds to wait until a plan serves: its load, and the compilation of its kernels."""
-    return config.readiness.timeout_seconds + config.readiness.warm_seconds
+    return settings.readiness.timeout_seconds + settings.readiness.warm_seconds
 
 
 def smoke_once() -> list[str]:

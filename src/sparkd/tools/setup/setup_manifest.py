@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from sparkd.agent.actions import files
+from sparkd.agent.actions import files as file_actions
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.state.file import StateFile
@@ -17,7 +17,7 @@ from sparkd.base.state.file import StateFile
 LIMIT_BYTES = 1 << 20
 
 
-class Written(Struct, frozen=True):
+class WrittenFile(Struct, frozen=True):
     """A file that `init` has written, or is about to write."""
 
     path: str
@@ -36,7 +36,7 @@ class Written(Struct, frozen=True):
 class Manifest(Struct, frozen=True):
     """The record of all changes."""
 
-    files: tuple[Written, ...]
+    files: tuple[WrittenFile, ...]
 
 
 FILE = StateFile("setup.json", Manifest)
@@ -53,9 +53,9 @@ class Setup:
 
     def hold_lock(self) -> AbstractContextManager[None]:
         """The lock for changes. Raises UsageError while another process has it."""
-        return files.hold_command_lock(self._root)
+        return file_actions.hold_command_lock(self._root)
 
-    def written(self) -> tuple[Written, ...]:
+    def written(self) -> tuple[WrittenFile, ...]:
         """The entries of the manifest, in the order of their changes."""
         manifest = FILE.read(self.files, _refuse)
         return manifest.files if manifest else ()
@@ -80,11 +80,11 @@ class Setup:
         `own`: as in `record`.
         """
         self.record(path, text, own=own)
-        with files.usage_error(f"{path} can't be written"):
+        with file_actions.usage_error(f"{path} can't be written"):
             if (current_text := self.read(path)) is not None and mode & 0o077:
                 mode = self.files.lstat(path).permissions
             if current_text != text:
-                files.write(self._root / path.lstrip("/"), text, mode, durable=True)
+                file_actions.write(self._root / path.lstrip("/"), text, mode, durable=True)
 
     def record(self, path: str, text: str, *, own: bool = False) -> None:
         """Record in the manifest that this file is about to be written, with this text.
@@ -99,34 +99,36 @@ class Setup:
             original = None
         elif previous and (current_text in (None, previous.before) or not previous.is_edited(current_text)):
             original = previous.before  # what is there now is sparkd's, or what was there before sparkd
-        self._save((*others, Written(path, original, _hash(text), replaced_sha256=_hash(current_text))))
+        self._save((*others, WrittenFile(path, original, _hash(text), replaced_sha256=_hash(current_text))))
 
     def take_back(self) -> Iterator[str]:
         """Remove or restore each file, and yield a line on it; remove the manifest at the end. Raises UsageError."""
         for file in reversed(self.written()):
-            with files.usage_error(f"{file.path} can't be changed"):
+            with file_actions.usage_error(f"{file.path} can't be changed"):
                 yield self._take_back(file)
-        with files.usage_error(f"{FILE.path} can't be removed"):
-            files.remove(self._root / FILE.path.lstrip("/"))
+        with file_actions.usage_error(f"{FILE.path} can't be removed"):
+            file_actions.remove(self._root / FILE.path.lstrip("/"))
 
-    def _take_back(self, file: Written) -> str:
+    def _take_back(self, file: WrittenFile) -> str:
         current_text, path = self.read(file.path), self._root / file.path.lstrip("/")
         if current_text is None or current_text == file.before:
             return f"{file.path} {'is gone' if current_text is None else 'is as it was before'}"
         if file.is_edited(current_text):
             return f"left {file.path}: it was changed since"
         if file.before is None or not file.before.strip():
-            files.remove(path)
+            file_actions.remove(path)
             if path.parent.name.endswith(".service.d"):
                 with suppress(OSError):  # it has other files
                     path.parent.rmdir()
             return f"removed {file.path}"
-        files.write(path, file.before, self.files.lstat(file.path).permissions, durable=True)
+        file_actions.write(path, file.before, self.files.lstat(file.path).permissions, durable=True)
         return f"restored {file.path}"
 
-    def _save(self, entries: tuple[Written, ...]) -> None:
-        with files.usage_error(f"{FILE.path} can't be written"):
-            files.write(self._root / FILE.path.lstrip("/"), FILE.encode(Manifest(entries)), FILE.mode, durable=True)
+    def _save(self, entries: tuple[WrittenFile, ...]) -> None:
+        with file_actions.usage_error(f"{FILE.path} can't be written"):
+            file_actions.write(
+                self._root / FILE.path.lstrip("/"), FILE.encode(Manifest(entries)), FILE.mode, durable=True
+            )
 
 
 def _hash(text: str | None) -> str:

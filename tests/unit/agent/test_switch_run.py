@@ -1,12 +1,15 @@
 """A run that switches to a chosen plan judges what the model writes before it serves."""
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.unit.agent_runs import World, end, open_world, phases, run_agent, serving
+from tests.unit.conftest import Notifications
 from tests.unit.engine_server import Reply
 from tests.unit.nodes import until
 
@@ -25,8 +28,15 @@ class Model:
     text = " 9, 10, 11, 12, 13"
     busy = 3
 
+    def __init__(self) -> None:
+        self.in_trial: Callable[[], object] = lambda: None
+        """Called at each completion but the first, which makes the engine ready."""
+        self._completions = itertools.count()
+
     def answer(self, request: str, _: str) -> Reply:
         if request == "POST /v1/completions":
+            if next(self._completions):
+                self.in_trial()
             completion = {
                 "choices": [{"text": self.text, "finish_reason": "length"}],
                 "usage": {"completion_tokens": 24},
@@ -185,6 +195,27 @@ def test_a_chosen_plan_that_writes_garbage_never_serves_and_is_left(switched: Wo
     assert switched.last_exit.reason.startswith(
         "back to what is configured, recipe new did not come up: its smoke test failed: repeats one piece of text"
     )
+
+
+def test_a_plan_whose_engine_ends_in_its_trial_has_not_served(
+    switched: World, model: Model, notifications: Notifications
+) -> None:
+    messages = list[object]()
+
+    def end_engine() -> None:
+        with suppress(AssertionError):
+            until(lambda: "test prompts" in str(switched.read("run/sparkd/report.json")["message"]), 5)
+        messages.append(switched.read("run/sparkd/report.json")["message"])
+        switched.fail()
+
+    model.in_trial = end_engine
+    choose_new(switched)
+    code, journal = run_agent(switched)
+    assert (code, stage(switched)) == (ExitCode.ENGINE_ENDED, "none"), journal
+    assert messages[0] == "the new plan answers test prompts"
+    assert "did not come up: the engine ended while answering HTTP, " in switched.last_exit.reason
+    assert switched.last_exit.hint == "its log: sudo sparkd logs --since 1d --engine"
+    assert "READY=1" not in notifications()
 
 
 def test_with_smoke_on_start_garbage_after_a_start_is_a_warning_and_ends_nothing(switched: World, model: Model) -> None:

@@ -23,7 +23,7 @@ from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import Cause, EngineDeadError, EngineEndedError, PeerLostError, RankEndedError
 from sparkd.base.lib.main_loop import never
 from sparkd.base.lib.times import format_clock
-from sparkd.base.status.model import Phase
+from sparkd.base.status.model import IN_SERVICE, Phase
 
 LOST_GRACE_SECONDS = 0.5
 """Grace period of an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no
@@ -162,11 +162,11 @@ def conclude_end(agent: Agent, error: EngineEndedError) -> EngineEndedError:
     assert running is not None
     agent.loop.endings.enter(Stage.END)
     agent.loop.report_stopping()  # already now: finding the cause takes seconds
-    reason, code = error.reason, ""
+    reason, code, was_serving = error.reason, "", agent.reporter.report.phase in IN_SERVICE  # not yet in a plan's trial
     if isinstance(error, RankEndedError):
         code = _read_exit(agent, running)
-        during = "while serving" if running.ready else f"while {running.log.progress.step}"
-        reason = f"{reason} {during}, {running.seconds:.0f} s after its start, with exit code {code}"
+        step = "serving" if was_serving else running.log.progress.step
+        reason = f"{reason} while {step}, {running.seconds:.0f} s after its start, with exit code {code}"
     cause, words = _find_cause(agent, running, code)
     reason = f"{reason}: {words}" if words else f"{reason}; it named no cause"
     if agent.context.peers and cause is Cause.ENGINE_ERROR and OTHER_RANK.search(words):
@@ -177,9 +177,7 @@ def conclude_end(agent: Agent, error: EngineEndedError) -> EngineEndedError:
         # they end because of this rank, so it only counts whether they answer.
         agent.phase.enter(Phase.FAILED, reason)
         _await_peer_answers(agent, reason, killed_at)
-    return EngineEndedError(
-        reason, "" if running.ready else "its log: sudo sparkd logs --since 1d --engine", cause=cause
-    )
+    return EngineEndedError(reason, "" if was_serving else "its log: sudo sparkd logs --since 1d --engine", cause=cause)
 
 
 def _read_exit(agent: Agent, running: Running) -> str:

@@ -21,6 +21,7 @@ def try_out(agent: Agent, running: Running) -> None:
     if not agent.switching.tried:
         return
     agent.reporter.update(message="the new plan answers test prompts")
+    agent.reporter.publish()  # the report's pace may keep it back, and nothing else changes in the trial
     faults = _keep_smoke_result(agent, agent.loop.beside(_run_smoke_test(agent, running), math.inf, "the smoke test"))
     if faults:
         raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", HINT)

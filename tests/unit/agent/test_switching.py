@@ -237,6 +237,17 @@ def start_clocked(node: AgentUnderTest, switch: Switch) -> tuple[Switching, list
     return Switching(run_by(node, switch), lambda: seconds[0]), seconds
 
 
+@pytest.mark.parametrize("until", [FAR_AHEAD, ""])
+def test_an_agent_that_takes_a_rank_over_knows_the_end_of_its_plan_by_the_file(
+    started: AgentUnderTest, until: str
+) -> None:
+    kept = write_switch(started, Stage.IN_FORCE, until=LONG_AGO)
+    longer = write_switch(started, Stage.IN_FORCE, until=until)  # while the agent before it ran
+    agent = started.remake(context=replace(started.agent.context, switch=kept), switch_seen=object())
+    wait_for_end(agent.switching, started, 0.5)
+    assert read_switch(started) == agent.switching.switch == longer
+
+
 def test_a_new_plan_that_stays_blocked_without_a_break_is_given_up(started: AgentUnderTest) -> None:
     switching, seconds = start_clocked(started, write_switch(started, Stage.TRYING, 1))
     started.agent.phase.enter(Phase.BLOCKED, "image: missing")

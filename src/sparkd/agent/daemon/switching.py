@@ -222,6 +222,8 @@ class Switching:
         own_switch, choice = self.switch, self._agent.store.try_read(FILE.load)
         if own_switch is None or choice is None or choice.chosen_at != own_switch.chosen_at:
             return False
+        if event is Event.EXPIRED and not choice.expired(datetime.now(UTC)):
+            return False  # it was given more time, as before this agent took the rank over
         changed = step(choice, event)
         if changed == choice or not self._agent.store.compare_and_swap(FILE, choice, changed):
             return False

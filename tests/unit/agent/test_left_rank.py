@@ -19,6 +19,7 @@ from tests.unit.agent_runs import record as in_main_loop
 from tests.unit.rank_records import rank_record
 
 from sparkd.agent.daemon.bootstrap import build_agent
+from sparkd.agent.daemon.configuration_stamp import digest_stamp
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.taking_over import FILE as KEPT
 from sparkd.agent.daemon.taking_over import KeptRank
@@ -183,6 +184,20 @@ def test_a_disk_that_hangs_keeps_no_agent_from_the_rank_since_the_main_thread_op
     assert taken_over
     assert [path for path in opened if "/var/lib/" in path] == []
     assert [path for path in opened if "/run/sparkd/" in path], "these are seen"
+
+
+def test_a_new_cluster_key_is_no_configuration_that_counts_at_the_next_restart(world: World) -> None:
+    def read_stamp(agent: Agent) -> str:
+        agent.actions.release()
+        return digest_stamp(agent)
+
+    stamps = []
+    for name in ("", "cluster.key", "head.pub", "conf.d/more.toml"):
+        if name:
+            world.tree.file(f"/etc/sparkd/{name}", "# new\n")
+        stamps += [start_agent(world.tree, read_stamp)[0]]
+    assert stamps[:2] == stamps[1:3]
+    assert stamps[3] != stamps[2]
 
 
 def test_an_engine_that_ended_during_a_reload_has_its_own_cause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

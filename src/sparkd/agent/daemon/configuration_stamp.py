@@ -6,32 +6,39 @@ counts as a change.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 from sparkd.agent.daemon.context import Agent
+from sparkd.base.cluster.head_key import PRIVATE, PUBLIC
 from sparkd.base.lib.errors import OutdatedPlanError
 
 FOLDER = "etc/sparkd"
 
 
-def stamp_configuration(root: str | os.PathLike[str]) -> object:
+def stamp_configuration(root: str | os.PathLike[str]) -> Mapping[Path, tuple[int, ...]]:
     """A stamp that changes with every edit below /etc/sparkd. Folders that can't be listed are left out."""
     walked = os.walk(Path(root, FOLDER))
     return _stamp_files(Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
 
 
-def digest_stamp(stamp: object) -> str:
-    """Digest of what `stamp_configuration` returns, for an agent that takes over the rank of this one."""
-    return sha256(repr(stamp).encode()).hexdigest()
+def digest_stamp(agent: Agent) -> str:
+    """Digest of `Agent.configured_at` for an agent that takes over the rank of this one.
+
+    The cluster's keys are left out: an agent that runs reads them again, so that a new one counts at once.
+    """
+    root, key_file = agent.host.files.root, agent.context.configured.cluster.key_file
+    keys = {Path(root, path.lstrip("/")) for path in (key_file, PRIVATE, PUBLIC)}
+    stamps = [(path, stamp) for path, stamp in agent.configured_at.items() if path not in keys]
+    return sha256(repr(stamps).encode()).hexdigest()
 
 
-def _stamp_files(paths: Iterable[Path]) -> object:
+def _stamp_files(paths: Iterable[Path]) -> Mapping[Path, tuple[int, ...]]:
     """A stamp of these files and folders. Those that can't be read are left out."""
-    stamps = {}
+    stamps = dict[Path, tuple[int, ...]]()
     for path in sorted(paths):
         with suppress(OSError):
             status = path.stat()

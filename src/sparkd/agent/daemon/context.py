@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
@@ -89,7 +90,7 @@ class AgentProcess(Struct, frozen=True):
     notifier: Notifier
     journal: Journal
     log: ProcessLog
-    configured_at: object
+    configured_at: Mapping[Path, tuple[int, ...]]
     """Stamp of the configuration, from before it was read."""
     pace: Pace = USUAL_PACE
 

@@ -109,7 +109,7 @@ def keep_rank(agent: Agent, running: Running) -> None:
         recipe=context.recipe,
         agreement=agent.agreed.agreement,
         peers=agent.monitor.tracked,
-        stamp=digest_stamp(agent.configured_at),
+        stamp=digest_stamp(agent),
         service=agent.look(read_service, 5.0, "the unit", ""),
         sources=running.log.progress.sources,
         secrets=agent.secrets,
@@ -274,7 +274,7 @@ def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
         hint = f"nothing is to be done; how that one ended: journalctl -u sparkd-{agent.context.role}"
         agent.events.warning("engine.rank.taken_over", container=rank.container_id[:12], reason=reason, hint=hint)
     changed = None
-    if digest_stamp(agent.configured_at) != adoptable.kept.stamp:
+    if digest_stamp(agent) != adoptable.kept.stamp:
         reason = "it has changed since this engine was started, and counts at the next restart"
         hint = f"sudo systemctl restart sparkd-{agent.context.role}"
         agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)

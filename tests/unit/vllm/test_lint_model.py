@@ -16,7 +16,7 @@ GQA: Config = {"num_attention_heads": 24, "num_key_value_heads": 8}
 TP = "tensor-parallel-size"
 
 
-def seen(config: Config, **flags: str) -> list[tuple[str, bool, str]]:
+def find_model_issues(config: Config, **flags: str) -> list[tuple[str, bool, str]]:
     named = {name.replace("_", "-"): text for name, text in flags.items()}
     issues = rules.find_issues(Launch({"gpu-memory-utilization": "0.9", **named}, model=parse_limits(config)))
     return [(issue.rule, issue.blocks, issue.reason) for issue in issues if issue.rule.startswith("model-")]
@@ -46,7 +46,7 @@ def seen(config: Config, **flags: str) -> list[tuple[str, bool, str]]:
 def test_heads_are_divided_by_tensor_parallelism(
     config: Config, ranks: str, issue: tuple[str, bool, str] | None
 ) -> None:
-    issues = seen(config, tensor_parallel_size=ranks)
+    issues = find_model_issues(config, tensor_parallel_size=ranks)
     if issue is None:
         assert issues == []
         return
@@ -88,15 +88,20 @@ def test_a_quantization_that_the_checkpoint_has_not_blocks(own: object, wanted: 
     quantized: Config = {"quantization_config": {"quant_method": own}}
     nested: Config = {"text_config": quantized}
     for config in (quantized, nested):
-        issues = seen(config, quantization=wanted)
+        issues = find_model_issues(config, quantization=wanted)
         assert [(rule, blocks) for rule, blocks, _ in issues] == ([("model-quantization", True)] if refused else [])
         assert all(f"--quantization {wanted}, and the model's config.json says " in reason for *_, reason in issues)
 
 
 def test_deepseek_v4_takes_any_and_overrides_are_not_judged() -> None:
     config: Config = {"num_attention_heads": 40, "quantization_config": {"quant_method": "fp8"}}
-    assert seen({**config, "model_type": "deepseek_v4"}, quantization="awq") == []
-    assert seen(config, quantization="awq", tensor_parallel_size="3", hf_overrides='{"num_attention_heads":3}') == []
+    assert find_model_issues({**config, "model_type": "deepseek_v4"}, quantization="awq") == []
+    assert (
+        find_model_issues(
+            config, quantization="awq", tensor_parallel_size="3", hf_overrides='{"num_attention_heads":3}'
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,27 +109,27 @@ def test_deepseek_v4_takes_any_and_overrides_are_not_judged() -> None:
     [("awq", True), ("gptq", True), ("modelopt", True), ("compressed-tensors", True), ("fp8", False), ("quark", False)],
 )
 def test_only_some_quantize_at_the_load(wanted: str, refused: bool) -> None:
-    issues = seen({"model_type": "llama"}, quantization=wanted)
+    issues = find_model_issues({"model_type": "llama"}, quantization=wanted)
     assert [rule for rule, *_ in issues] == ["model-quantization"] * refused
-    assert seen({}, quantization=wanted) == []  # no config.json was read
+    assert find_model_issues({}, quantization=wanted) == []  # no config.json was read
 
 
 @pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])
 def test_a_file_beside_config_json_says_that_a_checkpoint_is_quantized(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "quantization_config": null}')
-    assert len(seen(read(tmp_path), quantization="modelopt_fp4")) == 1
+    assert len(find_model_issues(read_config(tmp_path), quantization="modelopt_fp4")) == 1
     (tmp_path / name).write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}')
-    assert seen(read(tmp_path), quantization="modelopt_fp4") == []
+    assert find_model_issues(read_config(tmp_path), quantization="modelopt_fp4") == []
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '"x"', "[" * 100_000, "{}", '{"a": ' + "9" * 5000 + "}", "x" * (5 << 20)])
 def test_hostile_files_say_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GQA))
     (tmp_path / "hf_quant_config.json").write_text(text)
-    assert read(tmp_path) == GQA
+    assert read_config(tmp_path) == GQA
     (tmp_path / "config.json").write_text(text)
-    assert read(tmp_path) == {}
+    assert read_config(tmp_path) == {}
 
 
-def read(folder: Path) -> Config:
+def read_config(folder: Path) -> Config:
     return dict(weights.read_config(Files(), str(folder)))

@@ -19,16 +19,16 @@ from sparkd.base.lib.errors import UsageError
 from sparkd.base.state.file import LIMIT_BYTES, FolderError, StateFile, ignore_report
 
 
-class Thing(Struct, frozen=True):
+class Document(Struct, frozen=True):
     names: tuple[str, ...]
     engine: Engine = Engine()
 
 
-FILE = StateFile("thing.json", Thing)
-GOOD = Thing(("a", "\udcff"), Engine(env={"A": "hunter2"}))
+FILE = StateFile("document.json", Document)
+GOOD = Document(("a", "\udcff"), Engine(env={"A": "hunter2"}))
 
 
-def read(tree: Tree) -> tuple[Thing | None, list[str]]:
+def read(tree: Tree) -> tuple[Document | None, list[str]]:
     reports: list[str] = []
     return FILE.read(Host(tree.root).files, reports.append), reports
 
@@ -56,15 +56,15 @@ def test_no_file_is_no_error(tree: Tree) -> None:
 )  # fmt: skip
 def test_bad_content_is_reported_without_its_values_and_counts_as_absent(tree: Tree, text: str, reason: str) -> None:
     tree.file(FILE.path, text)
-    found, (line,) = read(tree)
-    assert found is None
-    assert line.startswith("/var/lib/sparkd/thing.json can't be read: ")
+    content, (line,) = read(tree)
+    assert content is None
+    assert line.startswith("/var/lib/sparkd/document.json can't be read: ")
     assert reason in line
     assert "hunter2" not in line
 
 
 @given(st.binary() | st.text().map(str.encode))
-def test_anything_is_decoded_or_refused(content: bytes) -> None:
+def test_random_content_is_a_value_error(content: bytes) -> None:
     with pytest.raises(ValueError):
         FILE.decode(content)
 
@@ -79,14 +79,14 @@ def test_neither_a_link_nor_a_folder_nor_a_pipe_is_read(tree: Tree) -> None:
     assert read(tree)[0] is None
     path.unlink()
     path.mkdir()
-    found, reports = read(tree)
-    assert (found, len(reports)) == (None, 1)
+    content, reports = read(tree)
+    assert (content, len(reports)) == (None, 1)
 
 
 def test_a_folder_in_place_of_a_file_is_left_alone_and_named_with_what_moves_it_away(tree: Tree) -> None:
     path = tree.root / FILE.path.lstrip("/")
     path.mkdir(parents=True)
-    with pytest.raises(FolderError, match=r"^/var/lib/sparkd/thing\.json is a folder") as raised:
+    with pytest.raises(FolderError, match=r"^/var/lib/sparkd/document\.json is a folder") as raised:
         FILE.load(Host(tree.root).files, ignore_report)
     command = shlex.split(raised.value.hint.replace(FILE.path, str(path)).removeprefix("sudo "))
     subprocess.run(command, check=True)
@@ -102,10 +102,10 @@ def test_a_user_needs_root(tree: Tree) -> None:
         assert read(tree) == (GOOD, [])
 
 
-def test_what_can_t_be_read_now_is_not_written_over(tree: Tree) -> None:
+def test_what_cannot_be_read_now_is_not_written_over(tree: Tree) -> None:
     path = tree.file(FILE.path, FILE.encode(GOOD))
     files = Host(tree.root).files
-    with files_left(2), pytest.raises(OSError, match=r"thing\.json can't be read: Too many open files"):
-        compare_and_swap(files, FILE, None, Thing(()))  # its lock, and the file's name, but not its content
+    with files_left(2), pytest.raises(OSError, match=r"document\.json can't be read: Too many open files"):
+        compare_and_swap(files, FILE, None, Document(()))  # its lock, and the file's name, but not its content
     assert read(tree) == (GOOD, [])
-    assert list(path.parent.iterdir()) == [path, path.with_name(".thing.json.lock")]
+    assert {*path.parent.iterdir()} == {path, path.with_name(".document.json.lock")}

@@ -45,15 +45,16 @@ def test_a_code_may_be_typed_in_small_letters_with_blanks_and_letters_that_look_
 
 @given(SECRETS, st.data())
 def test_each_wrong_letter_and_each_swap_of_neighbours_is_known_as_a_typo(secret: int, data: st.DataObject) -> None:
-    code = str(JoinCode(HEAD, secret))
-    place = data.draw(st.sampled_from([at for at in range(len(HEAD) + 1, len(code)) if code[at] != "-"]))
-    other = data.draw(st.sampled_from([letter for letter in LETTERS if letter != code[place]]))
-    typos = [code[:place] + other + code[place + 1 :]]
-    if place + 1 < len(code) - 2 and "-" not in code[place : place + 2] and code[place] != code[place + 1]:
-        typos.append(code[:place] + code[place + 1] + code[place] + code[place + 2 :])
+    letters = str(JoinCode(HEAD, secret)).removeprefix(f"{HEAD}-").replace("-", "")
+    place = data.draw(st.sampled_from(range(len(letters))))
+    other = data.draw(st.sampled_from([letter for letter in LETTERS if letter != letters[place]]))
+    typos = [letters[:place] + other + letters[place + 1 :]]
+    neighbours = letters[place : place + 2]
+    if len(set(neighbours)) == 2:
+        typos.append(letters[:place] + neighbours[::-1] + letters[place + 2 :])
     for typo in typos:
         with pytest.raises(UsageError, match="typo"):
-            JoinCode.parse(typo)
+            JoinCode.parse(f"{HEAD}-{typo}")
 
 
 @given(SECRETS, st.sampled_from(["10.0.0.2", "10.0.1.1", "11.0.0.1", "10.0.0.11", "10.0.0.101"]))
@@ -86,10 +87,10 @@ def test_a_text_that_is_no_code_is_refused_without_being_quoted(text: str) -> No
 
 
 def make_seals(code: JoinCode, theirs: JoinCode, node: str = NODE, challenge: str = "c") -> tuple[Seal, Seal]:
-    """For messages of the node: the node's, and the head's."""
-    of_head, of_node = Ephemeral(), Ephemeral()
-    (node_seal, _) = of_node.seals(of_head.public, code, NODE, "c", head=False)
-    (head_seal, _) = of_head.seals(of_node.public, theirs, node, challenge, head=True)
+    """The seal of the node's messages, as the node has it and as the head has it."""
+    head_key, node_key = Ephemeral(), Ephemeral()
+    (node_seal, _) = node_key.seals(head_key.public, code, NODE, "c", head=False)
+    (head_seal, _) = head_key.seals(node_key.public, theirs, node, challenge, head=True)
     return node_seal, head_seal
 
 
@@ -124,8 +125,8 @@ def test_another_exchange_of_the_same_code_opens_nothing() -> None:
 
 
 def test_the_two_directions_have_keys_of_their_own() -> None:
-    of_head, of_node = Ephemeral(), Ephemeral()
-    from_node, to_node = of_head.seals(of_node.public, CODE, NODE, "c", head=True)
+    head_key, node_key = Ephemeral(), Ephemeral()
+    from_node, to_node = head_key.seals(node_key.public, CODE, NODE, "c", head=True)
     with pytest.raises(ValueError, match="without the code"):
         to_node.open(from_node.close(Note("hello")), Note)
 

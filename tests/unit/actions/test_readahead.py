@@ -90,7 +90,9 @@ def test_readahead_that_somebody_else_set_meanwhile_stays(disk: Tree, tmp_path: 
      '{"path": "/sys/class/bdi/259:0/read_ahead_kb", "before_kib": "x", "after_kib": 8}'],
 )  # fmt: skip
 def test_an_invalid_state_file_changes_nothing(disk: Tree, tmp_path: Path, text: str) -> None:
-    saved_file = tmp_path / "readahead.json"
+    saved_file, other_file = tmp_path / "readahead.json", disk.file("/etc/passwd", "8\n")
     saved_file.write_text(text)
     assert page_cache.restore_readahead(Host(disk.root), saved_file) is None
     assert read_ahead(disk) == "128"
+    assert other_file.read_text() == "8\n"
+    assert saved_file.read_text() == text

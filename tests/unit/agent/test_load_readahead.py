@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, EventLines, addresses, agent_under_test
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test
 from tests.unit.cluster_nodes import settings as cluster_settings
 
-from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.page_cache import lower_readahead, restore_readahead
 from sparkd.base.config import Engine, Settings
 from sparkd.base.lib.main_loop import never
@@ -26,9 +25,9 @@ def lowering(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
 
 
 @pytest.fixture
-def agent(tree: Tree, port: int) -> Iterator[Agent]:
+def not_lowering(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
     with agent_under_test(tree, 1, settings(port, 0)) as node:
-        yield node.agent
+        yield node
 
 
 def test_a_readahead_that_cannot_be_set_is_logged_and_ends_no_launch(lowering: AgentUnderTest) -> None:
@@ -44,7 +43,6 @@ def test_where_no_thread_can_restore_readahead_that_is_logged(lowering: AgentUnd
     assert "can't start new thread" in failure
 
 
-def test_without_the_setting_readahead_is_not_read(agent: Agent) -> None:
-    lower_readahead(agent)
-    assert isinstance(agent.events, EventLines)
-    assert agent.events.lines == []
+def test_without_the_setting_readahead_is_not_read(not_lowering: AgentUnderTest) -> None:
+    lower_readahead(not_lowering.agent)
+    assert not_lowering.events.lines == []

@@ -1,4 +1,4 @@
-"""What is a `vllm serve`."""
+"""Which arguments are a `vllm serve`."""
 
 import pytest
 

@@ -7,7 +7,6 @@ from tests.unit.verdicts import expect
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.kernel import Kernel, KernelFacts
 from sparkd.base.host import Host
-from sparkd.base.host.grub import read_next_boot
 from sparkd.base.lib.text import GIB
 
 GOOD = "6.17.0-1032-nvidia"
@@ -81,49 +80,6 @@ def test_the_kernel_of_the_next_boot_is_judged_before_it(
         _, latest = names
         assert f"the next boot takes kernel {latest}" in verdict.reason
         assert verdict.hint.startswith(f"sudo apt remove linux-image-{latest} && sudo apt-mark hold ")
-
-
-KEY = "GRUB_CMDLINE_LINUX_DEFAULT"
-
-
-@pytest.mark.parametrize(
-    ("grub", "drop_in", "words"),
-    [
-        pytest.param(f"{KEY}=kho=off", f'{KEY}="quiet"', ("quiet",), id="a drop-in replaces it"),
-        pytest.param(f'{KEY}="kho=off"', f'{KEY}="${KEY} splash"', ("kho=off", "splash"), id="a drop-in appends"),
-        pytest.param(f"{KEY}=a", f'export {KEY}="b ${{{KEY}}}"', ("b", "a"), id="in braces"),
-        pytest.param(f"{KEY}=a", f'{KEY}="${{{KEY}:+${KEY} }}b"', ("a", "b"), id="only where there is one"),
-        pytest.param("", f'{KEY}="${{{KEY}:+${KEY} }}b"', ("b",), id="where there is none"),
-        pytest.param(f"{KEY}=a", f'{KEY}="${{{KEY}:-quiet}} b"', ("a", "b"), id="no default is needed"),
-        pytest.param("", f'{KEY}="${{{KEY}:-quiet}} b"', ("quiet", "b"), id="a default"),
-        pytest.param(f"{KEY}=a", f'{KEY}+=" b"', ("a", "b"), id="the shell's operator"),
-        pytest.param(f"{KEY}=a", f"{KEY}='${KEY} b'", (f"${KEY}", "b"), id="as it stands"),
-        pytest.param("GRUB_CMDLINE_LINUX_RECOVERY=kho=off", "", (), id="recovery mode alone"),
-        pytest.param(f'{KEY}="a b" # kho=off', "", ("a", "b"), id="a comment"),
-        pytest.param(f'#{KEY}="a"', "", (), id="commented out"),
-        pytest.param(f"{KEY}=a", "GRUB_CMDLINE_LINUX=b", ("b", "a"), id="both"),
-        pytest.param(f'{KEY}="a', "GRUB_CMDLINE_LINUX=b", ("b",), id="unparsable"),
-        pytest.param(f'{KEY}="a \\\nb"', "", ("a", "b"), id="over two lines"),
-        pytest.param(f'# quoted \\\n{KEY}="a"', "", ("a",), id="a comment has no next line"),
-        pytest.param(f'{KEY}="a b"; export {KEY}', "", ("a", "b"), id="another command behind it"),
-        pytest.param(f'{KEY}="a"', f'{KEY}="${{{KEY}:+${{{KEY}}} }}b"', ("a", "b"), id="before it, if any"),
-        pytest.param(f"{KEY}=", "", (), id="empty"),
-    ],
-)
-def test_grub_settings_are_read_as_the_shell_has_them(
-    tree: Tree, grub: str, drop_in: str, words: tuple[str, ...]
-) -> None:
-    host = machine(tree)
-    tree.file("/boot/vmlinuz-7.0.0-1019-nvidia")
-    tree.file("/etc/default/grub", f"{grub}\n")
-    tree.file("/etc/default/grub.d/50-more.cfg", f"{drop_in}\n")
-    tree.file("/etc/default/grub.d/60-other.conf", f"{KEY}=no drop-in\n")
-    assert read_next_boot(host.files) == ("7.0.0-1019-nvidia", words)
-
-
-def test_a_setting_that_repeats_itself_ends(tree: Tree) -> None:
-    tree.file("/etc/default/grub", f"{KEY}=a\n" + f'{KEY}="${KEY} ${KEY}"\n' * 100)
-    assert len(" ".join(read_next_boot(Host(tree.root).files)[1])) < 10_000
 
 
 def test_a_folder_that_only_root_may_read_hides_no_judgement(tree: Tree) -> None:

@@ -30,7 +30,7 @@ GOOD = "6.17.0-1032-nvidia"
 def test_a_kernel_that_is_known_to_be_bad_warns(facts: KernelFacts, level: Level, words: str) -> None:
     verdict = Kernel().judge(facts)
     expect(verdict, level, text=words)
-    assert verdict.reason.count(facts.release or "none") <= 1
+    assert verdict.reason.count(facts.release or "none") <= 1, "its release is named once"
 
 
 def machine(tree: Tree, command_line: str = "quiet", **cma: float) -> Host:

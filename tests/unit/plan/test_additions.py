@@ -6,18 +6,12 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, recipe
 
-from sparkd.agent.preflight.checks.paths import paths_of_plan
-from sparkd.agent.preflight.checks.rdma import Rdma, RdmaFacts
-from sparkd.base.config import Settings
-from sparkd.base.host.infiniband import Hca, Port
 from sparkd.base.lib.errors import AwaitedError
 from sparkd.base.plan.build import make_plan
-from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.recipes.comparison import compare_recipes
 from sparkd.base.recipes.explanation import explain
 from sparkd.base.recipes.loader import load_recipe
-from sparkd.base.recipes.schema import Container, Limit, Recipe
+from sparkd.base.recipes.schema import Limit, Recipe
 
 OF_THE_NODE = ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA")
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
@@ -81,26 +75,6 @@ def test_without_rdma_no_device_is_named_and_the_digest_is_the_same() -> None:
     assert (bare.digest, bare.names_hcas) == (plan(HEAD).digest, True)
     for tcp in ({"NCCL_IB_DISABLE": "1"}, {"NCCL_IB_DISABLE": "0x1"}, {"NCCL_NET": "Socket"}):
         assert not plan(HEAD, env=tcp).names_hcas, "TCP is meant: no device is awaited"
-
-
-def test_only_what_recipe_or_settings_name_insists_on_the_devices_of_the_fabric() -> None:
-    """The nodes' addresses may be of a LAN, and the cable with the devices another."""
-    lan = replace(HEAD, hcas=())
-    wanted: dict[str, object] = {"env": {"NCCL_IB_HCA": "{node.hcas}"}}
-    port = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", (Port(1, "ACTIVE", True),))
-    for made, transport in (
-        (plan(lan), "rdma"),
-        (plan(lan, env={"NCCL_IB_HCA": None}), "rdma"),
-        (plan(lan, configured(engine={"env": {"NCCL_IB_HCA": "mlx5_0"}}), **wanted), "tcp"),
-        (plan(lan, **wanted), "tcp"),
-        (plan(lan, configured(engine=wanted)), "tcp"),
-    ):
-        with_devices = replace(made, container=Container(devices=("/dev/infiniband",)))
-        check = Rdma.from_inputs(CheckInputs(with_devices, Settings()))
-        facts = RdmaFacts((port,), (), on_fabric=not check.interface)
-        assert check.transport(facts) == transport
-    assert "or NCCL_IB_HCA: null" in check.judge(facts).hint
-    assert plan(lan, configured(engine=wanted)).digest == plan(lan).digest
 
 
 def test_an_unknown_interface_is_awaited() -> None:
@@ -181,23 +155,6 @@ def test_a_stored_recipe_keeps_what_it_left_out() -> None:
     assert again.container.limits == {"memlock": Limit(soft=-1, hard=-1)}
 
 
-def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: Path) -> None:
-    head = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
-    (tmp_path / "x.yaml").write_text(f"{head}nodes: {{min: 2}}\nenv: {{VLLM_HOST_IP: null, NCCL_IB_HCA: mlx5_0}}\n")
-    shown = {line.key: (line.value, line.by) for line in explain(load_recipe("x", [tmp_path]), None)}
-    assert shown["env.GLOO_SOCKET_IFNAME"] == ("{node.interface}", "sparkd")
-    assert shown["container.ulimits.nofile"] == (1048576, "sparkd")
-    assert shown["container.ulimits.memlock"] == (-1, "sparkd")
-    assert "container.shm_bytes" not in shown, "ipc is host"
-    assert shown["env.VLLM_HOST_IP"] == (None, "recipe")
-    assert shown["env.NCCL_IB_HCA"] == ("mlx5_0", "recipe")
-    written = {"VLLM_HOST_IP": "{node.address}", "NCCL_IB_HCA": "{node.hcas}"}
-    assert compare_recipes(recipe(env=written), recipe()) == ()
-    assert [difference.key for difference in compare_recipes(recipe(env={ALLOCATOR: None}), recipe())] == [
-        f"env.{ALLOCATOR}"
-    ]
-
-
 BY_RDMA: dict[str, object] = {"container": {"devices": ["/dev/infiniband", "/dev/x"]}}
 
 
@@ -206,11 +163,3 @@ def test_a_launch_by_tcp_gets_no_device_of_rdma_and_has_the_same_digest() -> Non
     by_tcp = make_plan(recipe(**keys), configured(), HEAD, by_tcp=True)
     assert by_tcp.container.devices == ("/dev/x",)
     assert by_tcp.digest == plan(HEAD, **keys).digest
-
-
-@pytest.mark.parametrize(("node", "needed"), [(HEAD, True), (replace(HEAD, hcas=()), False), (ALONE, True)])
-def test_a_node_of_a_cluster_without_rdma_needs_no_device_of_it(node: Node, needed: bool) -> None:
-    made = plan(node, **BY_RDMA)
-    paths = [path.path for path in paths_of_plan(made)]
-    assert ("/dev/infiniband" in paths, "/dev/x" in paths) == (needed, True)
-    assert "/dev/infiniband" in made.container.devices, "devices that come later are awaited"

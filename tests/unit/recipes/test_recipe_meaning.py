@@ -167,6 +167,22 @@ def test_each_value_is_explained_with_its_source(tmp_path: Path) -> None:
     assert sections == sorted(sections, key=sections.index)
 
 
+def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: Path) -> None:
+    head = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
+    (tmp_path / "x.yaml").write_text(f"{head}nodes: {{min: 2}}\nenv: {{VLLM_HOST_IP: null, NCCL_IB_HCA: mlx5_0}}\n")
+    shown = {line.key: (line.value, line.by) for line in explain(load_recipe("x", [tmp_path]), None)}
+    assert shown["env.GLOO_SOCKET_IFNAME"] == ("{node.interface}", "sparkd")
+    assert shown["container.ulimits.nofile"] == (1048576, "sparkd")
+    assert shown["container.ulimits.memlock"] == (-1, "sparkd")
+    assert "container.shm_bytes" not in shown, "ipc is host"
+    assert shown["env.VLLM_HOST_IP"] == (None, "recipe")
+    assert shown["env.NCCL_IB_HCA"] == ("mlx5_0", "recipe")
+    written = {"VLLM_HOST_IP": "{node.address}", "NCCL_IB_HCA": "{node.hcas}"}
+    assert compare_recipes(recipe(env=written), recipe()) == ()
+    differences = compare_recipes(recipe(env={"PYTORCH_CUDA_ALLOC_CONF": None}), recipe())
+    assert [difference.key for difference in differences] == ["env.PYTORCH_CUDA_ALLOC_CONF"]
+
+
 def test_the_commands_print_it(tmp_path: Path) -> None:
     listed = sparkd("recipe", "list").stdout.splitlines()
     (balanced,) = (line for line in listed if line.startswith("deepseek-v4-flash-balanced "))

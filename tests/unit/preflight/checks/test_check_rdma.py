@@ -4,13 +4,17 @@ import pytest
 from msgspec.structs import replace
 from tests.machines.areas import fabric as machine
 from tests.tree import Tree
+from tests.unit.plans import HEAD, configured, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.rdma import Rdma, RdmaFacts, Selection
+from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.infiniband import Hca, Port
+from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.recipes.additions import why_tcp
+from sparkd.base.recipes.schema import Container
 
 ACTIVE, DOWN = (Port(1, "ACTIVE", True),), (Port(1, "DOWN", True),)
 F0 = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", ACTIVE)
@@ -147,3 +151,23 @@ def test_a_port_that_can_not_be_read_is_no_port_that_is_down(tree: Tree) -> None
     tree.folder("/sys/class/infiniband/rxe0/ports/1")
     with pytest.raises(FileNotFoundError):
         rdma().probe(Host(tree.root))
+
+
+def test_only_what_recipe_or_settings_name_insists_on_the_devices_of_the_fabric() -> None:
+    """The nodes' addresses may be of a LAN, and the cable with the devices another."""
+    lan = replace(HEAD, hcas=())
+    wanted: dict[str, object] = {"env": {"NCCL_IB_HCA": "{node.hcas}"}}
+    port = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", (Port(1, "ACTIVE", True),))
+    for made, transport in (
+        (plan(lan), "rdma"),
+        (plan(lan, env={"NCCL_IB_HCA": None}), "rdma"),
+        (plan(lan, configured(engine={"env": {"NCCL_IB_HCA": "mlx5_0"}}), **wanted), "tcp"),
+        (plan(lan, **wanted), "tcp"),
+        (plan(lan, configured(engine=wanted)), "tcp"),
+    ):
+        with_devices = replace(made, container=Container(devices=("/dev/infiniband",)))
+        check = Rdma.from_inputs(CheckInputs(with_devices, Settings()))
+        facts = RdmaFacts((port,), (), on_fabric=not check.interface)
+        assert check.transport(facts) == transport
+    assert "or NCCL_IB_HCA: null" in check.judge(facts).hint
+    assert plan(lan, configured(engine=wanted)).digest == plan(lan).digest

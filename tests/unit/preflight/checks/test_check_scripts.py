@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.plans import plan
+from tests.unit.plans import ALONE, HEAD, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
@@ -202,6 +202,14 @@ def test_a_plan_needs_its_script_model_secrets_mounts_and_devices_but_not_what_s
         ("/dev/infiniband", Requirement.ANYTHING),
     }
     assert all(needed.path for needed in paths_of_plan(replace(plan, user_script="", model_path="")))
+
+
+@pytest.mark.parametrize(("node", "needed"), [(HEAD, True), (replace(HEAD, hcas=()), False), (ALONE, True)])
+def test_a_node_of_a_cluster_without_rdma_needs_no_device_of_it(node: Node, needed: bool) -> None:
+    made = plan(node, container={"devices": ["/dev/infiniband", "/dev/x"]})
+    paths = [path.path for path in paths_of_plan(made)]
+    assert ("/dev/infiniband" in paths, "/dev/x" in paths) == (needed, True)
+    assert "/dev/infiniband" in made.container.devices, "devices that come later are awaited"
 
 
 def test_a_colon_is_part_of_a_path_except_in_words_of_docker(tree: Tree) -> None:

@@ -1,7 +1,5 @@
 """What sparkd adds to a plan that says nothing else: on each node by this node's values, under one digest."""
 
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, recipe
@@ -9,8 +7,6 @@ from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, recipe
 from sparkd.base.lib.errors import AwaitedError
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.recipes.explanation import explain
-from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.schema import Limit, Recipe
 
 OF_THE_NODE = ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA")
@@ -77,6 +73,12 @@ def test_without_rdma_no_device_is_named_and_the_digest_is_the_same() -> None:
         assert not plan(HEAD, env=tcp).names_hcas, "TCP is meant: no device is awaited"
 
 
+def test_settings_that_name_the_nodes_devices_themselves_leave_the_digest_as_it_is() -> None:
+    without_rdma = replace(HEAD, hcas=())
+    by_settings = plan(without_rdma, configured(engine={"env": {"NCCL_IB_HCA": "{node.hcas}"}}))
+    assert by_settings.digest == plan(without_rdma).digest
+
+
 def test_an_unknown_interface_is_awaited() -> None:
     with pytest.raises(AwaitedError, match=r"_IFNAME: \{node.interface\} is not known") as caught:
         plan(replace(HEAD, interface=""))
@@ -133,7 +135,7 @@ def test_memory_may_be_locked_without_limit_unless_the_recipe_gives_one() -> Non
     assert plan(container={"ulimits": {"memlock": None}}).digest != plan().digest
 
 
-def test_a_containers_own_shared_memory_is_large_unless_the_recipe_says_how_large(tmp_path: Path) -> None:
+def test_a_containers_own_shared_memory_is_large_unless_the_recipe_says_how_large() -> None:
     def size_bytes(**container: object) -> int | None:
         return plan(container=container).container.shm_size_bytes
 
@@ -142,10 +144,6 @@ def test_a_containers_own_shared_memory_is_large_unless_the_recipe_says_how_larg
     assert size_bytes(ipc="private") == size_bytes(ipc="shareable") == 32 << 30
     silent, explicit = (plan(container={"ipc": "private", "shm_bytes": size}) for size in (None, 32 << 30))
     assert (silent.digest, dict(silent.shared)["container.shm_bytes"]) == (explicit.digest, str(32 << 30))
-    text = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\ncontainer: {ipc: private}\n"
-    (tmp_path / "x.yaml").write_text(text)
-    shown = {one.key: (one.value, one.by) for one in explain(load_recipe("x", [tmp_path]), None)}
-    assert shown["container.shm_bytes"] == (32 << 30, "sparkd")
 
 
 def test_a_stored_recipe_keeps_what_it_left_out() -> None:
@@ -155,11 +153,8 @@ def test_a_stored_recipe_keeps_what_it_left_out() -> None:
     assert again.container.limits == {"memlock": Limit(soft=-1, hard=-1)}
 
 
-BY_RDMA: dict[str, object] = {"container": {"devices": ["/dev/infiniband", "/dev/x"]}}
-
-
 def test_a_launch_by_tcp_gets_no_device_of_rdma_and_has_the_same_digest() -> None:
-    keys = {"args": {"tensor-parallel-size": 2}, **BY_RDMA}
+    keys = {"args": {"tensor-parallel-size": 2}, "container": {"devices": ["/dev/infiniband", "/dev/x"]}}
     by_tcp = make_plan(recipe(**keys), configured(), HEAD, by_tcp=True)
     assert by_tcp.container.devices == ("/dev/x",)
     assert by_tcp.digest == plan(HEAD, **keys).digest

@@ -183,6 +183,13 @@ def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: P
     assert [difference.key for difference in differences] == ["env.PYTORCH_CUDA_ALLOC_CONF"]
 
 
+def test_the_size_of_a_containers_own_shared_memory_is_explained_as_sparkds(tmp_path: Path) -> None:
+    text = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\ncontainer: {ipc: private}\n"
+    (tmp_path / "x.yaml").write_text(text)
+    shown = {line.key: (line.value, line.by) for line in explain(load_recipe("x", [tmp_path]), None)}
+    assert shown["container.shm_bytes"] == (32 << 30, "sparkd")
+
+
 def test_the_commands_print_it(tmp_path: Path) -> None:
     listed = sparkd("recipe", "list").stdout.splitlines()
     (balanced,) = (line for line in listed if line.startswith("deepseek-v4-flash-balanced "))

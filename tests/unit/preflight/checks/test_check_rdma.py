@@ -153,21 +153,26 @@ def test_a_port_that_can_not_be_read_is_no_port_that_is_down(tree: Tree) -> None
         rdma().probe(Host(tree.root))
 
 
-def test_only_what_recipe_or_settings_name_insists_on_the_devices_of_the_fabric() -> None:
+NODES_HCAS = {"NCCL_IB_HCA": "{node.hcas}"}
+
+
+@pytest.mark.parametrize(
+    ("recipe_env", "settings_env", "insists"),
+    [
+        pytest.param({}, {}, False, id="neither"),
+        pytest.param({"NCCL_IB_HCA": None}, {}, False, id="left out by the recipe"),
+        pytest.param(NODES_HCAS, {}, True, id="the recipe"),
+        pytest.param({}, NODES_HCAS, True, id="the settings"),
+        pytest.param(NODES_HCAS, {"NCCL_IB_HCA": "rocep1s0f0"}, False, id="the settings name another"),
+    ],
+)
+def test_only_what_recipe_or_settings_name_insists_on_the_devices_of_the_fabric(
+    recipe_env: dict[str, str | None], settings_env: dict[str, str | None], insists: bool
+) -> None:
     """The nodes' addresses may be of a LAN, and the cable with the devices another."""
-    lan = replace(HEAD, hcas=())
-    wanted: dict[str, object] = {"env": {"NCCL_IB_HCA": "{node.hcas}"}}
-    port = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", (Port(1, "ACTIVE", True),))
-    for made, transport in (
-        (plan(lan), "rdma"),
-        (plan(lan, env={"NCCL_IB_HCA": None}), "rdma"),
-        (plan(lan, configured(engine={"env": {"NCCL_IB_HCA": "mlx5_0"}}), **wanted), "tcp"),
-        (plan(lan, **wanted), "tcp"),
-        (plan(lan, configured(engine=wanted)), "tcp"),
-    ):
-        with_devices = replace(made, container=Container(devices=("/dev/infiniband",)))
-        check = Rdma.from_inputs(CheckInputs(with_devices, Settings()))
-        facts = RdmaFacts((port,), (), on_fabric=not check.interface)
-        assert check.transport(facts) == transport
-    assert "or NCCL_IB_HCA: null" in check.judge(facts).hint
-    assert plan(lan, configured(engine=wanted)).digest == plan(lan).digest
+    made = plan(replace(HEAD, hcas=()), configured(engine={"env": settings_env}), env=recipe_env)
+    with_devices = replace(made, container=Container(devices=("/dev/infiniband",)))
+    check = Rdma.from_inputs(CheckInputs(with_devices, Settings()))
+    facts = RdmaFacts((F0,), (), on_fabric=not check.interface)
+    assert check.transport(facts) == ("tcp" if insists else "rdma")
+    assert ("or NCCL_IB_HCA: null" in check.judge(facts).hint) is insists

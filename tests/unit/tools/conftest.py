@@ -1,6 +1,7 @@
-"""Fixtures of the commands that set up a node, and of `sparkd model pull`."""
+"""Fixtures of the commands that set up a node, of `sparkd model pull`, and of copies to another node."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from tests.machines.areas import healthy
@@ -16,3 +17,12 @@ def spark(tree: Tree) -> Tree:
     healthy(tree, 0)
     shutil.rmtree(tree.root / "etc/sparkd")
     return tree
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All that PATH has."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder

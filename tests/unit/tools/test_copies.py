@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from tests.unit.actions.ssh_nodes import make_peer, write_program
+from tests.unit.tools.ssh_nodes import make_peer, write_program
 
 from sparkd.agent.actions.images import lock_scratch
 from sparkd.base.host import Host
@@ -23,21 +23,21 @@ from sparkd.tools.models.model_files import send_model
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is not the owner's")
 @pytest.mark.parametrize(("owner", "wanted"), [(65534, ["--copy-as=65534:65534"]), (0, [])])
-def test_root_reads_a_users_model_with_their_rights(programs: Path, owner: int, wanted: list[str]) -> None:
+def test_root_reads_a_users_model_with_their_rights(bin_folder: Path, owner: int, wanted: list[str]) -> None:
     """rsync follows links: one to /etc/shadow would give its owner that file on the other node."""
-    peer = make_peer(programs, namei="exit 0", sparkd="exit 0")
+    peer = make_peer(bin_folder, namei="exit 0", sparkd="exit 0")
     write_program(
-        programs / "rsync", f'printf "%s\\n" "$@" >>{programs}/words; echo "Total transferred file size: 0 bytes"'
+        bin_folder / "rsync", f'printf "%s\\n" "$@" >>{bin_folder}/words; echo "Total transferred file size: 0 bytes"'
     )
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:  # only root may write on the way there
         os.chown(folder, owner, owner)
         send_model(folder, lambda _: None, peer, quick=True)
-    assert [word for word in (programs / "words").read_text().splitlines() if "copy-as" in word] == 2 * wanted
+    assert [word for word in (bin_folder / "words").read_text().splitlines() if "copy-as" in word] == 2 * wanted
 
 
-def test_a_check_there_is_announced_since_it_takes_minutes(programs: Path, tmp_path: Path) -> None:
-    peer, lines = make_peer(programs, namei="exit 0", sparkd="echo whole"), list[str]()
-    write_program(programs / "rsync", 'echo "Total transferred file size: 0 bytes"')
+def test_a_check_there_is_announced_since_it_takes_minutes(bin_folder: Path, tmp_path: Path) -> None:
+    peer, lines = make_peer(bin_folder, namei="exit 0", sparkd="echo whole"), list[str]()
+    write_program(bin_folder / "rsync", 'echo "Total transferred file size: 0 bytes"')
     send_model(str(tmp_path), lines.append, peer, quick=False)
     assert lines == ["far: nothing to send", "far: its files are checked there", "far: whole"]
 
@@ -59,13 +59,13 @@ CONTAINERD = json.dumps({"DockerRootDir": "/", "DriverStatus": [["driver-type", 
     ],
 )
 def test_room_is_for_the_rest_of_the_archive_and_for_the_image(
-    programs: Path, archive_gib: int, info: str, there_gib: int, needed_gib: int | None
+    bin_folder: Path, archive_gib: int, info: str, there_gib: int, needed_gib: int | None
 ) -> None:
     """45 GiB are free, 30 are for unpacked layers; containerd's store keeps the packed ones beside them."""
-    peer = make_peer(programs, docker=f"echo '{info}'", df=f"echo /dev/x 9 9 {45 << 20} 9% /")
+    peer = make_peer(bin_folder, docker=f"echo '{info}'", df=f"echo /dev/x 9 9 {45 << 20} 9% /")
     there = f"{SCRATCH}/image.tar"
     if there_gib:
-        with (programs.parent / "far" / there).open("wb") as file:
+        with (bin_folder.parent / "far" / there).open("wb") as file:
             file.truncate(there_gib << 30)
     image = image_copy.Image("name:tag", "0" * 64, ImageSizes(archive_gib << 30, 30 << 30))
     expected = pytest.raises(BlockedError, match=f"45.0 GiB free on /, {needed_gib}.0 GiB needed")
@@ -83,10 +83,14 @@ DESCRIPTION = '{"RootFS": {"Layers": []}, "Config": {}}'
 OTHER = f"image-{'a' * 32}"
 
 
-def test_archives_of_other_images_are_named_on_both_sides_and_stay(programs: Path, image: image_copy.Image) -> None:
-    peer, lines = make_peer(programs, docker=f"echo '{DESCRIPTION}'"), list[str]()
+def test_archives_of_other_images_are_named_on_both_sides_and_stay(bin_folder: Path, image: image_copy.Image) -> None:
+    peer, lines = make_peer(bin_folder, docker=f"echo '{DESCRIPTION}'"), list[str]()
     identity = identity_of({"RootFS": {"Layers": []}, "Config": {}}, "name:tag")
-    image, here, there = structs.replace(image, identity=identity), image.file.parent, programs.parent / "far" / SCRATCH
+    image, here, there = (
+        structs.replace(image, identity=identity),
+        image.file.parent,
+        bin_folder.parent / "far" / SCRATCH,
+    )
     here.mkdir(parents=True)
     for path in (here / f"{OTHER}.part", here / "notes", there / f"{OTHER}.tar", there / image.file.name):
         path.write_bytes(bytes(3 << 20))
@@ -103,9 +107,9 @@ def test_archives_of_other_images_are_named_on_both_sides_and_stay(programs: Pat
     assert (here / f"{OTHER}.part").exists()
 
 
-def test_what_is_kept_after_ctrl_c_is_named(programs: Path, image: image_copy.Image) -> None:
+def test_what_is_kept_after_ctrl_c_is_named(bin_folder: Path, image: image_copy.Image) -> None:
     no_image = 'case "$1" in info) echo {};; *) echo "No such image" >&2; exit 1;; esac'
-    peer, lines = make_peer(programs, docker=no_image), list[str]()
+    peer, lines = make_peer(bin_folder, docker=no_image), list[str]()
 
     def save(image: image_copy.Image) -> None:
         image.file.write_bytes(bytes(1 << 20))

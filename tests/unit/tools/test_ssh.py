@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.actions.ssh_nodes import make_peer, write_program
 from tests.unit.clock import unstalled
+from tests.unit.tools.ssh_nodes import make_peer, write_program
 
 from sparkd.base.host.docker_image import identity_of
 from sparkd.base.lib.errors import BlockedError
@@ -71,7 +71,7 @@ def test_a_sparkd_there_says_what_to_do_itself() -> None:
     assert diagnose(ProgramResult(10, "", "sparkd: busy\n"), "ann@a", "") == ("busy", "")
 
 
-def test_a_program_that_this_node_lacks_is_named_with_its_package(programs: Path, tmp_path: Path) -> None:
+def test_a_program_that_this_node_lacks_is_named_with_its_package(bin_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BlockedError, match=r"rsync is not on this node \(sudo apt install rsync\)"):
         SshHost("a").send(f"{tmp_path}/", "/x")
     with pytest.raises(BlockedError, match=r"ssh is not on this node \(sudo apt install openssh-client\)"):
@@ -88,9 +88,9 @@ def test_a_program_that_this_node_lacks_is_named_with_its_package(programs: Path
     ],
 )
 def test_files_of_roots_in_the_folder_of_a_user_are_named_with_the_command(
-    programs: Path, trouble: str, folder: str
+    bin_folder: Path, trouble: str, folder: str
 ) -> None:
-    write_program(programs / "rsync", f"echo '{trouble}' >&2; exit 23")
+    write_program(bin_folder / "rsync", f"echo '{trouble}' >&2; exit 23")
     with pytest.raises(BlockedError) as caught:
         SshHost("a").send("/m/", "/home/ann/m", "--rsync-path=runuser -u ann -- rsync")
     assert caught.value.hint == f"there: sudo chown -hR ann: {folder}"
@@ -109,31 +109,31 @@ def test_files_of_roots_in_the_folder_of_a_user_are_named_with_the_command(
         'rsync: [receiver] mkstemp "/home/ann/m/../.ssh/x" failed: Permission denied (13)',
     ],
 )
-def test_no_folder_here_or_beside_the_models_is_said_to_be_given_away_there(programs: Path, trouble: str) -> None:
-    write_program(programs / "rsync", f"echo '{trouble}' >&2; exit 23")
+def test_no_folder_here_or_beside_the_models_is_said_to_be_given_away_there(bin_folder: Path, trouble: str) -> None:
+    write_program(bin_folder / "rsync", f"echo '{trouble}' >&2; exit 23")
     with pytest.raises(BlockedError) as caught:
         SshHost("a").send("/home/ann/m/", "/home/ann/m", "--rsync-path=runuser -u ann -- rsync")
     assert "chown" not in str(caught.value)
 
 
-def test_ssh_gets_one_word_for_the_other_side_and_no_prompt(programs: Path) -> None:
-    write_program(programs / "ssh", 'for word; do echo "$word"; done')
+def test_ssh_gets_one_word_for_the_other_side_and_no_prompt(bin_folder: Path) -> None:
+    write_program(bin_folder / "ssh", 'for word; do echo "$word"; done')
     output = SshHost("10.0.0.1", "ann").run_checked("rm", "-f", "--", "a b;c")
     assert output.splitlines()[-5:] == ["-l", "ann", "--", "10.0.0.1", "rm -f -- 'a b;c'"]
     assert "BatchMode=yes" in output
 
 
-def test_an_answer_without_end_is_cut(programs: Path) -> None:
-    write_program(programs / "ssh", f"PATH={os.defpath} exec yes")
+def test_an_answer_without_end_is_cut(bin_folder: Path) -> None:
+    write_program(bin_folder / "ssh", f"PATH={os.defpath} exec yes")
     ended = SshHost("a").run("true")
     assert ended.code == -9
     assert len(ended.answer) == 4 << 20
 
 
 @pytest.mark.parametrize(("user", "through"), [(0, ""), (1000, "sudo -n ")])
-def test_a_node_that_joins_by_ssh_gets_the_code_on_its_stdin_alone(programs: Path, user: int, through: str) -> None:
+def test_a_node_that_joins_by_ssh_gets_the_code_on_its_stdin_alone(bin_folder: Path, user: int, through: str) -> None:
     peer = make_peer(
-        programs, id=f"echo {user}", sudo='echo "sudo $1" && shift && exec "$@"', sparkd='echo "$*" && cat'
+        bin_folder, id=f"echo {user}", sudo='echo "sudo $1" && shift && exec "$@"', sparkd='echo "$*" && cat'
     )
     assert " ".join(peer.join("10.0.0.1-CODE").split()) == f"{through}init --yes --join 10.0.0.1-CODE"
 
@@ -150,15 +150,15 @@ def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:
     assert identity_of(Slow("a").inspect_image("name:tag"), "name:tag")
 
 
-def test_of_a_login_that_writes_without_end_the_last_lines_are_kept(programs: Path) -> None:
-    write_program(programs / "ssh", "/usr/bin/yes x | /usr/bin/head -c 9000000 >&2; echo last >&2; exit 3")
+def test_of_a_login_that_writes_without_end_the_last_lines_are_kept(bin_folder: Path) -> None:
+    write_program(bin_folder / "ssh", "/usr/bin/yes x | /usr/bin/head -c 9000000 >&2; echo last >&2; exit 3")
     ended = SshHost("far").run("true")
     assert (ended.code, len(ended.trouble), ended.trouble[-7:]) == (3, 4096, "x\nlast\n")
 
 
-def test_a_process_that_a_login_leaves_behind_does_not_keep_the_caller(programs: Path) -> None:
+def test_a_process_that_a_login_leaves_behind_does_not_keep_the_caller(bin_folder: Path) -> None:
     """As ssh's ControlPersist, with stderr open."""
-    write_program(programs / "ssh", "/usr/bin/sleep 20 >&- & echo $! >&2; exit 3")
+    write_program(bin_folder / "ssh", "/usr/bin/sleep 20 >&- & echo $! >&2; exit 3")
     begun = unstalled()
     ended = SshHost("far").run("true")
     seconds = unstalled() - begun

@@ -12,11 +12,11 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def make_peer(programs: Path, **scripts: str) -> SshHost:
+def make_peer(bin_folder: Path, **scripts: str) -> SshHost:
     """A node whose shell is this one's, in a home of its own, with programs of its own."""
-    home = programs.parent / "far"
+    home = bin_folder.parent / "far"
     (home / SCRATCH).mkdir(parents=True)
-    write_program(programs / "ssh", f'PATH={home}:{os.defpath}; cd {home}; for last; do :; done; eval "$last"')
+    write_program(bin_folder / "ssh", f'PATH={home}:{os.defpath}; cd {home}; for last; do :; done; eval "$last"')
     for name, text in scripts.items():
         write_program(home / name, text)
     return SshHost("far")

@@ -3,7 +3,6 @@
 import json
 import os
 import tempfile
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,12 @@ from sparkd.tools.models import image_copy
 from sparkd.tools.models.image_copy import SCRATCH
 from sparkd.tools.models.image_store import ImageSizes
 from sparkd.tools.models.model_files import send_model
+from sparkd.tools.models.ssh import SshHost
+
+CLASSIC = json.dumps({"DockerRootDir": "/"})
+CONTAINERD = json.dumps({"DockerRootDir": "/", "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]})
+DESCRIPTION = '{"RootFS": {"Layers": []}, "Config": {}}'
+OTHER = f"image-{'a' * 32}"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is not the owner's")
@@ -32,6 +37,7 @@ def test_root_reads_a_users_model_with_their_rights(bin_folder: Path, owner: int
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:  # only root may write on the way there
         os.chown(folder, owner, owner)
         send_model(folder, lambda _: None, peer, quick=True)
+    # Twice: rsync counts what there is to send, and sends it.
     assert [word for word in (bin_folder / "words").read_text().splitlines() if "copy-as" in word] == 2 * wanted
 
 
@@ -42,45 +48,47 @@ def test_a_check_there_is_announced_since_it_takes_minutes(bin_folder: Path, tmp
     assert lines == ["far: nothing to send", "far: its files are checked there", "far: whole"]
 
 
-CLASSIC = json.dumps({"DockerRootDir": "/"})
-CONTAINERD = json.dumps({"DockerRootDir": "/", "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]})
+def image_of(archive_gib: int) -> image_copy.Image:
+    """An image whose unpacked layers take 30 GiB."""
+    return image_copy.Image("name:tag", "0" * 64, ImageSizes(archive_gib << 30, 30 << 30))
+
+
+def make_peer_with_room(bin_folder: Path, info: str, there_gib: int) -> tuple[SshHost, str]:
+    """A node with 45 GiB free, and the path of the archive there, of which an earlier copy has left `there_gib`."""
+    peer = make_peer(bin_folder, docker=f"echo '{info}'", df=f"echo /dev/x 9 9 {45 << 20} 9% /")
+    archive = f"{SCRATCH}/image.tar"
+    if there_gib:
+        with (bin_folder.parent / "far" / archive).open("wb") as file:
+            file.truncate(there_gib << 30)
+    return peer, archive
+
+
+@pytest.mark.parametrize(
+    ("archive_gib", "info", "there_gib"),
+    [(30, CLASSIC, 20), (30, CLASSIC, 40), (10, CLASSIC, 0), (10, CONTAINERD, 9)],
+)
+def test_room_for_the_rest_of_the_archive_and_for_the_image_is_enough(
+    bin_folder: Path, archive_gib: int, info: str, there_gib: int
+) -> None:
+    image_copy.check_room(image_of(archive_gib), *make_peer_with_room(bin_folder, info, there_gib))
 
 
 @pytest.mark.parametrize(
     ("archive_gib", "info", "there_gib", "needed_gib"),
-    [
-        (30, CLASSIC, 0, 61),
-        (30, CLASSIC, 20, None),
-        (30, CLASSIC, 40, None),
-        (10, CLASSIC, 0, None),
-        (10, CONTAINERD, 0, 51),
-        (10, CONTAINERD, 9, None),
-        (30, CONTAINERD, 30, 61),
-    ],
+    [(30, CLASSIC, 0, 61), (10, CONTAINERD, 0, 51), (30, CONTAINERD, 30, 61)],
 )
-def test_room_is_for_the_rest_of_the_archive_and_for_the_image(
-    bin_folder: Path, archive_gib: int, info: str, there_gib: int, needed_gib: int | None
+def test_less_room_is_refused_with_what_is_needed(
+    bin_folder: Path, archive_gib: int, info: str, there_gib: int, needed_gib: int
 ) -> None:
-    """45 GiB are free, 30 are for unpacked layers; containerd's store keeps the packed ones beside them."""
-    peer = make_peer(bin_folder, docker=f"echo '{info}'", df=f"echo /dev/x 9 9 {45 << 20} 9% /")
-    there = f"{SCRATCH}/image.tar"
-    if there_gib:
-        with (bin_folder.parent / "far" / there).open("wb") as file:
-            file.truncate(there_gib << 30)
-    image = image_copy.Image("name:tag", "0" * 64, ImageSizes(archive_gib << 30, 30 << 30))
-    expected = pytest.raises(BlockedError, match=f"45.0 GiB free on /, {needed_gib}.0 GiB needed")
-    with expected if needed_gib else nullcontext():
-        image_copy.check_room(image, peer, there)
+    """containerd's store keeps the packed layers beside the unpacked ones."""
+    with pytest.raises(BlockedError, match=f"45.0 GiB free on /, {needed_gib}.0 GiB needed"):
+        image_copy.check_room(image_of(archive_gib), *make_peer_with_room(bin_folder, info, there_gib))
 
 
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> image_copy.Image:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return image_copy.Image("name:tag", "1" * 64, ImageSizes(1 << 20, 1 << 20))
-
-
-DESCRIPTION = '{"RootFS": {"Layers": []}, "Config": {}}'
-OTHER = f"image-{'a' * 32}"
 
 
 def test_archives_of_other_images_are_named_on_both_sides_and_stay(bin_folder: Path, image: image_copy.Image) -> None:

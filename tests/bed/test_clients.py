@@ -1,4 +1,7 @@
-"""What `sparkd endpoint` prints works: each client's text reaches the served engine, and the lengths are its own."""
+"""At a client: texts and lengths of `sparkd endpoint` hold, and the messages are those of troubleshooting.md.
+
+The last tests stop the agent and try commands without one, on the node that these tests have booted already.
+"""
 
 import json
 import re
@@ -38,8 +41,8 @@ curl -fsS "$OPENAI_API_BASE_URL/chat/completions" -H 'Content-Type: application/
 END
 """
 """A request with the variables that Open WebUI reads."""
-OF_OTHER_ANSWERS = ("default chat template", "/readyz")
-"""Messages for a model without a template, which this one has, and of the observers' listener."""
+MESSAGES_ELSEWHERE = ("default chat template", "/readyz")
+"""Of a model without a template, while this one has one, and of the observers' listener."""
 TROUBLESHOOTING = Path(__file__).parents[2] / "docs/troubleshooting.md"
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 LITELLM = (
@@ -103,10 +106,10 @@ def test_it_serves_at_this_address_for_other_machines(serving: SparkdNode, endpo
     assert (model["id"], model["max_model_len"]) == (endpoint["model"], endpoint["context_tokens"])
 
 
-def completion_of(
+def request_completion(
     serving: SparkdNode, path: str = "/v1/completions", key: str = KEY, **changes: Any
 ) -> tuple[int, str]:
-    """Status and body of a completion."""
+    """Request a completion. Returns its status and its body."""
     body = {"model": "tiny", "prompt": "Hello", **changes}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     answer = serving.node.http(8000, path, method="POST", body=json.dumps(body), timeout=60, headers=headers)
@@ -126,7 +129,7 @@ def test_beside_the_longest_prompt_a_whole_answer_fits_and_beside_a_longer_one_n
     assert prompt_tokens + answer_tokens == endpoint["context_tokens"] == 512
     for excess in (0, 1):
         prompt = [5] * (prompt_tokens + excess)
-        status, body = completion_of(serving, prompt=prompt, max_tokens=answer_tokens, ignore_eos=True)
+        status, body = request_completion(serving, prompt=prompt, max_tokens=answer_tokens, ignore_eos=True)
         assert (status, count_tokens(body)) == (200, answer_tokens - excess), body
 
 
@@ -140,14 +143,14 @@ def test_the_messages_of_troubleshooting_are_the_engines(serving: SparkdNode) ->
     messages = read_documented_messages()
     assert len(messages) >= 6
     answers = [
-        completion_of(serving, key="another"),
-        completion_of(serving, model="another"),
-        completion_of(serving, prompt=[5] * 513),
-        completion_of(serving, max_tokens=513),
-        completion_of(serving, prompt=[5] * 500, max_tokens=100, ignore_eos=True),
+        request_completion(serving, key="another"),
+        request_completion(serving, model="another"),
+        request_completion(serving, prompt=[5] * 513),
+        request_completion(serving, max_tokens=513),
+        request_completion(serving, prompt=[5] * 500, max_tokens=100, ignore_eos=True),
     ]
     for documented_status, message in messages:
-        if message not in OF_OTHER_ANSWERS:
+        if message not in MESSAGES_ELSEWHERE:
             statuses = {str(status) for status, body in answers if message in body}
             assert statuses, (message, answers)
             assert documented_status in ("", *statuses), (message, statuses)
@@ -254,7 +257,7 @@ def test_stopped_it_still_says_where_and_that_nothing_serves(stopped: SparkdNode
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_commands_work_or_say_why_while_no_agent_runs(condition: str, stopped: SparkdNode) -> None:
-    """test_commands.py has all of them."""
+    """Five of them in every bed. test_commands.py has all, in the whole one."""
     for name in ("status", "endpoint", "use", "init", "config check"):
         outcome = run_command(stopped.node, name, condition)
         assert not outcome.problem(name, condition), (name, outcome)

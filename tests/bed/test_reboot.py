@@ -49,9 +49,14 @@ def unkillable_engine(node: Node) -> Iterator[Path]:
     group.mkdir(exist_ok=True)
     freezer_state, members = group / "freezer.state", group / "cgroup.procs"
     node.write("/root/stray.py", STRAY)
+
+    def find_single_stray() -> list[int]:
+        pids = stray_pids(node)
+        return pids if len(pids) == 1 else []
+
     try:
         node.sh("setsid python3 /root/stray.py >/dev/null 2>&1")
-        [pid] = wait_for(lambda: pids if len(pids := stray_pids(node)) == 1 else [], 20, "one stray")
+        [pid] = wait_for(find_single_stray, 20, "one stray")
         members.write_text(str(pid))
         freezer_state.write_text("FROZEN")
         wait_for(lambda: freezer_state.read_text().strip() == "FROZEN", 10, "it to be frozen")

@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from sparkd.agent.cluster.engine_proof import EngineProof
 from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.base.lib.errors import Cause, PeerLostError
 from sparkd.base.lib.main_loop import Outcome
@@ -29,8 +30,6 @@ LATE_SECONDS = 10.0
 """Longest time from an agent's last answer to the first refusal after its crash: an answer is held for 5 s. A machine
 that was silent for longer has restarted, unless the engine makes tokens: then its agent hung, and was ended for that.
 """
-RETRY_SECONDS = 1.0
-"""Pause after a failed proof, while there is time."""
 HINT = "sparkd starts again and awaits it"
 ADDRESS_HINT = "ip -brief address; look at the cable, and whether the other node is up"
 
@@ -44,6 +43,7 @@ class ExpectedPeer(Struct, frozen=True):
 
 
 def expect_peer(peer: PeerStatus, epoch: str) -> ExpectedPeer:
+    """The peer, whose report is known, as it has to stay."""
     assert peer.report is not None
     return ExpectedPeer(peer.rank, peer.report.launch_id, epoch)
 
@@ -74,37 +74,8 @@ def silent_peer_error(peer: PeerStatus, what: str) -> PeerLostError:
     return PeerLostError(f"rank {peer.rank} on {peer.name} {what}", HINT, cause=Cause.PEER_SILENT)
 
 
-class EngineProof(Struct):
-    """The proof in a silence that the serving engine works."""
-
-    prove: Callable[[float], Coroutine[Any, Any, bool]]
-    """prove(seconds) returns whether the engine answers in that time; on the head, whether it makes a token."""
-    limit_seconds: float
-    """A silence may last so long while the engine proves itself."""
-    submit: Callable[[Coroutine[Any, Any, bool]], Outcome[bool]]
-    clock: Callable[[], float]
-    taken_at: float = 0.0
-    _under_way: Outcome[bool] | None = None
-    _result: bool | None = None
-
-    def begin(self, seconds: float) -> None:
-        """Request a proof within so many seconds, unless one is under way."""
-        if self._under_way is None:
-            self._under_way = self.submit(self.prove(seconds))
-
-    def take(self) -> bool | None:
-        """The result of the last proof in this silence; None before one."""
-        if self._under_way is not None and self._under_way.done():
-            self._result, self._under_way, self.taken_at = self._under_way.result(), None, self.clock()
-        return self._result
-
-    def reset(self) -> None:
-        """Forget the result, and a proof that is still under way."""
-        self._under_way, self._result = None, None
-
-
 class PeerMonitor(Struct):
-    """Used by the main thread."""
+    """Watches the ranks that this one depends on. Used by the main thread."""
 
     readers: Mapping[int, PeerReader]
     """Readers by rank, in order."""
@@ -139,7 +110,8 @@ class PeerMonitor(Struct):
 
     def prove_by(self, prove: Callable[[float], Coroutine[Any, Any, bool]], limit_seconds: float = math.inf) -> None:
         """Let the serving engine prove itself in a silence of up to `limit_seconds`: see `EngineProof`."""
-        self._proof = EngineProof(prove, limit_seconds, self.submit, self.clock)
+        seconds = PROOF_SHARE * self.timeout_seconds
+        self._proof = EngineProof(prove, seconds, limit_seconds, self.submit, self.clock)
 
     def statuses(self) -> tuple[PeerStatus, ...]:
         """Statuses in rank order."""
@@ -191,21 +163,11 @@ class PeerMonitor(Struct):
         # A machine that was silent for longer has restarted, unless the engine works, which needs all ranks. Where it
         # does not, the silence counts, too; while a proof is under way, not yet.
         late_seconds = silent_seconds - LATE_SECONDS
-        if late_seconds > 0 and self._is_proven(silent_seconds) is False and away_seconds + late_seconds >= limit:
+        is_proven = self._proof.is_given(silent_seconds) if late_seconds > 0 and self._proof is not None else False
+        if late_seconds > 0 and is_proven is False and away_seconds + late_seconds >= limit:
             what = f"{silent_seconds:.0f} s after its last answer, as where its machine has restarted"
             raise PeerLostError(f"{reason}, {what}", HINT)
         return f"the agent of {rank} is away, and its rank serves: the next one is awaited for {limit:.0f} s"
-
-    def _is_proven(self, silent_seconds: float) -> bool | None:
-        """Whether the engine has worked since a silence of so many seconds began; None while a proof is under way."""
-        if self._proof is None:
-            return False
-        proven = self._proof.take()
-        if proven is None and silent_seconds >= self._proof.limit_seconds:
-            return False
-        if proven is None:
-            self._proof.begin(PROOF_SHARE * self.timeout_seconds)
-        return proven
 
     def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> str:
         """The trouble after a silence of so many seconds, in which a serving engine may prove itself.
@@ -219,22 +181,12 @@ class PeerMonitor(Struct):
             return ""
         detail = f": {peer.said}" if peer.said and not peer.own_address_gone else ""
         lost = silent_peer_error(peer, f"has been silent for {seconds:.0f} s{detail}")
-        if self._proof is not None and seconds < self._proof.limit_seconds:
-            return self._await_proof(self._proof, lost, self.timeout_seconds - seconds, now)
-        if seconds >= self.timeout_seconds:
-            raise lost
-        return ""  # there is time
-
-    def _await_proof(self, proof: EngineProof, lost: PeerLostError, left_seconds: float, now: float) -> str:
-        """The trouble while the engine may prove that its ranks work. `left_seconds`: of the timeout, or below 0.
-
-        Raises PeerLostError where the timeout has passed, and the engine does not answer.
-        """
-        proof_seconds = PROOF_SHARE * self.timeout_seconds
-        is_over, proven = left_seconds <= 0, proof.take()  # `proven`: None before the first result
-        if is_over and proven is False:
+        left_seconds = self.timeout_seconds - seconds
+        if self._proof is None or seconds >= self._proof.limit_seconds:
+            if left_seconds <= 0:
+                raise lost
+            return ""
+        is_proven = self._proof.renew(left_seconds, now)  # None before the first result
+        if left_seconds <= 0 and is_proven is False:
             raise PeerLostError(f"{lost.reason}, and the engine does not answer", lost.hint, cause=lost.cause)
-        pause_seconds = proof_seconds if proven else RETRY_SECONDS
-        if proven is None or now - proof.taken_at >= pause_seconds:
-            proof.begin(proof_seconds if is_over else max(RETRY_SECONDS, left_seconds))
-        return f"{lost.reason}; the engine answers" if is_over and proven else ""
+        return f"{lost.reason}; the engine answers" if left_seconds <= 0 and is_proven else ""

@@ -67,6 +67,7 @@ def _check_head(agent: Agent) -> None:
 
 
 def _peer_plans(agent: Agent) -> object:
+    """What the other nodes report of their plans, only to be compared."""
     peers = agent.monitor.check()
     return [peer.living and (peer.living.plan_digest, peer.living.config_digest) for peer in peers]
 
@@ -113,8 +114,8 @@ class _BlockerWatch:
         self._plans = plans
         self._cpu_seconds = 0.0
         agreement = agent.agreed.agreement
-        # What the blocked try itself has read is the state before, if it came so far.
-        self._previous_state = agreement if not checks and agreement.digest else self._look()
+        # What the blocked try itself has read is the first state, if it came so far.
+        self._first_state = agreement if not checks and agreement.digest else self._look()
 
     @property
     def hangs(self) -> bool:
@@ -124,7 +125,7 @@ class _BlockerWatch:
     def wait_and_look(self) -> bool:
         """Wait, and look again. Returns whether the state has changed.
 
-        While a look hangs it has not. Once that look ends it has: what it hung on works again.
+        A look that hangs is no change. Its end is one: what it hung on works again.
         """
         pace, did_hang = self._agent.pace, self.hangs
         self._agent.loop.wait_until(never, max(pace.look_seconds, self._cpu_seconds / pace.look_share))
@@ -132,7 +133,7 @@ class _BlockerWatch:
         if did_hang or self.hangs:
             return not self.hangs
         # What is repaired right after the verdict does not differ between two looks: no blocker left is a change too.
-        has_changed = state != self._previous_state or state == ()
+        has_changed = state != self._first_state or state == ()
         return has_changed or (not self._checks and _peer_plans(self._agent) != self._plans)
 
     def _look(self) -> object:

@@ -37,6 +37,13 @@ def test_what_init_wrote_comes_first_and_is_named_as_the_origin(tmp_path: Path) 
     assert [file.name for file in loaded.files] == ["10-init.toml", "sparkd.toml", "05-a.toml"]
 
 
+def test_what_an_editor_keeps_beside_a_file_is_no_setting(tmp_path: Path) -> None:
+    write(tmp_path, '[engine]\nrecipe = "mine"\n', "conf.d/20-a.toml")
+    write(tmp_path, "unfinished", "conf.d/.20-a.toml")
+    (tmp_path / "etc/sparkd/conf.d/.#20-a.toml").symlink_to("me@spark.812:1764370000")  # Emacs' lock
+    assert load_settings({}, tmp_path).engine.recipe == "mine"
+
+
 def test_no_link_of_a_tree_of_files_leads_out_of_it(tmp_path: Path) -> None:
     tree, outside = tmp_path / "tree", tmp_path / "outside"
     write(outside, '[engine]\nimage = "outside:1"\n')

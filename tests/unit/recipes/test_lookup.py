@@ -20,6 +20,12 @@ def test_the_administrators_recipe_hides_the_shipped_one_and_may_extend_it(tmp_p
     assert find_recipes(folders) == {"x": mine}
 
 
+def test_what_an_editor_keeps_beside_a_recipe_is_none(tmp_path: Path) -> None:
+    mine = write(tmp_path, "x", MINIMAL_RECIPE)
+    (tmp_path / ".#x.yaml").symlink_to("me@spark.812:1764370000")  # Emacs' lock
+    assert find_recipes([tmp_path]) == {"x": mine}
+
+
 def test_lookup_begins_below_etc_of_the_root(tmp_path: Path) -> None:
     assert recipe_folders(tmp_path) == (tmp_path / "etc/sparkd/recipes", recipes_dir())
 

@@ -178,7 +178,8 @@ def _list_drop_ins(folder: Path, trusted: bool) -> list[Path]:
                 f"{folder}: others may write in it, and what stands in it is read with the named file",
                 f"sudo chown root {quoted} && sudo chmod go-w {quoted}, or name a file that stands elsewhere",
             )
-        return [path for path in folder.iterdir() if path.name.endswith(".toml")]
+        # None whose name begins with a dot, as an editor's: Emacs' lock is a link to nothing.
+        return [path for path in folder.iterdir() if path.name.endswith(".toml") and not path.name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

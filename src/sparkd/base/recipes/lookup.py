@@ -28,7 +28,7 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be read: {error.strerror}", f"ls -ld {folder}") from None
         for path in files:
-            if path.suffix == SUFFIX:
+            if path.suffix == SUFFIX and not path.name.startswith("."):  # an editor's own, such as Emacs' lock
                 recipes.setdefault(path.stem, path)
     return dict(sorted(recipes.items()))
 

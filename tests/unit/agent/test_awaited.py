@@ -83,6 +83,33 @@ def test_settings_that_can_not_be_read_just_now_are_waited_for_with_one_line(lat
     assert "sudo dmesg" in line
 
 
+@pytest.mark.parametrize(("link", "file"), [("own.toml", ""), ("conf.d", "a.toml"), ("conf.d/20-a.toml", "")])
+def test_settings_by_a_link_to_a_late_mount_are_waited_for(late: LateFiles, link: str, file: str) -> None:
+    """As after a power cut that the file server takes longer for: with exit code 78 the unit would stay down."""
+    folder, target = late.tree.root / "etc/sparkd", late.mount / link
+    own = late.tree.file("/etc/sparkd/own.toml", "")
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).unlink(missing_ok=True)
+    (folder / link).symlink_to(target)
+
+    def come() -> None:
+        (target / file).parent.mkdir(parents=True)
+        late.appear(target / file, "engine = 1\n")  # is read, and wrong
+
+    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+        timer = threading.Timer(0.5, come)
+        timer.start()
+        env, pace = {"SPARKD_CONFIG": str(own)}, Pace(look_seconds=0.05)
+        with pytest.raises(ConfigError, match="must be"):
+            build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
+        timer.join()
+
+    (line,) = record(start)[1].splitlines()
+    assert "agent.start.awaited" in line
+    assert f"{link}: is a link to a file that does not exist" in line
+    assert "mount what it leads to" in line
+
+
 def test_settings_that_were_replaced_while_they_were_awaited_count_as_read(late: LateFiles) -> None:
     late.appear(late.recipe, RECIPE)
     late.appear(late.secret, "abc\n")

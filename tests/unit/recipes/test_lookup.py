@@ -1,14 +1,17 @@
 """Lookup of a recipe by its name or its path."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from tests.unit.recipe_files import MINIMAL_RECIPE, write
 
+from sparkd.base.config import load_settings
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.errors import AwaitedError, ConfigError, UnreadableError
 from sparkd.base.recipes.loader import load_recipe
-from sparkd.base.recipes.lookup import find_recipes, recipe_folders
+from sparkd.base.recipes.lookup import find_file, find_recipes, recipe_folders
 
 
 def test_the_administrators_recipe_hides_the_shipped_one_and_may_extend_it(tmp_path: Path) -> None:
@@ -36,6 +39,37 @@ def test_an_unknown_recipe_gives_the_nearest_name_and_the_folders(tmp_path: Path
         load_recipe("tiny-gpu", [tmp_path, tmp_path / "absent"])
     assert "did you mean tiny-cpu?" in caught.value.reason
     assert f"{tmp_path} and {tmp_path / 'absent'}" in caught.value.reason
+
+
+def test_a_recipe_may_come_with_the_folder_that_a_link_leads_to(tmp_path: Path) -> None:
+    """Such as one on a share whose server takes longer after a power cut; a folder that is there has all names."""
+    folder = tmp_path / "recipes"
+    folder.symlink_to(tmp_path / "share")
+    with pytest.raises(AwaitedError, match="recipes: is a link to a file that does not exist"):
+        find_file("x", [folder])
+    own = write(tmp_path, "own", "schema: 1\nname: own\nextends: x\n")
+    with pytest.raises(AwaitedError, match="recipes: is a link"):
+        load_recipe(str(own), [folder])
+    path = write(tmp_path / "share", "x", MINIMAL_RECIPE)
+    assert find_file("x", [folder]).samefile(path)
+    with pytest.raises(ConfigError) as caught:
+        find_file("y", [folder])
+    assert not isinstance(caught.value, AwaitedError)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EIO, UnreadableError), (errno.EACCES, ConfigError)])
+def test_a_folder_whose_share_is_away_may_be_readable_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[ConfigError]
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    for read in (lambda: find_recipes([tmp_path]), lambda: load_settings({}, tmp_path)):
+        (tmp_path / "etc/sparkd/conf.d").mkdir(parents=True, exist_ok=True)
+        with pytest.raises(ConfigError, match="cannot be read") as caught:
+            read()
+        assert type(caught.value) is kind
 
 
 def test_a_path_names_a_recipe_of_any_file_name(tmp_path: Path) -> None:

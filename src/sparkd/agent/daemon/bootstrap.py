@@ -41,7 +41,6 @@ from sparkd.base.lib.errors import (
     NotReadyError,
     OutdatedPlanError,
     SparkdError,
-    UnreadableError,
 )
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
@@ -96,11 +95,12 @@ def _await_settings(
     stamp. Raises ConfigError, and BlockedError (exit 10) where the lock was handed on: while it is held, the guard ends
     no rank.
     """
-    reported, hint = "", "sparkd waits for it; look at: sudo dmesg"
+    reported = ""
     while True:
         try:
             return process, load_with_origins(env, root)
-        except UnreadableError as error:
+        except AwaitedError as error:
+            hint = f"sparkd waits for it; {error.hint or 'look at: sudo dmesg'}"
             if handed is not None:
                 raise BlockedError(error.reason, hint) from None
             if error.reason != reported:

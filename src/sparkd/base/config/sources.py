@@ -14,9 +14,9 @@ from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 from sparkd.base.config.layers import Check, Key, Layers, Location, known_keys
 from sparkd.base.config.settings import Settings
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import ConfigError, UnreadableError
+from sparkd.base.lib.errors import AwaitedError, ConfigError, unreadable
 from sparkd.base.lib.text import did_you_mean, parse_json
-from sparkd.base.lib.text_file import read_file
+from sparkd.base.lib.text_file import read_file, refuse_dangling
 from sparkd.base.vllm.args import TABLES as ARG_TABLES
 from sparkd.base.vllm.args import describe_repeat
 
@@ -66,7 +66,7 @@ class Variable(EnvSettingsSource):
 
 
 def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
-    """Settings of this node. Raises ConfigError that names every fault at once, UnreadableError.
+    """Settings of this node. Raises ConfigError that names every fault at once, AwaitedError.
 
     `SPARKD_CONFIG` names the file, else it is /etc/sparkd/sparkd.toml below `root`. Only the last may be missing.
     """
@@ -151,7 +151,7 @@ def _open_files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iter
                 problems.append(f"{path}: is a link to a file that does not exist")
             elif named_file or path != main_path:
                 problems.append(f"{path}: does not exist")
-        except UnreadableError:
+        except AwaitedError:
             raise
         except ConfigError as error:
             problems.append(error.reason)
@@ -166,7 +166,7 @@ def _reading_order(main: Path, drop_ins: Iterable[Path]) -> list[Path]:
 
 
 def _list_drop_ins(folder: Path, trusted: bool) -> list[Path]:
-    """TOML files of a folder. Raises ConfigError where it is not `trusted` and others may write to it.
+    """TOML files of a folder. Raises ConfigError where it is not `trusted` and others may write to it, AwaitedError.
 
     Naming a file by SPARKD_CONFIG does not make the folder beside it trusted, such as one in /tmp.
     """
@@ -181,6 +181,7 @@ def _list_drop_ins(folder: Path, trusted: bool) -> list[Path]:
         # None whose name begins with a dot, as an editor's: Emacs' lock is a link to nothing.
         return [path for path in folder.iterdir() if path.name.endswith(".toml") and not path.name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
+        refuse_dangling(folder)
         return []
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be read: {error.strerror}", f"ls -ld {folder}") from None
+        raise unreadable(error)(f"{folder}: cannot be read: {error.strerror}", f"ls -ld {folder}") from None

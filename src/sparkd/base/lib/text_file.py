@@ -21,9 +21,7 @@ def read_owned_file(path: Path) -> tuple[str, int]:
     try:
         content, owner = _read_regular(path)
     except FileNotFoundError:
-        if path.is_symlink():
-            hint = "correct the link, or mount what holds the file"
-            raise AwaitedError(f"{path}: is a link to a file that does not exist", hint) from None
+        refuse_dangling(path)
         raise
     except OSError as error:
         reason = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
@@ -35,6 +33,13 @@ def read_owned_file(path: Path) -> tuple[str, int]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}: line {line}: is no UTF-8 text") from None
+
+
+def refuse_dangling(path: Path) -> None:
+    """Raises AwaitedError where a path at which nothing was found is a link: its target may be on a late mount."""
+    if path.is_symlink():
+        hint = "correct the link, or mount what it leads to"
+        raise AwaitedError(f"{path}: is a link to a file that does not exist", hint) from None
 
 
 def _read_regular(path: Path) -> tuple[bytes, int]:

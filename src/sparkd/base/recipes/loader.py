@@ -123,7 +123,7 @@ def _read_chain(name: str, folders: Sequence[Path]) -> list[_File]:
         try:
             path = find_file(base, later_folders)
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error.reason}", error.hint) from None
+            raise type(error)(f"{where}: {error.reason}", error.hint) from None
 
 
 def _read_file(path: Path) -> _File:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.errors import ConfigError, unreadable
 from sparkd.base.lib.text import did_you_mean
+from sparkd.base.lib.text_file import refuse_dangling
 
 NOT_SET_UP, SET_UP_HINT = "this node is not set up: engine.recipe names no recipe", "sudo sparkd init --plan"
 ADMINISTRATORS = "etc/sparkd/recipes"
@@ -26,7 +27,7 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be read: {error.strerror}", f"ls -ld {folder}") from None
+            raise unreadable(error)(f"{folder}: cannot be read: {error.strerror}", f"ls -ld {folder}") from None
         for path in files:
             if path.suffix == SUFFIX and not path.name.startswith("."):  # an editor's own, such as Emacs' lock
                 recipes.setdefault(path.stem, path)
@@ -34,7 +35,10 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def find_file(name: str, folders: Sequence[Path]) -> Path:
-    """The file of a recipe, by its name or absolute path. Raises ConfigError where no folder has the name."""
+    """The file of a recipe, by its name or absolute path.
+
+    Raises ConfigError where no folder has the name, AwaitedError where a folder may come by a late mount.
+    """
     if not name:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if name.startswith("/"):
@@ -42,6 +46,9 @@ def find_file(name: str, folders: Sequence[Path]) -> Path:
     known = find_recipes(folders)
     if name in known:
         return known[name]
+    for folder in folders:
+        if not folder.exists():
+            refuse_dangling(folder)
     searched = " and ".join(str(folder) for folder in folders) or "no folder"
     raise ConfigError(
         f"there is no recipe {name}{did_you_mean(name, known)} (looked in {searched})",

@@ -265,6 +265,34 @@ def test_a_plan_with_an_end_does_not_become_known_good(started: AgentUnderTest, 
     assert (len(kept_entries(started)), started.agent.proving.proven) == (count, True)
 
 
+def test_a_plan_that_loses_its_end_in_service_becomes_known_good(started: AgentUnderTest) -> None:
+    """As that of `sparkd use --image`, which has an end until it is measured."""
+    agreement, now = started.agent.agreed.agreement, 0.0
+    chosen = Chosen(started.agent.context.recipe, started.agent.context.settings.engine, until="2999-01-01T00:00:00Z")
+    switch = Switch("f", Stage.IN_FORCE, chosen, (), 0, 60, "1")
+    agent = started.remake(context=replace(started.agent.context, switch=switch))
+    agent.agreed.keep(agreement)
+    proving = ProvingPeriod(agent, agent.agreed, agent.switching, lambda: now)
+    proving.begin()
+    proving.tick()
+    agent.switching.switch = replace(switch, to=replace(chosen, until=""))
+    assert kept_entries(started) == ()
+    now = AGAIN_SECONDS
+    proving.tick()
+    assert len(kept_entries(started)) == 1
+
+
+def test_a_proven_plan_that_could_not_be_kept_is_kept_after_a_reload(started: AgentUnderTest) -> None:
+    now = 0.0
+    proving = ProvingPeriod(started.agent, started.agent.agreed, started.agent.switching, lambda: now)
+    proving.begin(again=True)
+    proving.tick()
+    assert (kept_entries(started), proving.proven) == ((), True)
+    now = AGAIN_SECONDS
+    proving.tick()
+    assert len(kept_entries(started)) == 1
+
+
 def test_the_end_of_another_node_or_of_a_proven_plan_is_no_failed_start(started: AgentUnderTest) -> None:
     assert fail_start(started, {"args.dtype": "half"}, PeerLostError("rank 1 is gone")) == []
     serve(started)

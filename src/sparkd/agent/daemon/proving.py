@@ -30,8 +30,8 @@ class ProvingPeriod(Struct):
     clock: Callable[[], float] = time.monotonic
     proven: bool = False
     _keep_at: float | None = None
-    """When the plan is to be kept: at the end of the period, and again after a failure. None before it serves, and once
-    it is kept."""
+    """When the plan is to be kept: at the end of the period, and again after a failure, or while it has an end. None
+    before it serves, and once it is kept."""
     _is_reset: bool = False
     """Whether the count of the plan's failures is 0 again on the disk."""
     _again_seconds: float = AGAIN_SECONDS
@@ -42,7 +42,8 @@ class ProvingPeriod(Struct):
         agent = self.agent
         with suppress(OSError):
             if again and agent.store.read(launch_history.read_history).open is None:
-                self.proven = True
+                self.proven = self._is_reset = True
+                self._keep_at = self.clock() + AGAIN_SECONDS  # the agent before may not have kept it
                 return
         self._keep_at = self.clock() + agent.settings.supervise.proven_seconds
         look = self._find_filled_caches
@@ -63,9 +64,9 @@ class ProvingPeriod(Struct):
         self.proven = True
         self._is_reset = self._is_reset or agent.store.record(lambda launches: launches.reset(agent.plan.backoff_key))
         switch = self.switching.switch
-        # A plan that is chosen for a limited time is an experiment.
+        # A plan that is chosen for a limited time is an experiment, as long as it has an end.
         is_limited = switch is not None and switch.to is not None and bool(switch.to.until)
-        if not (is_limited or self._keep_known_good()) or not self._is_reset:
+        if is_limited or not self._keep_known_good() or not self._is_reset:
             self._keep_at = self.clock() + self._again_seconds
             self._again_seconds = min(3600.0, 2 * self._again_seconds)
 

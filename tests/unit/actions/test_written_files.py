@@ -8,6 +8,7 @@ import pytest
 
 from sparkd.agent.actions.files import usage_error, write
 from sparkd.base.lib.errors import UsageError
+from sparkd.base.state.file import FolderError
 
 
 def test_folders_that_are_made_for_a_file_are_for_all_also_with_a_users_umask(tmp_path: Path) -> None:
@@ -29,3 +30,9 @@ def test_root_who_cannot_write_is_not_sent_to_the_same_command() -> None:
     with pytest.raises(UsageError, match="Input/output error") as refused, usage_error("x can't be written"):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     assert refused.value.hint.startswith("the disk: sudo dmesg")
+
+
+def test_a_folder_in_the_place_of_a_file_is_moved_away_and_no_matter_of_room() -> None:
+    with pytest.raises(UsageError, match="is a folder") as refused, usage_error("x can't be changed", "df -h /x"):
+        raise FolderError("/x/y")
+    assert refused.value.hint == "sudo mv /x/y /x/y.folder"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sparkd.agent.actions.shared_folders import SharedFolderError, refuse_shared
+from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.lock import hold, open_lock
@@ -119,16 +119,15 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def usage_error(reason: str, hint: str = AS_ROOT) -> Iterator[None]:
-    """Raise UsageError in place of OSError."""
+    """Raise UsageError in place of OSError, with the error's own hint where it has one."""
     try:
         yield
-    except SharedFolderError as error:
-        raise UsageError(f"{reason}: {error.reason}", error.hint) from None
     except OSError as error:
         if hint == AS_ROOT and not os.geteuid():
             # The same command with sudo, and maybe with a secret in it, is no help.
             hint = "the disk: sudo dmesg; what is immutable: lsattr; what is mounted: findmnt"
-        raise UsageError(f"{reason}: {error.strerror or error}", HINTS.get(error.errno or 0, hint)) from None
+        hint = getattr(error, "hint", HINTS.get(error.errno or 0, hint))  # a SharedFolderError's, or a FolderError's
+        raise UsageError(f"{reason}: {error.strerror or error}", hint) from None
 
 
 @contextmanager

@@ -47,6 +47,17 @@ def test_a_file_that_exists_is_never_overwritten(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["cluster.key"]
 
 
+def test_an_empty_file_is_written(tmp_path: Path) -> None:
+    """As a power cut leaves one that was just copied. What is said of it names this command, which named --rotate."""
+    path = tmp_path / KEY[1:]
+    path.parent.mkdir(parents=True)
+    path.touch(0o600)
+    with pytest.raises(ConfigError, match=r"no key in it .*--new-cluster-key"):
+        rotate_key(KEY, Setup(tmp_path))
+    create_key(KEY, Setup(tmp_path))
+    assert (len(keys(tmp_path)), path.stat().st_mode & 0o777) == (1, 0o600)
+
+
 def test_a_broken_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "cluster.key").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="it is a symlink"):

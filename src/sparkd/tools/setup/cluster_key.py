@@ -53,8 +53,8 @@ def is_key_text(text: str) -> bool:
 
 
 def create_key(path: str, setup: Setup) -> str:
-    """Write a new key where there is no file; return what to do next. Raises UsageError, ConfigError."""
-    if setup.read(path) is not None:
+    """Write a new key where no file is, or an empty one; return what to do next. Raises UsageError, ConfigError."""
+    if setup.read(path):
         hint = f"sudo sparkd init {NEW_KEY} --rotate puts a new key above it"
         raise UsageError(f"{path} exists, and is never overwritten", hint)
     return f"wrote {path}\n{_write_key(path, setup)}"

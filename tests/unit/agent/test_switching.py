@@ -484,15 +484,19 @@ class ReadOnlyDisk(MemoryActions):
 
 
 @pytest.mark.parametrize(
-    ("actions", "reason"), [(FullDisk, "No space left on device"), (ReadOnlyDisk, "Read-only file")]
+    ("actions", "reason", "hint"),
+    [
+        (FullDisk, "No space left on device", "df -h /var/lib/sparkd"),
+        (ReadOnlyDisk, "Read-only file", "why it fails, or is read-only: sudo dmesg"),
+    ],
 )
 def test_a_launch_that_cannot_be_counted_is_blocked_with_the_disks_own_reason(
-    started: AgentUnderTest, actions: type[MemoryActions], reason: str
+    started: AgentUnderTest, actions: type[MemoryActions], reason: str, hint: str
 ) -> None:
     agent = started.remake(actions=actions(started.agent.host, started.agent.loop, "a"))
     with pytest.raises(BlockedError, match=f"bounds crash loops: {reason}") as blocked:
         launch(agent)
-    assert blocked.value.hint == "df -h /var/lib/sparkd"
+    assert blocked.value.hint == hint
 
 
 def test_a_plan_that_works_while_the_disk_is_full_is_in_force_once_there_is_room(started: AgentUnderTest) -> None:

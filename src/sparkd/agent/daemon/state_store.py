@@ -3,6 +3,7 @@
 A file that can't be read or written is logged as an event, once.
 """
 
+import errno
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
@@ -23,6 +24,7 @@ from sparkd.base.state.shared_config import digest_of
 READ_SECONDS = 10.0
 """Limit for a read: as long as a write may take."""
 UNREAD_HINT = f"what holds {FOLDER}? look at: sudo dmesg; a file that stays unreadable: move it away"
+FAILED_HINT = "why it fails, or is read-only: sudo dmesg"
 
 T = TypeVar("T")
 
@@ -111,7 +113,8 @@ class StateStore(Struct):
             is_written = write() is not False
         except OSError as write_error:
             error = FolderError(f"{folder}/{name}") if isinstance(write_error, IsADirectoryError) else write_error
-            hint = getattr(error, "hint", f"df -h {folder}")  # a SharedFolderError's, too
+            is_disk = error.errno in (errno.EROFS, errno.EIO, None)  # None: it hangs
+            hint = getattr(error, "hint", FAILED_HINT if is_disk else f"df -h {folder}")  # a SharedFolderError's, too
             self.last_failure = error.strerror or str(error), hint
             if name not in self._unwritten:
                 self.events.error("state.write.failed", file=name, reason=self.last_failure[0], hint=hint)

@@ -1,5 +1,6 @@
 """Messages to people: the queue on disk, its sender, and the operator's own program."""
 
+import errno
 import json
 import os
 import subprocess
@@ -368,6 +369,26 @@ def test_a_lock_that_can_not_be_opened_yet_is_tried_again(tree: Tree, hook: Rece
     thread.join(10)
     assert opened == [True]
     box.close()
+
+
+def test_a_read_only_disk_keeps_no_message_back(
+    tree: Tree, hook: Receiver, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is blocked then, and its agent has begun after the engine's end."""
+    settings, open_file = webhook(tree, hook.url), os.open
+    outbox(tree, settings, log).close()
+
+    def open_read_only(path: str, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return open_file(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", open_read_only)
+    sender = outbox(tree, settings, log)
+    sender.record(sender.state, (LOST,))
+    sender.send()
+    assert [json.loads(body)["text"] for body in hook.bodies] == ["gone"]
+    assert log.names() == ["notify.message.failed", "notify.message.sent"], "its file, and the message"
 
 
 def test_the_command_sends_a_test_message_by_each_way(tmp_path: Path, hook: Receiver) -> None:

@@ -1,5 +1,6 @@
 """Locks between processes, by flock(2): the kernel takes one back when its holder ends."""
 
+import errno
 import fcntl
 import os
 import time
@@ -13,10 +14,17 @@ POLL_SECONDS = 0.02
 def open_lock(path: Path) -> int:
     """Open, or create, a lock file that only root can open, and so hold: what others can read they can lock.
 
-    It is never removed: a lock on an unlinked file would exclude nobody.
+    It is never removed: a lock on an unlinked file would exclude nobody. One that exists can be held on a read-only
+    disk, too.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY | flags)
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX, *, wait: bool = False) -> bool:

@@ -314,6 +314,24 @@ def test_rsync_on_another_node_is_refused_where_several_users_may_write(theirs: 
         Here("a").choose_writer(f"{theirs}/m")
 
 
+class Hiding(Here, frozen=True):
+    """A node on which a user has mounted a file system of their own, which root can't look at."""
+
+    def run(self, *words: str, seconds: float = 60.0, stdin_text: str = "") -> ProgramResult:
+        as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+        return super().run(*as_nobody, *(word.replace("id -u", "echo 0") for word in words))
+
+
+def test_rsync_on_another_node_is_refused_where_root_cannot_look(theirs: Path) -> None:
+    """The user unmounts it once that was looked at, and has links below."""
+    os.chown(theirs, 0, 0)
+    assert Hiding("a").choose_writer(f"{theirs}/models/m") == ()
+    theirs.chmod(0o700)
+    (theirs / "models").mkdir()
+    with pytest.raises(BlockedError, match="can't look at models: Permission denied"):
+        Hiding("a").choose_writer(f"{theirs}/models/m")
+
+
 def test_nothing_is_refused_to_a_user_without_root(theirs: Path) -> None:
     pid = os.fork()
     if pid == 0:

@@ -39,6 +39,8 @@ _DF = re.compile(r"\s\d{1,18}\s+\d{1,18}\s+(-?\d{1,18})\s+\S{1,9}\s+(/.*)$")
 """Free KiB and mount, of the last line of `df -Pk`."""
 _OWNER = re.compile(r"^ *([a-z-])([rwxsStT-]{9})\S? +(\S+) +\S+ +(.*)$", re.MULTILINE)
 """Kind, modes, owner and name, of a line of namei."""
+_HIDDEN = re.compile(r"^ {12,}(\S.*) - (?!No such file or directory$)(.+)$", re.MULTILINE)
+"""A part that root can't look at, and why, as namei has it."""
 LOGIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _WRITER = re.compile(r"runuser -u (\S+)")
 _UNWRITABLE = re.compile(
@@ -146,6 +148,10 @@ class SshHost(Struct, frozen=True):
                 repair = "sudo chown root: and sudo chmod go-w what it is: namei -l"
                 hint = f"there: {'sudo mkdir -p' if is_sticky else repair} {shlex.quote(folder)}"
                 raise BlockedError(f"{self.address}: {reason}", hint)
+        if hidden := _HIDDEN.search(listing.answer):  # once unmounted, what is below a user's mount is that user's
+            reason = f"nothing is written there as root, which can't look at {sanitize(hidden[1])}: {hidden[2]}"
+            hint = f"there: namei -l {shlex.quote(folder)}; if it is a user's mount: sudo umount FOLDER"
+            raise BlockedError(f"{self.address}: {reason}", hint)
         return ()
 
     def inspect_image(self, ref: str) -> object:

@@ -233,7 +233,7 @@ class _Folder:
         """`snapshots/REVISION` in a folder of downloads such as models--org--name; empty in any other."""
         if "snapshots" not in self._names or any(name in self._names for name in CONFIGS):
             return ""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # a NUL
             revision = self._files.text(f"{self._folder}/refs/main", limit=200).strip()
             if revision and self._files.exists(f"{self._folder}/snapshots/{revision}"):
                 return f"snapshots/{_clean_name(revision)}"

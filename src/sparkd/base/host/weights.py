@@ -103,8 +103,8 @@ def read_index(files: Files, path: str) -> Index:
 
 
 def is_outside(shard: str) -> bool:
-    """Whether a name in an index leads out of the model's folder."""
-    return shard.startswith("/") or ".." in shard.split("/")
+    """Whether a name in an index leads out of the model's folder, or has a NUL, with which none is in it."""
+    return shard.startswith("/") or ".." in shard.split("/") or "\0" in shard
 
 
 def read_config(files: Files, folder: str) -> Mapping[str, object]:

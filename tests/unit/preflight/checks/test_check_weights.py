@@ -408,7 +408,13 @@ def test_an_index_that_the_loader_does_not_heed_is_none_of_its_shards(tree: Tree
     assert look(tree)[1].level is Level.BLOCK
 
 
-@pytest.mark.parametrize("revision", ["", "gone"])
+def test_a_name_that_no_file_has_is_a_flaw_of_the_index(tree: Tree) -> None:
+    model(tree, "model.safetensors")
+    tree.file(f"{FOLDER}/model.safetensors.index.json", '{"weight_map": {"a": "model\0.safetensors"}}')
+    expect(look(tree)[1], Level.BLOCK, "model\\x00.safetensors is outside of the model's folder")
+
+
+@pytest.mark.parametrize("revision", ["", "gone", "a\0b"])
 def test_a_download_cache_without_a_download_says_what_the_path_lacks(tree: Tree, revision: str) -> None:
     tree.file(f"{FOLDER}/refs/main", revision)
     at(tree, "snapshots").mkdir()

@@ -22,7 +22,7 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main, recipe_import
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import Place
-from sparkd.tools.importers.mods import MOST_FILES
+from sparkd.tools.importers.mods import MOST_FILES, find_mod
 from sparkd.tools.models.image_build import read_sources
 
 V1 = "recipe_version: '1'\nname: x\ncontainer: vllm-node-own\n"
@@ -322,7 +322,20 @@ def test_a_mod_outside_of_the_recipes_tree_is_named_and_left_out(tree: Path, nam
 
 @pytest.mark.parametrize(
     "kind",
-    ("file", "folder", "mod", "pipe", "name", "many", "owner", "mods", "mod of all", "file of all", "mod of another"),
+    (
+        "file",
+        "folder",
+        "mod",
+        "pipe",
+        "name",
+        "many",
+        "owner",
+        "mods",
+        "mod of all",
+        "file of all",
+        "mod of another",
+        "mod of root",
+    ),
 )
 def test_a_mod_of_others_or_with_a_link_or_an_odd_file_is_left_out(tree: Path, kind: str) -> None:
     secret = tree.parent / "secret"
@@ -352,8 +365,25 @@ def test_a_mod_of_others_or_with_a_link_or_an_odd_file_is_left_out(tree: Path, k
             pytest.skip("root alone can give a folder away")
         os.chown(mod, 64000, -1)
         os.chown(mod / "run.sh", 64000, -1)
+    if kind == "mod of root":  # where a user has put a folder of root's in its place since it was looked at
+        if os.geteuid():
+            pytest.skip("root alone can give a file away")
+        (tree / "recipes/given.yaml").touch()
+        os.chown(tree / "recipes/given.yaml", 64000, -1)
     _, result = imported(tree, f"{V1}mods: [b]\ncommand: vllm serve o/m\n")
     assert (result.files, len(result.notes)) == ({}, 1)
+
+
+def test_a_folder_that_changes_while_a_mod_is_looked_at_ends_the_look(tree: Path) -> None:
+    """A user exchanges it and a link: the way to it no longer leads over its tree."""
+    add_mod(tree / "mods/b", "true\n")
+    real_paths = iter((tree / "mods/b", Path("/")))
+
+    class Exchanged(type(tree)):  # type: ignore[misc]  # of this machine's kind
+        def resolve(self, strict: bool = False) -> Path:
+            return next(real_paths) if self.name == "b" else super().resolve(strict)
+
+    assert find_mod("b", None, Exchanged(tree / "mods")).name == "b"
 
 
 def test_a_folder_that_anybody_may_write_in_gives_no_mods(tree: Path) -> None:

@@ -70,17 +70,18 @@ def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mo
     for root, place in _list_places(recipe, further):
         folder = place.joinpath(*steps)
         if (folder / SCRIPT).is_file():
-            owner_path = further if further and root == further else recipe or root
-            _check_path(folder, root, (0, owner_path.stat().st_uid))
-            return Mod(steps[-1], _read_files(folder))
+            owner = (further if further and root == further else recipe or root).stat().st_uid
+            _check_path(folder, root, (0, owner))
+            return Mod(steps[-1], _read_files(folder, owner))
     raise ModError("it is not beside the recipe")
 
 
 def _check_path(folder: Path, root: Path, owners: Collection[int]) -> None:
     """Raise ModError where the folder is outside of its tree, or others than the owners may change the way to it."""
-    if not folder.resolve().is_relative_to(root.resolve()):
+    real_folder, real_root = folder.resolve(), root.resolve()  # once: a user may exchange what is there meanwhile
+    if not real_folder.is_relative_to(real_root):
         raise ModError("a link leads out of the recipe's tree")
-    for step, top in ((folder, root), (folder.resolve(), root.resolve())):
+    for step, top in ((folder, root), (real_folder, real_root)):
         while step != top:
             _refuse_others(Files().stat(str(step)), step.name, owners)
             step = step.parent
@@ -111,12 +112,14 @@ def trees(recipe: Path | None) -> Iterator[Path]:
         folder = folder.parent
 
 
-def _read_files(folder: Path) -> dict[str, File]:
-    """Read every file below a mod. Raises ModError also for a link: it could lead to a secret of the reader's."""
+def _read_files(folder: Path, owner: int) -> dict[str, File]:
+    """Read every file below a mod, all of which are to be `owner`'s: the folder may become a link at any time.
+
+    Raises ModError also for a link: it could lead to a secret of the reader's.
+    """
     files: dict[str, File] = {}
     remaining_bytes = MOST_BYTES
     try:
-        owners = (folder.stat().st_uid,)
         for count, path in enumerate(walk(folder), 1):
             name = str(path.relative_to(folder))
             if count > MOST_FILES:
@@ -124,12 +127,12 @@ def _read_files(folder: Path) -> dict[str, File]:
             if path.is_symlink() or not (path.is_dir() or path.is_file()) or not name.isprintable():
                 raise ModError(f"{sanitize(name)} is a link, no file, or has an odd name")
             if path.is_dir():
-                _refuse_others(Files().stat(str(path)), name, owners)
+                _refuse_others(Files().stat(str(path)), name, (owner,))
                 continue
             opened = Files().itself(str(path), remaining_bytes)
             files[name] = File(opened.content, bool(opened.facts.permissions & 0o100))
             remaining_bytes -= len(opened.content)
-            _refuse_others(opened.facts, name, owners)  # a folder may become a link while it is read
+            _refuse_others(opened.facts, name, (owner,))
     except OSError as error:
         raise ModError(f"{sanitize(str(error.filename))} cannot be read: {error.strerror}") from None
     return dict(sorted(files.items()))

@@ -198,10 +198,10 @@ def test_the_cause_of_a_serving_rank_that_was_killed_is_the_kill(end: str, code:
 
 
 class FailingForwarder(LogForwarder):
-    def forward(self, line: str, now: float) -> Iterator[tuple[int, str]]:
+    def forward(self, line: str, now: float, *, serving: bool = False) -> Iterator[tuple[int, str]]:
         if line.startswith("bad"):
             raise ValueError(f"no way to read {line}")
-        return super().forward(line, now)
+        return super().forward(line, now, serving=serving)
 
 
 def test_a_line_that_can_not_be_parsed_is_an_event_and_the_next_ones_are_read() -> None:

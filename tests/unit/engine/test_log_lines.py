@@ -77,9 +77,10 @@ def test_a_line_that_grows_in_print_is_cut_by_its_bytes_and_marked(log: bytes, c
         assert LINE_LIMIT_BYTES - 3 < len(line.removesuffix(mark).encode()) <= LINE_LIMIT_BYTES
 
 
-def forwarded(*lines: tuple[float, str]) -> list[tuple[int, str]]:
+def forwarded(*lines: tuple[float, str], serving: bool = False) -> list[tuple[int, str]]:
     forwarder = LogForwarder(Redactor(("s3cret-value",)), "127.0.0.1")
-    return [entry for now, line in lines for entry in forwarder.forward(line, now)] + list(forwarder.flush())
+    entries = [entry for now, line in lines for entry in forwarder.forward(line, now, serving=serving)]
+    return entries + list(forwarder.flush())
 
 
 def test_priority_follows_the_engines_level_and_cannot_be_forged() -> None:
@@ -127,13 +128,15 @@ def test_secrets_never_pass() -> None:
         "(APIServer pid=7) INFO:     connection rejected (403 Forbidden)",
         "INFO:     connection closed",
         "WARNING:  Unsupported upgrade request.",
+        "(APIServer pid=7) ERROR 11-21 01:49:44 [serving.py:1] Error with model error=ErrorInfo(message='No `x`.')",
+        "(ApiServer_0 pid=7) ERROR:    Exception in ASGI application",
     ],
 )
 def test_requests_without_end_leave_the_journal_to_others(line: str) -> None:
     """Ten minutes of 100 requests a second, an error among them, then an hour with one a minute."""
     flood = [(second / 100, line) for second in range(60_000)]
     error, calm = (600.0, "ERROR 11-21 01:49:44 [x.py:1] no"), [(660.0 + 60 * minute, line) for minute in range(60)]
-    texts = [text for _, text in forwarded(*flood, error, *calm)]
+    texts = [text for _, text in forwarded(*flood, error, *calm, serving=True)]
     notes = [text for text in texts if text.endswith(" of requests; docker has the latest")]
     assert texts.count(f"engine| {line}") == pytest.approx(REQUEST_LINES + 600 * REQUEST_LINES_PER_SECOND + 60, abs=2)
     assert sum(int(text.split()[4].replace(",", "")) for text in notes) + texts.count(f"engine| {line}") == len(
@@ -141,6 +144,17 @@ def test_requests_without_end_leave_the_journal_to_others(line: str) -> None:
     ) + len(calm)
     assert len(notes) <= 600 / NOTE_SECONDS + 3
     assert f"engine| {error[1]}" in texts
+
+
+def test_a_long_line_of_a_request_counts_as_the_lines_that_it_takes_the_room_of() -> None:
+    line = f'INFO:     10.0.0.9:33220 - "GET /{"x" * 16_000} HTTP/1.1" 404 Not Found'
+    passed = [text for _, text in forwarded(*((0.0, line) for _ in range(1000))) if text.startswith("engine| INFO")]
+    assert sum(map(len, passed)) <= 256 * REQUEST_LINES + len(line)
+
+
+def test_a_server_that_loads_writes_as_much_as_it_wants() -> None:
+    lines = [(0.0, f"(APIServer pid=7) INFO 11-21 01:49:44 [x.py:1] {number}") for number in range(2 * REQUEST_LINES)]
+    assert len(forwarded(*lines)) == len(lines)
 
 
 def test_sparkds_own_polls_are_not_echoed_but_those_of_others_are() -> None:

@@ -139,7 +139,7 @@ class LogReader:
             before = replace(before, serving=True)
         try:
             self.progress = advance_progress(before, line, now, stream)
-            for priority, text in self._forwarder.forward(line, now):
+            for priority, text in self._forwarder.forward(line, now, serving=before.serving):
                 self._put(priority, text)
         except Exception as error:  # a line that sparkd can't parse must not end the reading of the next ones
             self._report_failure(f"{type(error).__name__}: {error}")

@@ -24,9 +24,13 @@ _REQUEST_LINE = re.compile(
     r"|WARNING: +(?:Invalid HTTP request|Unsupported upgrade request|No supported WebSocket library)\b)"
 )
 """What uvicorn writes for each request, also for one that it refuses."""
+_OF_API_SERVER = re.compile(r"\(apiserver", re.IGNORECASE)
+"""Begins each line of vLLM's server: a request for a model of another name, or one that is too long, makes up to 40."""
 REQUEST_LINES, REQUEST_LINES_PER_SECOND = 2000, 10.0
 """How many of these pass at once, and then each second. A client without a key could push the lines of all other units
 out of the journal; a DGX Spark answers fewer requests than that."""
+USUAL_LENGTH = 256
+"""Characters of a line that counts once: a path or a model's name may have 16,000."""
 NOTE_SECONDS = 60.0
 """Pause between two notes of how many were left out."""
 
@@ -103,12 +107,12 @@ class LogForwarder:
         self._bar_at = self._noted_at = float("-inf")
         self._allowed_lines, self._refilled_at, self._left_out = float(REQUEST_LINES), 0.0, 0
 
-    def forward(self, line: str, now: float) -> Iterator[tuple[int, str]]:
-        """The journal's lines for one log line. `now`: monotonic seconds."""
+    def forward(self, line: str, now: float, *, serving: bool = False) -> Iterator[tuple[int, str]]:
+        """The journal's lines for one log line. `now`: monotonic seconds. `serving`: clients may cause lines."""
         if self._own_poll.match(line):
             return
-        if _REQUEST_LINE.match(line):
-            if not self._take_allowance(now):
+        if _REQUEST_LINE.match(line) or (serving and _OF_API_SERVER.match(line)):
+            if not self._take_allowance(line, now):
                 self._left_out += 1
                 return
             if now - self._noted_at >= NOTE_SECONDS:
@@ -125,12 +129,12 @@ class LogForwarder:
         level = _LEVEL.match(line)
         yield _PRIORITY[level[1]] if level else 6, f"engine| {self._redact(line)}"
 
-    def _take_allowance(self, now: float) -> bool:
-        """Whether one more line of a request may pass now: a token bucket."""
+    def _take_allowance(self, line: str, now: float) -> bool:
+        """Whether the line of a request may pass now: a token bucket."""
         refill = max(0.0, now - self._refilled_at) * REQUEST_LINES_PER_SECOND
         self._allowed_lines, self._refilled_at = min(float(REQUEST_LINES), self._allowed_lines + refill), now
         is_allowed = self._allowed_lines >= 1
-        self._allowed_lines -= is_allowed
+        self._allowed_lines -= is_allowed * (1 + len(line) // USUAL_LENGTH)
         return is_allowed
 
     def _note_left_out(self) -> Iterator[tuple[int, str]]:

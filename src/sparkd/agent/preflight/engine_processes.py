@@ -2,14 +2,16 @@
 
 import shlex
 from collections.abc import Container, Iterable
+from contextlib import suppress
 from enum import Enum
+from stat import S_ISUID
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import read_unexplained_bytes
-from sparkd.base.host.processes import Details, Process, ProcessTable
+from sparkd.base.host.processes import GONE, Details, Process, ProcessTable, is_alive
 
 ENGINE_PREFIX = "VLLM::"
 WORKER_PREFIXES = (ENGINE_PREFIX, "ray::RayWorker")
@@ -63,7 +65,7 @@ class Engine(Struct, frozen=True):
     of_init: bool = False
     """Whether its parent is the machine's own PID 1."""
     of_user: bool = False
-    """Whether it is neither root's nor in a container: its user chose its names and arguments."""
+    """Whether it is not in a container, and not root's or a setuid program: its user chose its names and arguments."""
 
     @property
     def top(self) -> Member:
@@ -102,18 +104,38 @@ def is_serve(argv: tuple[str, ...]) -> bool:
 def find_engines(host: Host, table: ProcessTable) -> tuple[tuple[Engine, ...], dict[int, int]]:
     """Every engine; and the topmost processes of those that only look like one, as uids by pid.
 
-    Any user may choose names and arguments of processes: a real engine is root's, in a container, or has the GPU open.
+    Any user may choose names and arguments of processes: a real engine is root's and no setuid program, in a container,
+    or has the GPU open.
     """
     candidates = {process.pid: process for process in table if not process.dead and _looks_like_engine(host, process)}
     tops = {pid: details for pid in table.topmost(candidates) if (details := host.details(candidates[pid])) is not None}
-    uids = {pid: details.uid for pid, details in tops.items() if details.uid and not details.group.container_id}
+    outside = {pid: details.uid for pid, details in tops.items() if not details.group.container_id}
+    uids = {pid: uid for pid, uid in outside.items() if uid or _is_setuid(host, candidates[pid])}
     trees = {pid: {pid, *(process.pid for process in table.descendants(pid))} for pid in uids}
     gpu_pids = _find_gpu_pids(host, table, set[int]().union(*trees.values()))
     unproven = {pid: uid for pid, uid in uids.items() if trees[pid].isdisjoint(gpu_pids)}
     engine_pids = candidates.keys() - set[int]().union(*(trees[pid] for pid in unproven))
     proven = {pid: details for pid, details in tops.items() if pid not in unproven}
-    engines = (_read_engine(host, table, engine_pids, candidates[pid], details) for pid, details in proven.items())
+    engines = (
+        _read_engine(host, table, engine_pids, candidates[pid], details, of_user=pid in uids)
+        for pid, details in proven.items()
+    )
     return tuple(engines), unproven
+
+
+def _is_setuid(host: Host, process: Process) -> bool:
+    """Whether root's program is one that a user may start under any name, such as chfn, or may have been.
+
+    It shows nothing once the process ends, which a user's own file system (FUSE) keeps from it, in state D.
+    """
+    with suppress(OSError):
+        folder = f"/proc/{process.pid}"
+        try:
+            return bool(host.files.stat(f"{folder}/exe").permissions & S_ISUID)
+        except GONE:
+            is_over = not is_alive(host.files, process.pid, process.start_time)
+            return is_over or b"fuse_" in host.files.bytes(f"{folder}/stack")
+    return False
 
 
 def _find_gpu_pids(host: Host, table: ProcessTable, pids: Container[int]) -> set[int]:
@@ -135,7 +157,7 @@ def _looks_like_engine(host: Host, process: Process) -> bool:
 
 
 def _read_engine(
-    host: Host, table: ProcessTable, engine_pids: Container[int], top: Process, details: Details
+    host: Host, table: ProcessTable, engine_pids: Container[int], top: Process, details: Details, *, of_user: bool
 ) -> Engine:
     tree = [process for process in (top, *table.descendants(top.pid)) if process.pid > 1 and not process.dead]
     return Engine(
@@ -147,7 +169,7 @@ def _read_engine(
         container_id=details.group.container_id,
         service_stop=format_service_stop(host, details),
         of_init=top.parent <= 1,
-        of_user=details.uid != 0 and not details.group.container_id,
+        of_user=of_user,
     )
 
 

@@ -130,6 +130,28 @@ def test_an_engine_of_a_user_is_one_by_more_than_its_name(tree: Tree, cgroup: st
     assert ("of this kind are 2, user uid 1000" if level is Level.WARN else "a living engine: pid 9") in verdict.reason
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["that runs", "that a user's file system keeps from its end"])
+@pytest.mark.parametrize("parent", [1, 8], ids=["an orphan", "a living engine"])
+def test_a_setuid_program_that_became_roots_is_no_engine_by_its_name(tree: Tree, parent: int, *, ends: bool) -> None:
+    """As chfn while it waits for the lock of /etc/passwd: a user has started it, by a symlink with that name."""
+    tree.process(8, "bash", uid=1000, cgroup=SESSION)
+    tree.process(10, "VLLM::EngineCor", parent=parent, group=9, cgroup=SESSION, state="D", start_time=OLD)
+    if ends:  # its memory is gone, and by that its program
+        tree.file("/proc/10/stack", "[<0>] request_wait_answer+0x151/0x210\n[<0>] fuse_flush+0x155/0x190\n")
+    else:
+        tree.file("/usr/bin/chfn", mode=0o4755)
+        tree.link("/proc/10/exe", "/usr/bin/chfn")
+    verdict = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
+    expect(verdict, Level.WARN, "pid 10 has the name of an engine's process and nothing else", fixes=())
+
+
+def test_an_engine_of_root_that_the_driver_keeps_from_its_end_is_one(tree: Tree) -> None:
+    tree.process(10, "VLLM::EngineCor", group=9, cgroup=SESSION, state="D", start_time=OLD)
+    tree.file("/proc/10/stack", "[<0>] nv_wait+0x1/0x2 [nvidia]\n[<0>] put_files_struct.part.0+0x5a/0xc0\n")
+    verdict = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
+    expect(verdict, Level.BLOCK, "sleeps in the kernel (state D)", needs_person=True)
+
+
 def test_an_orphan_with_the_gpu_whose_leader_only_has_the_name_is_unknown(tree: Tree) -> None:
     tree.file("/dev/nvidia0")
     tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)

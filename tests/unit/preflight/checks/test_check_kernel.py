@@ -79,7 +79,7 @@ def test_the_kernel_of_the_next_boot_is_judged_before_it(
     if level is Level.WARN:
         _, latest = names
         assert f"the next boot takes kernel {latest}" in verdict.reason
-        assert verdict.hint.startswith(f"sudo apt remove linux-image-{latest} && sudo apt-mark hold ")
+        assert verdict.hint.startswith(f"sudo apt remove 'linux-image-*{latest}' && sudo apt-mark hold ")
 
 
 def test_a_folder_that_only_root_may_read_hides_no_judgement(tree: Tree) -> None:

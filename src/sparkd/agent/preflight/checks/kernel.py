@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from shlex import quote
 
 from msgspec import Struct, toml
 from msgspec.structs import replace
@@ -85,8 +86,9 @@ class Kernel(Check[KernelFacts], frozen=True):
             problems.append(warn(reason, bad.remedy))
         if bad := find_known_bad(facts.next_release, KERNELS, facts.next_words):
             reason = f"the next boot takes kernel {facts.next_release}, which is known to be bad: {bad.trouble}"
-            package = f"linux-image-{facts.next_release}"
-            hint = f"sudo apt remove {package} && sudo apt-mark hold {package}; or before it: {bad.remedy}"
+            # The image of an Ubuntu kernel is linux-image-VERSION, or linux-image-unsigned-VERSION as on some Sparks.
+            images = quote(f"linux-image-*{facts.next_release}")
+            hint = f"sudo apt remove {images} && sudo apt-mark hold {images}; or before it: {bad.remedy}"
             problems.append(warn(f"{reason} ({bad.source})", hint))
         return combine_verdicts(problems, f"kernel {facts.release}")
 

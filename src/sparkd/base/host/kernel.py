@@ -119,6 +119,14 @@ def read_nvidia_module(files: Files) -> NvidiaModule | None:
     return NvidiaModule(match[2], bool(match[1]))
 
 
+def lacks_nvidia_module(files: Files, release: str) -> bool:
+    """Whether a kernel's modules are installed, and NVIDIA's is none of them; false where that is unknown."""
+    with suppress(OSError):
+        listing = files.text_if_any(f"/lib/modules/{release}/modules.dep")
+        return listing is not None and "/nvidia.ko" not in listing
+    return False
+
+
 def read_log(files: Files) -> Iterator[Record]:
     """The kernel's own records, oldest first, without those that programs wrote into its log.
 

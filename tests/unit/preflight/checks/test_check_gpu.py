@@ -98,6 +98,16 @@ def test_a_machine_without_driver_or_answer_has_no_gpu(tree: Tree) -> None:
     )
 
 
+@pytest.mark.parametrize("answer", [{"names": []}, {"names": [], "error": "not loaded", "trouble": "not-loaded"}])
+def test_a_kernel_for_which_no_module_is_installed_is_named_with_its_package(tree: Tree, answer: object) -> None:
+    tree.file("/.sparkd/nvml.json", json.dumps(answer))
+    tree.file("/proc/sys/kernel/osrelease", "6.17.0-1029-nvidia\n")
+    tree.file("/lib/modules/6.17.0-1029-nvidia/modules.dep", "kernel/fs/ext4/ext4.ko.zst:\n")
+    verdict = Gpu().run(Host(tree.root))[1]
+    hint = "sudo apt install linux-modules-nvidia-580-open-6.17.0-1029-nvidia && sudo reboot"
+    assert (verdict.level, verdict.hint) == (Level.BLOCK, hint)
+
+
 def test_a_plan_without_gpus_leaves_the_driver_alone(tree: Tree) -> None:
     assert Gpu(gpus=0).run(Host(tree.root, gpu=never_queried))[1].level is Level.OK
 

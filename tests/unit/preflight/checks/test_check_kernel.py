@@ -1,6 +1,7 @@
 """The kernel that runs, and the one of the next boot: versions that keep memory back, or are known to be bad."""
 
 import pytest
+from tests.machines.areas.gpu import OPEN, module
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
@@ -80,6 +81,36 @@ def test_the_kernel_of_the_next_boot_is_judged_before_it(
         _, latest = names
         assert f"the next boot takes kernel {latest}" in verdict.reason
         assert verdict.hint.startswith(f"sudo apt remove 'linux-image-*{latest}' && sudo apt-mark hold ")
+
+
+LATER = "7.0.0-1020-nvidia"
+PREBUILT = "kernel/nvidia-580-open/nvidia.ko: kernel/drivers/video/video.ko.zst"
+
+
+@pytest.mark.parametrize(
+    ("listing", "loaded", "level"),
+    [
+        pytest.param("kernel/fs/ext4/ext4.ko.zst:", True, Level.WARN, id="the kernel came before its module"),
+        pytest.param("kernel/fs/ext4/ext4.ko.zst:", False, Level.OK, id="no module now, either"),
+        pytest.param(PREBUILT, True, Level.OK, id="a package's"),
+        pytest.param("updates/dkms/nvidia.ko.zst:", True, Level.OK, id="DKMS's"),
+        pytest.param(None, True, Level.OK, id="unknown"),
+    ],
+)
+def test_a_next_kernel_without_the_gpus_module_is_named_before_the_boot(
+    tree: Tree, listing: str | None, loaded: bool, level: Level
+) -> None:
+    host = machine(tree)
+    for name in (GOOD, LATER):
+        tree.file(f"/boot/vmlinuz-{name}")
+    if listing is not None:
+        tree.file(f"/lib/modules/{LATER}/modules.dep", f"kernel/drivers/nvme/host/nvme.ko.zst:\n{listing}\n")
+    if loaded:
+        module(tree, f"{OPEN}  595.71.05")
+    verdict = Kernel().judge(Kernel().probe(host))
+    hint = f"before it: sudo apt install linux-modules-nvidia-595-open-{LATER}" if level is Level.WARN else ""
+    expect(verdict, level, text=LATER if hint else GOOD)
+    assert verdict.hint == hint
 
 
 def test_a_folder_that_only_root_may_read_hides_no_judgement(tree: Tree) -> None:

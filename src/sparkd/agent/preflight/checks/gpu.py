@@ -1,11 +1,9 @@
 """The GPU: whether it is present, its driver answers, and the driver's version is not known to be bad."""
 
-import re
-
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
-from sparkd.agent.preflight.checks.kernel import DRIVERS, find_known_bad
+from sparkd.agent.preflight.checks.kernel import DRIVERS, branch_of, find_known_bad, install_module
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.gpu import AWAITED, Trouble
 from sparkd.base.lib.errors import Action
@@ -32,6 +30,8 @@ class GpuCheckFacts(Struct, frozen=True):
     module_open: bool = False
     trouble: Trouble = Trouble.NONE
     error: str = ""
+    _release: str = ""
+    """The kernel, where none is loaded because none is installed for it; else empty."""
 
 
 class Gpu(Check[GpuCheckFacts], frozen=True):
@@ -44,7 +44,7 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
         if not self.gpus:
             return GpuCheckFacts(asked=False)  # words: keep
         gpu = host.gpu()
-        module = kernel.read_nvidia_module(host.files)
+        module, release = kernel.read_nvidia_module(host.files), kernel.read_release(host.files)
         return GpuCheckFacts(
             asked=True,  # words: keep
             names=gpu.names,
@@ -53,11 +53,17 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
             module_open=module is not None and module.open,
             trouble=Trouble.OTHER if gpu.error and gpu.trouble is Trouble.NONE else gpu.trouble,
             error=gpu.error,
+            _release=release
+            if not gpu.names and not module and kernel.lacks_nvidia_module(host.files, release)
+            else "",
         )
 
     def judge(self, facts: GpuCheckFacts) -> Verdict:
         if not facts.asked:  # words: keep
             return ok("the plan uses no GPU")
+        if facts._release:
+            reason = f"kernel {facts._release} has no NVIDIA module installed, as after an upgrade of the kernel alone"
+            return block(reason, f"{install_module(facts._release)} && sudo reboot")
         if facts.trouble is not Trouble.NONE:
             return _judge_trouble(facts.trouble, f"the GPU's driver can't be queried: {facts.error}", facts.module)
         if not facts.names:
@@ -81,8 +87,7 @@ def _judge_trouble(trouble: Trouble, reason: str, module: str) -> Verdict:
         hint, action = remedy
         return block(reason, hint, needs_person=True, awaits=awaits, action=action)
     if trouble is Trouble.NO_LIBRARY:  # as after an apt run that was interrupted
-        branch = match[0] if (match := re.match(r"\d{3}", module)) else "580"
-        package = f"libnvidia-compute-{branch}"
+        package = f"libnvidia-compute-{branch_of(module)}"
         return block(reason, f"sudo apt install --reinstall {package}; ldconfig -p | grep libnvidia-ml")
     return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi; sudo dmesg")
 

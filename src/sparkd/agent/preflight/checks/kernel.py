@@ -1,5 +1,6 @@
 """The kernel: its version, memory that it keeps back for a kexec that never comes, its settings, and its log."""
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from shlex import quote
@@ -48,6 +49,16 @@ def find_known_bad(version: str, among: tuple[KnownBad, ...], command_line: tupl
     return next((bad for bad in among if bad.covers(version) and bad.fixed_by not in command_line), None)
 
 
+def branch_of(version: str) -> str:
+    """The driver's branch, as packages name it: of an unknown version, that of DGX OS."""
+    return match[0] if (match := re.match(r"\d{3}", version)) else "580"
+
+
+def install_module(release: str, version: str = "") -> str:
+    """Command that installs NVIDIA's module for a kernel. DGX OS has none but those of packages, no DKMS."""
+    return f"sudo apt install linux-modules-nvidia-{branch_of(version)}-open-{release}"
+
+
 class KernelFacts(Struct, frozen=True):
     release: str
     kho_off: bool
@@ -57,6 +68,8 @@ class KernelFacts(Struct, frozen=True):
     """The release that the next boot takes; empty where it is this one, or unknown."""
     next_words: tuple[str, ...] = ()
     """Words of its command line."""
+    _lost_driver: str = ""
+    """Version of the GPU's driver that runs, where the next kernel has no module of it; else empty."""
 
 
 class Kernel(Check[KernelFacts], frozen=True):
@@ -69,7 +82,10 @@ class Kernel(Check[KernelFacts], frozen=True):
         next_release, next_words = read_next_boot(host.files)
         if next_release == release:
             next_release, next_words = "", ()
-        return KernelFacts(release, kho_off, host.meminfo().cma_excess_bytes, next_release, next_words)
+        lacks_module = bool(next_release) and kernel.lacks_nvidia_module(host.files, next_release)
+        module = kernel.read_nvidia_module(host.files) if lacks_module else None
+        excess_bytes, driver = host.meminfo().cma_excess_bytes, module.version if module else ""
+        return KernelFacts(release, kho_off, excess_bytes, next_release, next_words, driver)
 
     def judge(self, facts: KernelFacts) -> Verdict:
         problems = []
@@ -90,6 +106,9 @@ class Kernel(Check[KernelFacts], frozen=True):
             images = quote(f"linux-image-*{facts.next_release}")
             hint = f"sudo apt remove {images} && sudo apt-mark hold {images}; or before it: {bad.remedy}"
             problems.append(warn(f"{reason} ({bad.source})", hint))
+        elif facts._lost_driver:
+            reason = f"the next boot takes kernel {facts.next_release}, for which no NVIDIA module is installed: no GPU"
+            problems.append(warn(reason, f"before it: {install_module(facts.next_release, facts._lost_driver)}"))
         return combine_verdicts(problems, f"kernel {facts.release}")
 
 

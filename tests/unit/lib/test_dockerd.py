@@ -1,5 +1,6 @@
 """dockerd by the SDK: answers, errors and deadlines."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -12,7 +13,7 @@ from tests.unit.docker_server import answers, dockerd, json_response, listening,
 from tests.unit.wire import serving
 
 from sparkd.base.host import Host
-from sparkd.base.lib.dockerd.reader import FAILED, DockerError, DockerReader, connect
+from sparkd.base.lib.dockerd.reader import FAILED, FORBIDDEN, DockerError, DockerReader, connect
 
 SECONDS = 0.4
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n"
@@ -60,6 +61,19 @@ def test_the_first_request_connects(tmp_path: Path) -> None:
     connect(str(tmp_path / "none")).close()
     with pytest.raises(DockerError, match=r"^GET /info: .*No such file"):
         info(str(tmp_path / "none"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_user_whom_docker_is_closed_to_gets_to_know_whom_it_is_for() -> None:
+    with listening() as (path, _), closing(connect(path)) as docker:
+        with pytest.raises(DockerError, match="No such file"):
+            info("/none")  # imports the SDK, which that user may not read
+        os.seteuid(65534)
+        try:
+            with pytest.raises(DockerError, match=f"^GET /version: {FORBIDDEN}$"):
+                docker.version()
+        finally:
+            os.seteuid(0)
 
 
 @pytest.mark.parametrize(

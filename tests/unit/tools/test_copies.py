@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from tests.tree import Tree
 from tests.unit.tools.ssh_nodes import make_peer, write_program
 
 from sparkd.agent.actions.images import lock_scratch
+from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker_image import identity_of
+from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ExitCode
 from sparkd.tools.cli import main
 from sparkd.tools.models import image_copy
@@ -134,6 +137,20 @@ def test_two_copies_of_images_at_once_are_refused(tmp_path: Path) -> None:
         pass
     with lock_scratch(folder):
         assert list(folder.iterdir()) == [], "nothing is left behind"
+
+
+class BarredHost(Host):
+    """A machine whose docker is for others than this user."""
+
+    def docker_reader(self) -> DockerReader:
+        raise DockerError(f"GET /images/i/json: {FORBIDDEN}")
+
+
+def test_a_user_outside_of_dockers_group_gets_the_command_that_puts_them_in(tree: Tree) -> None:
+    tree.dockerd()
+    with pytest.raises(BlockedError, match=FORBIDDEN) as caught:
+        image_copy.find_image("i", Settings(), BarredHost(tree.root))
+    assert caught.value.hint.startswith("sudo usermod -aG docker ")
 
 
 @pytest.mark.parametrize("ref", ["-v", "a b", "name@sha256:" + "0" * 64, ""])

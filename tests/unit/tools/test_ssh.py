@@ -64,6 +64,12 @@ def test_the_remedy_of_a_refused_login_is_for_the_user_who_runs_ssh(
     assert login == f"it takes none of {key_hint}"
 
 
+@pytest.mark.parametrize(("login", "user"), [("ann@a", "ann"), ("10.0.0.2", '"$USER"')])
+def test_a_docker_that_is_not_for_the_user_there_has_the_command_for_it(login: str, user: str) -> None:
+    trouble = "permission denied while trying to connect to the docker API at unix:///var/run/docker.sock\n"
+    assert diagnose(ProgramResult(1, "", trouble), login, "")[1] == f"there: sudo usermod -aG docker {user}"
+
+
 def test_a_sparkd_there_says_what_to_do_itself() -> None:
     refused = "sparkd: the code is wrong\x1b[2J\nsparkd: or late\nhint: sudo sparkd init --invite on the head\n"
     expected = ("the code is wrong\\x1b[2J; or late", "there: sudo sparkd init --invite on the head")
@@ -96,7 +102,20 @@ def test_files_of_roots_in_the_folder_of_a_user_are_named_with_the_command(
     assert caught.value.hint == f"there: sudo chown -hR ann: {folder}"
     with pytest.raises(BlockedError) as caught:
         SshHost("a").send("/m/", "/home/ann/m")
-    assert "chown" not in caught.value.hint
+    assert "chown -hR ann" not in caught.value.hint
+
+
+@pytest.mark.parametrize(("user", "owner"), [("", '"$USER"'), ("ann", "ann")])
+def test_a_folder_that_the_user_there_may_not_make_has_the_command_that_makes_it(
+    programs: Path, user: str, owner: str
+) -> None:
+    """A Spark comes without /srv/models, and without a login for root."""
+    trouble = 'rsync: [Receiver] mkdir "/srv/models/X" failed: Permission denied (13)'  # as rsync 3.2 to 3.5 say it
+    write_program(programs / "rsync", f"echo '{trouble}' >&2; exit 11")
+    with pytest.raises(BlockedError, match="a: this user may not write to /srv/models/X") as caught:
+        SshHost("a", user).send("/srv/models/X/", "/srv/models/X")
+    command = f"sudo mkdir -p /srv/models/X && sudo chown -hR {owner} /srv/models/X"
+    assert caught.value.hint == f"there: {command}; or --user root"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, docker, docker_image
 from sparkd.base.host.disks import read_rooms
-from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.base.lib.text import parse_json, size
 from sparkd.tools.models.image_store import ImageSizes, find_store, read_sizes
@@ -54,7 +54,9 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
     try:
         image = docker.query(host, partial(_read_image, ref))
     except DockerError as error:
-        raise BlockedError(f"docker can't look up {ref}: {error}", "systemctl status docker") from None
+        join = 'sudo usermod -aG docker "$USER", and log in again'
+        hint = join if FORBIDDEN in str(error) else "systemctl status docker"
+        raise BlockedError(f"docker can't look up {ref}: {error}", hint) from None
     if image is None:
         raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
     return image

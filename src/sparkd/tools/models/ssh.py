@@ -57,7 +57,7 @@ _KNOWN_FAILURES = (
     ("sparkd: .*not found", "it has no sparkd", "install the package there"),
     ("sudo: a password is required", "sudo wants a password there", "sudo sparkd init --join, there by hand"),
     ("docker: .*not found", "it has no docker", "install docker there"),
-    ("permission denied .*[dD]ocker", "its docker is not for this user", "--user root, or a user in the group docker"),
+    ("permission denied .*[dD]ocker", "its docker is not for this user", "there: sudo usermod -aG docker {user}"),
     ("No space left on device", "its disk is full", "make room there: df -h; the same command resumes"),
     (r"\[sender\].* Permission denied \(13\)", "this user may not read all here", "sudo, or sudo chmod -R a+rX, here"),
     ("symlink has no referent", "a link in it leads to nothing here", "find it by -xtype l, and fix or remove it"),
@@ -196,6 +196,10 @@ class SshHost(Struct, frozen=True):
         if ended.code and writer and f"{folder}/".startswith(f"{target.rstrip('/')}/"):
             reason = f"{writer[1]} may not write all of {folder}: an earlier sync left files of root's there"
             raise BlockedError(f"{self.address}: {reason}", f"there: sudo chown -hR {writer[1]}: {shlex.quote(folder)}")
+        if ended.code and unwritable and not writer:
+            path, user = shlex.quote(target.rstrip("/")), _user_of(self.login)
+            hint = f"there: sudo mkdir -p {path} && sudo chown -hR {user} {path}; or --user root"
+            raise BlockedError(f"{self.address}: this user may not write to {sanitize(target)}", hint)
         if ended.code:
             raise self.failure(ended)
         return ended
@@ -204,6 +208,11 @@ class SshHost(Struct, frozen=True):
         """The error for a program there that failed."""
         reason, hint = diagnose(ended, self.login, self.otherwise)
         return BlockedError(f"{self.address}: {reason}", hint)
+
+
+def _user_of(login: str) -> str:
+    """The user, for a command that a person types there, logged in as ssh does it."""
+    return login.rpartition("@")[0] or '"$USER"'
 
 
 def diagnose(
@@ -216,7 +225,7 @@ def diagnose(
     is_root = (os.geteuid() if uid is None else uid) == 0
     keygen = "sudo ssh-keygen -N '', then: " if is_root and not any(root.glob(".ssh/id*.pub")) else ""
     sudo, whose = ("sudo ", "root's") if is_root else ("", "your")
-    fields = {"ssh": f"{sudo}ssh {login}", "copy_id": f"{keygen}{sudo}ssh-copy-id {login}"}
+    fields = {"ssh": f"{sudo}ssh {login}", "copy_id": f"{keygen}{sudo}ssh-copy-id {login}", "user": _user_of(login)}
     again = "is it on, and reachable? The same command resumes"
     for pattern, reason, hint in _KNOWN_FAILURES:
         if re.search(pattern, ended.trouble):

@@ -11,7 +11,7 @@ from tests.tree import Tree
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.docker import Docker, DockerEngineFacts
 from sparkd.base.host import Host, docker, docker_config, gpu_access
-from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError
 
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
 GOOD = DockerEngineFacts(True, True, "", "29.2.1", ("runc",), (HOOK,))
@@ -41,6 +41,7 @@ def test_docker_must_answer_and_have_a_way_to_the_gpu_for_a_plan_that_uses_it(
 def test_a_docker_that_does_not_answer_is_waited_for_and_one_that_is_away_holds_nobody_up() -> None:
     assert Docker(False).judge(DockerEngineFacts(True, True, "x")).awaits == "docker to answer"
     assert not Docker(False).judge(DockerEngineFacts(False, True)).level.blocks
+    assert Docker(False).judge(DockerEngineFacts(True, True, FORBIDDEN)).hint == "sudo sparkd preflight --dry-run"
 
 
 @pytest.mark.parametrize(("installed", "hint"), [(True, "sudo systemctl start docker"), (False, "install docker")])

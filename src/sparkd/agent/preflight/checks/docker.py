@@ -11,7 +11,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_v
 from sparkd.base.host import Host, docker, docker_config, docker_image, gpu_access
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.docker_image import Image
-from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
@@ -24,7 +24,8 @@ UNIT = "docker.service"
 
 def docker_unknown(reason: str) -> Verdict:
     """The verdict for a docker that runs, and does not answer as it should."""
-    return unknown(reason, "look at: systemctl status docker", awaits="docker to answer")
+    hint = "sudo sparkd preflight --dry-run" if FORBIDDEN in reason else "look at: systemctl status docker"
+    return unknown(reason, hint, awaits="docker to answer")
 
 
 class DockerEngineFacts(Struct, frozen=True):

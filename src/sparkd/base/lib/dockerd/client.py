@@ -8,7 +8,7 @@ from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import TypeVar
 from urllib.parse import quote
 
-from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError
 
 # At its import urllib3 binds a port of ::1 to test for IPv6. A probe binds none.
 _has_ipv6, socket.has_ipv6 = socket.has_ipv6, False
@@ -90,6 +90,8 @@ def _find_reason(error: BaseException, seconds: float) -> str:
         error = error.__context__
     if isinstance(error, TimeoutError):
         return f"no answer within {seconds:g} s"
+    if isinstance(error, PermissionError):
+        return FORBIDDEN
     if isinstance(error, IncompleteRead | RemoteDisconnected):
         return "the server closed the connection before the end of its answer"
     return _join_lines(error) or type(error).__name__

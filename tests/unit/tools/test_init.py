@@ -122,6 +122,27 @@ def test_a_neighbour_alone_makes_no_cluster_without_a_person(spark: Tree, run: R
     assert settings(spark) == {"engine": {"recipe": "mine"}}
 
 
+@pytest.mark.parametrize(
+    ("options", "device", "is_named"),
+    [
+        ({"yes": False, "plan": True}, "rocep1s0f0", True),
+        ({}, "rocep1s0f0", True),
+        ({"nodes": 1}, "rocep1s0f0", False),
+        ({"recipe": "mine"}, "rocep1s0f0", False),
+        ({}, "none", False),
+    ],
+)
+def test_a_cable_to_a_machine_that_answers_nothing_has_the_command_for_two(
+    spark: Tree, run: Run, options: dict[str, object], device: str, is_named: bool
+) -> None:
+    small(spark)
+    spark.file("/proc/net/fib_trie", "Local:\n     |-- 127.0.0.1\n        /32 host LOCAL\n")
+    if not (spark.root / "sys/class/infiniband" / device).exists():
+        shutil.rmtree(spark.root / "sys/class/infiniband")
+    line = "          for two nodes, by enp1s0f0np0: sudo sparkd init --nodes 2"
+    assert (line in run(**options).splitlines()) is is_named
+
+
 def test_run_twice_it_changes_nothing(spark: Tree, run: Run) -> None:
     small(spark)
     run()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from tests.unit.event_log import EventLog
-from tests.unit.wire import answering, http, message, passed_on, relay
+from tests.unit.wire import answering, http, message, passed_on, relay, serving
 
 from sparkd import __version__
 from sparkd.agent.cluster.inventory import Image, Inventory, Model, dump
@@ -188,6 +188,14 @@ def test_a_code_ends_with_its_time() -> None:
             fetch_keys(invitation.code, port=invitation.port)
     with pytest.raises(BlockedError, match=r"nothing waits at 127\.0\.0\.2 port"):
         fetch_keys(invitation.code, port=invitation.port)
+
+
+def test_a_node_that_reaches_its_head_by_a_router_alone_is_named_where_nothing_answers() -> None:
+    """No route of the main table is for 127.0.0.0/8."""
+    listener, refused = socket.create_server((HEAD, 0)), pytest.raises(BlockedError, match="does not answer")
+    with listener, serving(listener, lambda _: []), refused as caught:
+        fetch_keys(str(JoinCode.new(HEAD)), port=listener.getsockname()[1])
+    assert caught.value.hint.startswith("this node has no address in that network")
 
 
 def test_the_heads_own_code_is_refused_on_the_head() -> None:

@@ -149,6 +149,7 @@ def test_a_named_file_must_exist_the_default_need_not(tmp_path: Path) -> None:
         ('[cluster]\nnodes = ["spark1"]\n', ['["spark1"]', "IP address"]),
         ('[cluster]\nnodes = ["0.0.0.0"]\n', ["the address of one node"]),
         ('[cluster]\nnodes = ["::ffff:0.0.0.0"]\n', ["the address of one node"]),
+        ('[cluster]\nnodes = ["fe80::1", "fe80::2"]\n', ['"fe80::1"', "link-local", "netplan"]),
         ('[cluster]\nnodes = ["10.0.0.1", "10.0.0.1"]\n', ["10.0.0.1 twice"]),
         ('[cluster]\nnodes = ["10.0.0.1", "127.0.0.1"]\n', ["127.0.0.1 reaches no other node"]),
         ('[cluster]\nnodes = "10.0.0.1"\n', ["cluster.nodes", "must be a list in brackets"]),

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict
@@ -49,6 +49,8 @@ def _check_address(raw: str) -> str:
     address = (address.ipv4_mapped if address.version == 6 else None) or address
     if address.is_unspecified or address.is_multicast:
         raise ValueError("must be the address of one node")
+    if isinstance(address, IPv6Address) and address.is_link_local and not address.scope_id:
+        raise ValueError("is link-local, so that nothing can listen on it: give the interface an address, in netplan")
     return str(address)
 
 

@@ -139,7 +139,7 @@ def test_a_cable_to_a_machine_that_answers_nothing_has_the_command_for_two(
     spark.file("/proc/net/fib_trie", "Local:\n     |-- 127.0.0.1\n        /32 host LOCAL\n")
     if not (spark.root / "sys/class/infiniband" / device).exists():
         shutil.rmtree(spark.root / "sys/class/infiniband")
-    line = "          for two nodes, by enp1s0f0np0: sudo sparkd init --nodes 2"
+    line = "          two nodes, by enp1s0f0np0: sudo sparkd init --nodes 2"
     assert (line in run(**options).splitlines()) is is_named
 
 

@@ -19,7 +19,7 @@ from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.base.lib.text import parse_json, size
 from sparkd.tools.models.image_store import ImageSizes, find_store, read_sizes
 from sparkd.tools.models.peers import require_room, run_on_each
-from sparkd.tools.models.ssh import SshHost
+from sparkd.tools.models.ssh import USER, SshHost
 
 SCRATCH = ".cache/sparkd"
 """A folder below the user's home, on both sides: nobody else can put a file there."""
@@ -54,7 +54,7 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
     try:
         image = docker.query(host, partial(_read_image, ref))
     except DockerError as error:
-        join = 'sudo usermod -aG docker "$USER", and log in again'
+        join = f"sudo usermod -aG docker {USER} && newgrp docker"
         hint = join if FORBIDDEN in str(error) else "systemctl status docker"
         raise BlockedError(f"docker can't look up {ref}: {error}", hint) from None
     if image is None:

@@ -22,6 +22,7 @@ from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.text import parse_json, sanitize
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+USER = '"$USER"'  # of ssh's own choice, in a command that a person types there
 COMMAND_SECONDS = 60.0
 _ANSWER_LIMIT_BYTES = 4 << 20
 """Limit of what a program prints; beyond it the program is killed."""
@@ -197,8 +198,8 @@ class SshHost(Struct, frozen=True):
             reason = f"{writer[1]} may not write all of {folder}: an earlier sync left files of root's there"
             raise BlockedError(f"{self.address}: {reason}", f"there: sudo chown -hR {writer[1]}: {shlex.quote(folder)}")
         if ended.code and unwritable and not writer:
-            path, user = shlex.quote(target.rstrip("/")), _user_of(self.login)
-            hint = f"there: sudo mkdir -p {path} && sudo chown -hR {user} {path}; or --user root"
+            path = shlex.quote(target)
+            hint = f"there: sudo mkdir -p {path} && sudo chown -hR {self.user or USER} {path}; or --user root"
             raise BlockedError(f"{self.address}: this user may not write to {sanitize(target)}", hint)
         if ended.code:
             raise self.failure(ended)
@@ -210,11 +211,6 @@ class SshHost(Struct, frozen=True):
         return BlockedError(f"{self.address}: {reason}", hint)
 
 
-def _user_of(login: str) -> str:
-    """The user, for a command that a person types there, logged in as ssh does it."""
-    return login.rpartition("@")[0] or '"$USER"'
-
-
 def diagnose(
     ended: ProgramResult, login: str, otherwise: str, *, uid: int | None = None, root: Path = Path("/root")
 ) -> tuple[str, str]:
@@ -224,8 +220,8 @@ def diagnose(
     """
     is_root = (os.geteuid() if uid is None else uid) == 0
     keygen = "sudo ssh-keygen -N '', then: " if is_root and not any(root.glob(".ssh/id*.pub")) else ""
-    sudo, whose = ("sudo ", "root's") if is_root else ("", "your")
-    fields = {"ssh": f"{sudo}ssh {login}", "copy_id": f"{keygen}{sudo}ssh-copy-id {login}", "user": _user_of(login)}
+    sudo, whose, user = "sudo " * is_root, "root's" if is_root else "your", login.rpartition("@")[0] or USER
+    fields = {"ssh": f"{sudo}ssh {login}", "copy_id": f"{keygen}{sudo}ssh-copy-id {login}", "user": user}
     again = "is it on, and reachable? The same command resumes"
     for pattern, reason, hint in _KNOWN_FAILURES:
         if re.search(pattern, ended.trouble):

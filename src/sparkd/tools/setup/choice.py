@@ -73,11 +73,9 @@ class Chooser:
             origin = self.files.load().origins["cluster.nodes"]
             raise UsageError(f"cluster.nodes names {len(cluster)} nodes", f"take out those that leave, in {origin}")
         if total == 1:
-            is_open = not (known_total or self.wishes.recipe or settings.engine.recipe)
-            if is_open and survey.fabric and survey.fabric.hcas:
-                # The machine at its other end may have no address yet, of IPv6 either, and so answers nothing.
-                note = f"for two nodes, by {survey.fabric.link.name}: sudo sparkd init --nodes 2"
-                self.show_line(*format_rows("", note))
+            is_chosen = known_total or self.wishes.recipe or settings.engine.recipe
+            if not is_chosen and survey.fabric and survey.fabric.hcas:
+                self.show_line(*format_rows("", f"two nodes, by {survey.fabric.link.name}: sudo sparkd init --nodes 2"))
             return Choice(fit)
         nodes = cluster or (self._find_own_address(survey),)
         missing, by_ssh = total - len(nodes), len(self.wishes.ssh)

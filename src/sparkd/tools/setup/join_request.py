@@ -13,9 +13,8 @@ from sparkd.agent.cluster import inventory
 from sparkd.agent.cluster.inventory import Inventory
 from sparkd.base.cluster.auth import MAX_KEYS
 from sparkd.base.config.settings import MAX_NODES
-from sparkd.base.host import network
 from sparkd.base.host.files import Files
-from sparkd.base.host.network import canonical
+from sparkd.base.host.network import canonical, subnet_of
 from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import BlockedError, UsageError
 from sparkd.base.lib.http_client import ConnectRefused, HttpClient, HttpError
@@ -76,7 +75,7 @@ def _explain_errors(head: str, port: int) -> Iterator[None]:
         raise BlockedError(reason, AGAIN) from None
     except HttpError as error:
         hint = "is the fabric connected, `sparkd init` waiting on the head, and no firewall there? sudo ufw status"
-        if ":" not in head and not network.subnet_of(Files(), head):
+        if ":" not in head and not subnet_of(Files(), head):
             hint = "this node has no address in that network: give it one, as `sparkd init --nodes 2` on the head shows"
         raise BlockedError(f"{head} port {port} does not answer: {error}", hint) from None
     except ValueError:

@@ -46,7 +46,7 @@ class Survey(Struct, frozen=True):
 
     @property
     def alone(self) -> bool:
-        """Whether no other machine answers on the fabric."""
+        """Whether no other machine answers on the fabric: one without any address, of IPv6 either, does not."""
         fabric_interfaces = {self.fabric.link.name, *self.fabric.twins} if self.fabric else ()
         return not any(neighbour.interface in fabric_interfaces for neighbour in self.neighbours)
 

@@ -94,7 +94,7 @@ def test_a_machine_without_driver_or_answer_has_no_gpu(tree: Tree) -> None:
     assert verdict == Verdict(
         Level.BLOCK,
         "no GPU is seen, and no NVIDIA kernel module is loaded",
-        "nvidia-smi; sudo modprobe nvidia; dkms status",
+        "sudo modprobe nvidia; where it fails: dkms status; sudo dmesg",
     )
 
 

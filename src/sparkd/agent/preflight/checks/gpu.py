@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
-from sparkd.agent.preflight.checks.kernel import DRIVERS, branch_of, find_known_bad, install_module
+from sparkd.agent.preflight.checks.kernel import DRIVERS, branch_of, find_known_bad
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.gpu import AWAITED, Trouble
 from sparkd.base.lib.errors import Action
@@ -45,6 +45,7 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
             return GpuCheckFacts(asked=False)  # words: keep
         gpu = host.gpu()
         module, release = kernel.read_nvidia_module(host.files), kernel.read_release(host.files)
+        lacks_module = not (gpu.names or module) and kernel.lacks_nvidia_module(host.files, release)
         return GpuCheckFacts(
             asked=True,  # words: keep
             names=gpu.names,
@@ -53,9 +54,7 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
             module_open=module is not None and module.open,
             trouble=Trouble.OTHER if gpu.error and gpu.trouble is Trouble.NONE else gpu.trouble,
             error=gpu.error,
-            _release=release
-            if not gpu.names and not module and kernel.lacks_nvidia_module(host.files, release)
-            else "",
+            _release=release * lacks_module,
         )
 
     def judge(self, facts: GpuCheckFacts) -> Verdict:
@@ -63,7 +62,7 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
             return ok("the plan uses no GPU")
         if facts._release:
             reason = f"kernel {facts._release} has no NVIDIA module installed, as after an upgrade of the kernel alone"
-            return block(reason, f"{install_module(facts._release)} && sudo reboot")
+            return block(reason, f"sudo apt install linux-modules-nvidia-580-open-{facts._release} && sudo reboot")
         if facts.trouble is not Trouble.NONE:
             return _judge_trouble(facts.trouble, f"the GPU's driver can't be queried: {facts.error}", facts.module)
         if not facts.names:
@@ -87,15 +86,14 @@ def _judge_trouble(trouble: Trouble, reason: str, module: str) -> Verdict:
         hint, action = remedy
         return block(reason, hint, needs_person=True, awaits=awaits, action=action)
     if trouble is Trouble.NO_LIBRARY:  # as after an apt run that was interrupted
-        package = f"libnvidia-compute-{branch_of(module)}"
-        return block(reason, f"sudo apt install --reinstall {package}; ldconfig -p | grep libnvidia-ml")
+        install = f"sudo apt install --reinstall libnvidia-compute-{branch_of(module)}"
+        return block(reason, f"{install}; ldconfig -p | grep libnvidia-ml")
     return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi; sudo dmesg")
 
 
 def _judge_absence(facts: GpuCheckFacts) -> Verdict:
     if not facts.module:
-        reason = "no GPU is seen, and no NVIDIA kernel module is loaded"
-        return block(reason, "nvidia-smi; sudo modprobe nvidia; dkms status")
+        return block("no GPU is seen, and no NVIDIA kernel module is loaded", LOAD)
     if not facts.module_open:
         reason = f"no GPU is seen: GB10 needs open kernel modules, and {facts.module} is a proprietary one"
         hint = "install the open kernel modules: sudo apt install nvidia-driver-580-open && sudo reboot"

@@ -1,6 +1,5 @@
 """The kernel: its version, memory that it keeps back for a kexec that never comes, its settings, and its log."""
 
-import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from shlex import quote
@@ -50,13 +49,7 @@ def find_known_bad(version: str, among: tuple[KnownBad, ...], command_line: tupl
 
 
 def branch_of(version: str) -> str:
-    """The driver's branch, as packages name it: of an unknown version, that of DGX OS."""
-    return match[0] if (match := re.match(r"\d{3}", version)) else "580"
-
-
-def install_module(release: str, version: str = "") -> str:
-    """Command that installs NVIDIA's module for a kernel. DGX OS has none but those of packages, no DKMS."""
-    return f"sudo apt install linux-modules-nvidia-{branch_of(version)}-open-{release}"
+    return version[:3] if version[:3].isdecimal() else "580"  # of a version that is unknown: DGX OS has that branch
 
 
 class KernelFacts(Struct, frozen=True):
@@ -68,8 +61,8 @@ class KernelFacts(Struct, frozen=True):
     """The release that the next boot takes; empty where it is this one, or unknown."""
     next_words: tuple[str, ...] = ()
     """Words of its command line."""
-    _lost_driver: str = ""
-    """Version of the GPU's driver that runs, where the next kernel has no module of it; else empty."""
+    _lacking: str = ""
+    """Package of the GPU's module for the next kernel, where that has none and this one has; else empty."""
 
 
 class Kernel(Check[KernelFacts], frozen=True):
@@ -82,10 +75,9 @@ class Kernel(Check[KernelFacts], frozen=True):
         next_release, next_words = read_next_boot(host.files)
         if next_release == release:
             next_release, next_words = "", ()
-        lacks_module = bool(next_release) and kernel.lacks_nvidia_module(host.files, next_release)
-        module = kernel.read_nvidia_module(host.files) if lacks_module else None
-        excess_bytes, driver = host.meminfo().cma_excess_bytes, module.version if module else ""
-        return KernelFacts(release, kho_off, excess_bytes, next_release, next_words, driver)
+        lost = kernel.read_nvidia_module(host.files) if kernel.lacks_nvidia_module(host.files, next_release) else None
+        lacking = f"linux-modules-nvidia-{branch_of(lost.version)}-open-{next_release}" if lost else ""
+        return KernelFacts(release, kho_off, host.meminfo().cma_excess_bytes, next_release, next_words, lacking)
 
     def judge(self, facts: KernelFacts) -> Verdict:
         problems = []
@@ -102,13 +94,12 @@ class Kernel(Check[KernelFacts], frozen=True):
             problems.append(warn(reason, bad.remedy))
         if bad := find_known_bad(facts.next_release, KERNELS, facts.next_words):
             reason = f"the next boot takes kernel {facts.next_release}, which is known to be bad: {bad.trouble}"
-            # The image of an Ubuntu kernel is linux-image-VERSION, or linux-image-unsigned-VERSION as on some Sparks.
-            images = quote(f"linux-image-*{facts.next_release}")
+            images = quote(f"linux-image-*{facts.next_release}")  # or linux-image-unsigned-, as on some Sparks
             hint = f"sudo apt remove {images} && sudo apt-mark hold {images}; or before it: {bad.remedy}"
             problems.append(warn(f"{reason} ({bad.source})", hint))
-        elif facts._lost_driver:
+        elif facts._lacking:
             reason = f"the next boot takes kernel {facts.next_release}, for which no NVIDIA module is installed: no GPU"
-            problems.append(warn(reason, f"before it: {install_module(facts.next_release, facts._lost_driver)}"))
+            problems.append(warn(reason, f"before it: sudo apt install {facts._lacking}"))
         return combine_verdicts(problems, f"kernel {facts.release}")
 
 

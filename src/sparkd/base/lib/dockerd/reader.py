@@ -22,8 +22,7 @@ SOCKET = "/run/docker.sock"
 TIMEOUT_SECONDS = 10.0
 MISSING, CONFLICT, FAILED = 404, 409, 500
 """HTTP status: no such container or image; another action in progress, or the name is taken; dockerd failed."""
-FORBIDDEN = "only root and the group docker may use it"
-"""The reason of a DockerError where this user may not connect."""
+FORBIDDEN = "only root and the group docker may use it"  # in a DockerError where this user may not connect
 FRAME = struct.Struct(">BxxxL")
 """Stream number and length of each piece of a log."""
 FRAME_LIMIT_BYTES = 16 << 20

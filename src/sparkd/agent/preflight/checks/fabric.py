@@ -59,7 +59,7 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
             return ok("one node")
         if not facts.owned:
             reason, awaits = f"this node no longer has {self.address}", f"the fabric's address {self.address}"
-            return block(reason, "look at: ip -brief address", awaits=awaits)
+            return block(reason, "look at: ip -brief address; where netplan has it: sudo netplan apply", awaits=awaits)
         link = facts.link
         interface = f"; its interface is {self.interface}" if self.interface else ""
         place = f"on {link.name}, {link.operstate}" if link else f"is here{interface}"

@@ -121,8 +121,8 @@ def read_nvidia_module(files: Files) -> NvidiaModule | None:
 
 def lacks_nvidia_module(files: Files, release: str) -> bool:
     """Whether a kernel's modules are listed, and NVIDIA's is none of them. Raises OSError."""
-    listing = files.text_if_any(f"/lib/modules/{release}/modules.dep")
-    return listing is not None and "/nvidia.ko" not in listing
+    listing = files.text_if_any(f"/lib/modules/{release}/modules.dep") or ""  # empty in the tree of a capture
+    return bool(listing) and "/nvidia.ko" not in listing
 
 
 def read_log(files: Files) -> Iterator[Record]:

@@ -95,6 +95,7 @@ PREBUILT = "kernel/nvidia-580-open/nvidia.ko: kernel/drivers/video/video.ko.zst"
         pytest.param(PREBUILT, True, Level.OK, id="a package's"),
         pytest.param("updates/dkms/nvidia.ko.zst:", True, Level.OK, id="DKMS's"),
         pytest.param(None, True, Level.OK, id="unknown"),
+        pytest.param("", True, Level.OK, id="too long for a capture"),
     ],
 )
 def test_a_next_kernel_without_the_gpus_module_is_named_before_the_boot(
@@ -104,7 +105,7 @@ def test_a_next_kernel_without_the_gpus_module_is_named_before_the_boot(
     for name in (GOOD, LATER):
         tree.file(f"/boot/vmlinuz-{name}")
     if listing is not None:
-        tree.file(f"/lib/modules/{LATER}/modules.dep", f"kernel/drivers/nvme/host/nvme.ko.zst:\n{listing}\n")
+        tree.file(f"/lib/modules/{LATER}/modules.dep", listing and f"kernel/drivers/nvme/nvme.ko.zst:\n{listing}\n")
     if loaded:
         module(tree, f"{OPEN}  595.71.05")
     verdict = Kernel().judge(Kernel().probe(host))

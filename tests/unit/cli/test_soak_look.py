@@ -30,16 +30,23 @@ def test_it_has_each_nodes_memory_and_the_hottest_and_the_slowest_gpu(machine: T
     peer = replace(PEER, report=replace(WORKER, gpu=HOT))
     seen = read_sample(report(machine, replace(HEAD_REPORT, gpu=COOL, peers=(peer,))))
     assert seen is not None
-    assert seen.available_bytes == {"spark1": 9 * GIB, "spark2": WORKER.memory and WORKER.memory.available_bytes}
+    assert seen.available_bytes == {"spark1": 9 * GIB, PEER.name: WORKER.memory and WORKER.memory.available_bytes}
     assert (seen.cached_bytes, seen.swap_used_bytes) == (2 * GIB, 1 << 20)
     assert (seen.gpu_celsius, seen.gpu_mhz) == (78, 611)
+
+
+def test_nodes_of_one_name_are_two(machine: Tree) -> None:
+    peer = replace(PEER, report=replace(WORKER, node=HEAD_REPORT.node))
+    seen = read_sample(report(machine, replace(HEAD_REPORT, peers=(peer,))))
+    assert seen is not None
+    assert (len(seen.available_bytes), seen.available_bytes[HEAD_REPORT.node]) == (2, 9 * GIB)
 
 
 def test_of_a_node_that_does_not_answer_nothing_is_known(machine: Tree) -> None:
     silent = replace(PEER, contact=Contact.SILENT, report=replace(WORKER, gpu=HOT))
     seen = read_sample(report(machine, replace(HEAD_REPORT, peers=(silent,))))
     assert seen is not None
-    assert (seen.available_bytes["spark2"], seen.gpu_celsius, seen.gpu_mhz) == (None, None, None)
+    assert (seen.available_bytes[PEER.name], seen.gpu_celsius, seen.gpu_mhz) == (None, None, None)
 
 
 def test_without_a_living_agent_there_is_this_node_alone(machine: Tree) -> None:

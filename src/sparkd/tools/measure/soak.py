@@ -50,7 +50,7 @@ def read_sample(host: Host) -> Sample | None:
     except (OSError, ValueError):
         return None
     report = read_living_report(host.files)
-    peers = [(peer.report.node, peer.living) for peer in report.peers if peer.report] if report else []
+    peers = [(peer.name, peer.living) for peer in report.peers if peer.report] if report else []
     gpus = [node.gpu for node in (report, *(living for _, living in peers)) if node and node.gpu]
     return Sample(
         seconds=0.0,

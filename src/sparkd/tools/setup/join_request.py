@@ -76,7 +76,7 @@ def _explain_errors(head: str, port: int) -> Iterator[None]:
     except HttpError as error:
         hint = "is the fabric connected, `sparkd init` waiting on the head, and no firewall there? sudo ufw status"
         if ":" not in head and not subnet_of(Files(), head):
-            hint = "this node has no address in that network: give it one, as `sparkd init --nodes 2` on the head shows"
+            hint = "this node has no address there: give it one, as in the head's /etc/netplan, and: sudo netplan apply"
         raise BlockedError(f"{head} port {port} does not answer: {error}", hint) from None
     except ValueError:
         raise BlockedError(f"the answer of {head} port {port} is not from a sparkd with this code", AGAIN) from None

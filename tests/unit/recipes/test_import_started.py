@@ -685,6 +685,9 @@ def test_a_fault_names_no_secret(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as fault:
         imported(tmp_path, f"docker run {IMAGE} --model $Y --hf-token {SECRET} stray")
     assert SECRET not in str(fault.value)
+    with pytest.raises(ConfigError, match=r"line 1: image.ref = .*@registry.example/vllm:1") as fault:
+        imported(tmp_path, f"docker run https://bob:{SECRET}@registry.example/vllm:1 vllm serve org/m")
+    assert SECRET not in str(fault.value)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from sparkd.tools.importers.kinds import SUFFIXES, unreadable_error
 from sparkd.tools.importers.launch import read_inner_engine
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
-from sparkd.tools.importers.options import Launch, LaunchError, redact
+from sparkd.tools.importers.options import Launch, LaunchError, make_fault, redact
 from sparkd.tools.importers.ranks import combine
 from sparkd.tools.importers.recipe_text import render
 from sparkd.tools.importers.source import COMMAND, ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
@@ -137,7 +137,7 @@ def _make_result(source: Source, files: list[str], place: Place, make: Callable[
     try:
         bundle = complete(source, make(), place)
     except UnusableRecipeError as fault:
-        raise ConfigError(printable(f"{file}: line {document.line(fault.key)}: {fault.reason}")) from None
+        raise make_fault(file, document.line(fault.key), fault.reason) from None
     for error in find_errors(bundle.recipe):
         source.need(COMMAND, redact(error))
     notes = sorted(source.notes, key=lambda note: (note.file, note.line))

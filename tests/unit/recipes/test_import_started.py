@@ -658,6 +658,17 @@ def test_a_folder_of_models_is_no_loss_where_sparkd_mounts_the_model_itself(tmp_
     assert any(loss.startswith("line 2: --volume named:/models: left out: it is no folder") for loss in losses)
 
 
+def test_a_mount_below_models_counts_for_what_is_in_it(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    line = f"docker run -v /srv:/models -v {tmp_path}:/models/big {IMAGE} --model /models/big/m"
+    recipe, notes, _ = imported(tmp_path, line)
+    assert recipe.model.path == f"{tmp_path}/m", "the innermost mount has it"
+    assert notes == [f"line 1: model: no repository is named: it is read from {tmp_path}/m"]
+    draft = """-v /srv/d:/models/d:ro {} --speculative-config '{{"method": "eagle3", "model": "/models/d"}}'"""
+    (loss,) = missing(tmp_path, f"docker run {draft.format(IMAGE)} --model org/m")
+    assert loss.startswith("line 1: --volume /srv/d:/models/d:ro: left out: /models/d in the container is sparkd's own")
+
+
 SECRET = "wq8Zk2Vt9Xs4Lp7Rb3Nd"
 
 

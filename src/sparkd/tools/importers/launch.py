@@ -28,6 +28,8 @@ _TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
 """A shell's option before a text of commands, such as -c and -lc."""
 _EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(SET_BY_IMAGE)})(?!\w))+", re.ASCII)
 """A value that consists of plain text and variables that the image sets."""
+_BETWEEN_PATHS = re.compile(r"[\s'\"=,]+")
+"""What separates paths in JSON and in lists."""
 _MOST_OPTIONS = 1000
 _SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind == "switch"}
 
@@ -162,7 +164,8 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     kept = KeptSettings(launch, folder)
     kept.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _keep_flag(flag, kept))
-    flag_values = [value for flag in flags if flag.name != "download-dir" for value in flag.values]
+    values = [value for flag in flags if flag.name != "download-dir" for value in flag.values]
+    flag_values = [part for value in values for part in (value, *_BETWEEN_PATHS.split(value))]
     container = kept.container(flag_values, serve.model)
     flags, model = kept.publish(flags), kept.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)

@@ -146,7 +146,8 @@ class KeptSettings(Struct):
             is_missing = any(is_below(value, target) for value in flag_values)
         else:  # an unknown platform is mostly the machine's own
             is_missing = option.name == "platform" and not unknown(option.value)
-        if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
+        holds_model = is_below(target, RESERVED_TARGETS[0]) and is_below(model, target)
+        if holds_model and not is_missing and self.on_the_node(model) != model:
             return  # sparkd mounts the model there by itself
         self.launch.note(option, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
 
@@ -185,12 +186,10 @@ class KeptSettings(Struct):
 
     def on_the_node(self, model: str) -> str:
         """The node's path of a model that is in a mount, since sparkd mounts it by itself; any other model as it is."""
-        for option in self.launch.options:
-            if option.name in _MOUNTS:
-                source, target, _ = self._read_mount(option)
-                if target and is_below(model, target) and source.startswith("/"):
-                    return source.rstrip("/") + model[len(target) :]
-        return model
+        mounts = [self._read_mount(option) for option in self.launch.options if option.name in _MOUNTS]
+        holding = [mount for mount in mounts if mount[1] and is_below(model, mount[1])]
+        source, target, _ = max(holding, key=lambda mount: len(mount[1]), default=("", "", ""))  # the innermost counts
+        return source.rstrip("/") + model[len(target) :] if source.startswith("/") else model
 
     def _read_mount(self, option: Option) -> tuple[str, str, str]:
         """Source, target and mode as of `_split_mount`, with an absolute source, and no slash at the target's end."""

@@ -249,6 +249,10 @@ def test_a_docker_line_becomes_flags_and_settings_of_the_container(
         (f"docker rm -f v || true\n{LINE} \\\n  --seed 1\ndocker logs -f v", {"seed": 1}),
         (f"docker run -d --name v {IMAGE} sleep infinity\ndocker exec -d v bash -c \"vllm serve org/m --seed 1\"",
          {"seed": 1}),
+        *((f"{runner} '{LINE} --seed 1'", {"seed": 1})
+          for runner in ("sudo -u x bash -c", "timeout 9 sh -c", "screen -dmS v bash -c", "sg docker -c", "su - x -c")),
+        (f"env P=9 bash -c '{LINE} --port $P'", {"port": 9}),
+        (f"C='{LINE}'\nC+=\" --stop 'a b'\"\neval \"$C\" --seed 1", {"stop": "a b", "seed": 1}),
     ],
 )  # fmt: skip
 def test_a_plain_script(script: str, args: dict[str, object], tmp_path: Path) -> None:

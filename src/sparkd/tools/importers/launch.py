@@ -6,7 +6,7 @@ A launch is one start of a container by a command line, a compose file or docker
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from itertools import dropwhile, pairwise
+from itertools import pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,13 +17,17 @@ from sparkd.base.vllm.flag import SHIPPED
 from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, find_server, is_ray, parse_serve
 from sparkd.tools.importers.options import KeptSettings, Launch, LaunchError, redact
 from sparkd.tools.importers.shell import commands_in_container
-from sparkd.tools.importers.shell_commands import Command
+from sparkd.tools.importers.shell_commands import ASSIGNMENT, Command
 from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, is_unknown, shown, unknown
 
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 _NEEDLESS = (":", "[", "[[", "break", "cd", "echo", "exit", "set", "sleep", "test", "true")
 """Programs of which the engine needs nothing."""
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
+_RUNNERS = (*BEFORE, "nice", "numactl", "screen", "setsid", "systemd-run", "taskset", "time", "timeout")
+"""Programs that run the command behind their options."""
+_AS_ANOTHER = ("su", "sg", "runuser")
+"""Programs that have a shell of another user or group run the text behind -c."""
 _TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
 """A shell's option before a text of commands, such as -c and -lc."""
 _EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(SET_BY_IMAGE)})(?!\w))+", re.ASCII)
@@ -116,12 +120,17 @@ def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrid
 def inner_commands(
     words: list[str], env: Mapping[str, str], overrides: Mapping[str, str], line: int
 ) -> list[Command] | None:
-    """The commands in the text of `bash -c TEXT`; None for any other command. Raises LaunchError."""
-    words = [*dropwhile(BEFORE.__contains__, words)]
+    """The commands in the text of `bash -c TEXT` or `eval TEXT`; None for any other command. Raises LaunchError."""
+    if words[:1] == ["eval"]:
+        words = ["bash", "-c", " ".join(words[1:])]
+    elif words and words[0] in _RUNNERS:
+        shell_at = next((place for place, word in enumerate(words) if _SHELL.fullmatch(word)), len(words))
+        assignments = filter(None, map(ASSIGNMENT.fullmatch, words[:shell_at]))
+        env, words = {**env, **{assignment[1]: assignment[3] for assignment in assignments}}, words[shell_at:]
     option_at = next((place for place, word in enumerate(words) if _TEXT_FOLLOWS.fullmatch(word)), 0)
     # Further options may come before the text: bash -c -i TEXT.
     text_at = next((place for place, word in enumerate(words) if place > option_at and not word.startswith("-")), 0)
-    if not option_at or not text_at or not _SHELL.fullmatch(words[0]):
+    if not option_at or not text_at or not (_SHELL.fullmatch(words[0]) or words[0] in _AS_ANOTHER):
         return None
     try:
         commands = commands_in_container(words[text_at], env, overrides, words[text_at + 2 :])

@@ -330,6 +330,9 @@ def test_the_value_is_known_where_the_assignment_surely_counts(script: str, tmp_
     ("text", "fault"),
     [
         (f"docker run {IMAGE} --model <name>", "line 1: what <name> stands for in <name> is not known"),
+        (f"docker run {IMAGE} --model '<name>'", "line 1: names the model <name>: write its name there"),
+        (f"docker run {IMAGE} --model “org/m”", "line 1: names the model “org/m”: write its name there, in plain"),
+        (COMPOSE.replace("org/m", "org/<name>"), "line 4: names the model org/<name>: write its name there"),
         (f"for m in a b; do docker run {IMAGE} --model $m; done", r"line 1: what \$\{m\} stands for .* -o m=VALUE"),
         ("F+=(--rm)\ndocker run ${G[@]}", "line 2: docker run names no image: write it"),
         (f"{LINE} 'x", "line 1: the quote ' has no end"),
@@ -571,6 +574,20 @@ def test_an_env_file_may_be_named_in_the_long_form(tmp_path: Path) -> None:
 def test_an_image_that_is_no_text_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 3: image: must be text"):
         imported(tmp_path, "services:\n  a:\n    image: [x]\n")
+
+
+def test_a_service_that_is_only_built_has_the_image_that_compose_makes(tmp_path: Path) -> None:
+    built = COMPOSE.replace(f"image: {IMAGE}", "build: .") + "  ui: {build: ui, env_file: ui.env, command: x}\n"
+    recipe, notes, _ = imported(tmp_path, "name: My.vllm\n" + built)
+    assert (recipe.model.repo, recipe.image.ref) == ("org/m", "myvllm-vllm")
+    assert notes == [
+        "line 4: build: not done: where no registry has the image, `docker compose build` makes it",
+        "line 5: container: myvllm-vllm: no registry has it, nor is a build known: build it first",
+    ], "none of the other service"
+    (tmp_path / "Own-vLLM").mkdir()
+    form = read_form(built, tmp_path / "Own-vLLM" / "compose.yml", {}, owner=os.getuid())
+    assert form
+    assert [launch.image for launch in form.launches] == ["own-vllm-vllm", "own-vllm-ui"]
 
 
 def test_one_service_is_named(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class _Service(Struct):
 
     def make_launch(self) -> Launch:
         line = self._find_line("command" if "command" in self.data else "image")
-        launch = Launch(line, self._fill_text(self.data.get("image"), "image"), service=self.name)
+        launch = Launch(line, self._fill_text(self.data.get("image"), "image") or self._name_build(), service=self.name)
         launch.words = self._read_words("command") or []
         launch.entrypoint = self._read_words("entrypoint")
         if "extends" in self.data:
@@ -115,6 +115,12 @@ class _Service(Struct):
         launch.env = {option.name: option for option in self._read_environment(launch)}
         launch.options = list(self._read_options(launch))
         return launch
+
+    def _name_build(self) -> str:
+        """The name that docker compose gives the image which it builds; empty for a service that is not built."""
+        folder = self.variables.values.get("PWD", "").rpartition("/")[2]
+        project = re.sub(r"\A[_-]+|[^a-z0-9_-]", "", str(self.document.data.get("name") or folder).lower())
+        return f"{project}-{self.name}" if project and self.data.get("build") else ""
 
     def _find_line(self, *steps: str) -> int:
         return self.document.line(("services", self.name, *steps))

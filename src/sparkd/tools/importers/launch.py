@@ -178,6 +178,10 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     container = kept.container(flag_values, serve.model)
     flags, model = kept.publish(flags), kept.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
+    if re.search(
+        r"<[^<>]+>|[\u2018-\u201d]", serve.model
+    ):  # a blank that no shell fills in, or quotes as pages print them
+        raise LaunchError(launch.line, f"names the model {serve.model[:80]}: write its name there, in plain letters")
     server_flags = (Flag("served-model-name", (serve.model,)), *flags)  # a name in `flags` counts instead
     server = Serve(_make_entrypoint(launch, entrypoint, extended), model, server_flags)
     launch.notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]

@@ -195,6 +195,7 @@ def test_the_conservative_reports_flags_are_those_of_the_shipped_recipe(tmp_path
     ("line", "args", "container"),
     [
         (f"sudo docker run -dit --rm --gpus=all {IMAGE} org/m --port 9000", {"port": 9000}, {}),
+        (f"sudo nerdctl run --gpus all {IMAGE} org/m --port 9000", {"port": 9000}, {}),
         (f"docker run -p 9898:8000 {IMAGE} --model org/m", {"port": 9898}, {}),
         (f"docker run -p127.0.0.1:80:9000 {IMAGE} --model org/m --port=9000", {"port": 80, "host": "127.0.0.1"}, {}),
         (f"docker run --net host -p 1:8000 {IMAGE} --model org/m", {}, {}),
@@ -677,6 +678,20 @@ def test_a_folder_of_models_is_no_loss_where_sparkd_mounts_the_model_itself(tmp_
     )
     losses = imported(tmp_path, line.format("named"))[1]
     assert any(loss.startswith("line 2: --volume named:/models: left out: it is no folder") for loss in losses)
+
+
+def test_a_snapshot_in_the_hubs_cache_of_any_user_is_its_repository(tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    mount = f"-v /home/u/.cache/huggingface/hub/models--org--M-1--x:/m:ro {IMAGE}"
+    recipe, notes, _ = imported(tmp_path, f"docker run {mount} --model /m/snapshots/{commit}")
+    assert (recipe.name, recipe.model.path, recipe.model.repo) == ("m-1--x", "M-1--x", "org/M-1--x")
+    assert (recipe.model.revision, notes) == (commit, [])
+
+
+def test_what_only_podman_or_docker_itself_needs_is_no_loss(tmp_path: Path) -> None:
+    options = "--replace --cgroups=split --sdnotify=conmon --stop-signal TERM"
+    assert imported(tmp_path, f"{UNIT}ExecStart=/usr/bin/podman run {options} {IMAGE} --model org/m\n")[1] == []
+    assert imported(tmp_path, COMPOSE + "    stop_signal: SIGINT\n")[1] == []
 
 
 def test_a_mount_below_models_counts_for_what_is_in_it(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ _NOTES = {"build": "build: not done: where no registry has the image, `docker co
 _IGNORED_KEYS = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
     "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "runtime", "expose",
-    "stop_grace_period", "env_file",
+    "stop_grace_period", "stop_signal", "env_file",
 )  # fmt: skip
 """Keys that are read elsewhere, or that mean nothing for the engine: no note says that they are left out."""
 

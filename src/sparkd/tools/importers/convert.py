@@ -20,7 +20,7 @@ from sparkd.base.vllm.args import JsonValue, parse_count
 from sparkd.base.vllm.flag_values import rank_flags
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.command import Serve
-from sparkd.tools.importers.endpoint import complete
+from sparkd.tools.importers.endpoint import SNAPSHOT, complete
 from sparkd.tools.importers.engine_settings import convert_flags, split_environment
 from sparkd.tools.importers.eugr import read_eugr
 from sparkd.tools.importers.forms import Form, read_form
@@ -125,7 +125,8 @@ def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Con
     """
     forms = list({Path(form.path).absolute(): form for form in forms}.values())
     source, foreign, serve = combine(forms, place.image)
-    name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
+    snapshot = SNAPSHOT.fullmatch(serve.model)
+    name = _choose_name(Path(f"{snapshot[2] if snapshot else serve.model.strip('/')}.model"), taken, "")
     return _make_result(
         source, [form.path for form in forms], place, lambda: _make_recipe(source, name, foreign, serve)
     )

@@ -22,6 +22,7 @@ _SHORT_OPTIONS = {
     "p": "publish", "u": "user", "w": "workdir", "h": "hostname", "l": "label", "m": "memory", "c": "cpu-shares",
     "a": "attach",
 }  # fmt: skip
+_PROGRAMS = ("docker", "podman", "nerdctl")
 _VERBS = ("run", "exec", "create")
 _OWN_OPTION = re.compile(r"(?!(?:-D|--debug|--tls|--tlsverify)\Z)(?:-\w|--[^=]+)")
 """An option of docker itself, before the verb, whose value is the next word."""
@@ -40,7 +41,7 @@ def read_script(text: str, variables: Variables) -> list[Launch]:
 def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
     """What the command starts; of a shell with -c, what its text starts, to three levels."""
     words, line = command.words, command.lines[0] if command.lines else 1
-    at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in ("docker", "podman")), -1)
+    at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
     verb_at = _find_verb(words, at + 1) if at >= 0 else 0
     inner = inner_commands(words, command.env, overrides, line) if depth < 3 else None
     if verb_at:

@@ -18,8 +18,8 @@ from sparkd.tools.importers.source import Source
 _MODELS = RESERVED_TARGETS[0]
 """The container's folder to which sparkd mounts the node's models."""
 _DRAFT = "speculative-config"
-_SNAPSHOT = re.compile(
-    r"(?:/root/\.cache|/cache)/huggingface/hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
+SNAPSHOT = re.compile(
+    r"/(?:[^/]+/)*hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
     r"/snapshots/([0-9a-f]{7,40})/?",
     re.ASCII,
 )
@@ -47,7 +47,7 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
 
 def _set_model(source: Source, bundle: Bundle) -> None:
     """Set the model's path on the node, repository and revision. Notes where its files come from, if not the hub."""
-    if snapshot := _SNAPSHOT.fullmatch(bundle.recipe.model.path):
+    if snapshot := SNAPSHOT.fullmatch(bundle.recipe.model.path):
         bundle.update("model", path=snapshot[2], repo=f"{snapshot[1]}/{snapshot[2]}", revision=snapshot[3])
     elif REVISION.fullmatch(revision := str(bundle.recipe.args.get("revision", ""))):
         bundle.update("model", revision=revision)
@@ -90,7 +90,7 @@ def _set_drafts(source: Source, bundle: Bundle) -> None:
 def _read_draft(config: Mapping[str, object]) -> tuple[str, str]:
     """The draft's name on the hub and its revision, which may be empty. Both are empty for a model of no hub."""
     draft, revision = str(config.get("model")), str(config.get("revision") or "")
-    if snapshot := _SNAPSHOT.fullmatch(draft):
+    if snapshot := SNAPSHOT.fullmatch(draft):
         draft, revision = f"{snapshot[1]}/{snapshot[2]}", snapshot[3]
     is_of_hub = REPO.fullmatch(draft) and (not revision or REVISION.fullmatch(revision))
     return (draft, revision) if is_of_hub else ("", "")

@@ -13,7 +13,9 @@ READ = "what is read: recipes of eugr, sparkrun and NVIDIA, command lines, scrip
 _MAPPING = re.compile(r"(?:[ \t\r]*(?:[#%].*|---.*)?\n)*[\"']?[\w.-]+[\"']?[ \t]*:\s")
 """The beginning of a YAML file. A script that writes such a file begins in another way."""
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
-_COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
+_COMMAND = re.compile(
+    r"\b(?:docker|podman|nerdctl)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai"
+)
 _BEGIN = r"\s*+(?:#.*(?:\n\s*+|\Z))*+"
 """Comments and empty lines before the first of a file."""
 

@@ -31,7 +31,8 @@ _SPARKRUN_NAMES = {
 """Names that `convert_option` has for docker's."""
 _IGNORED_OPTIONS = (
     "name", "rm", "detach", "interactive", "tty", "restart", "pull", "label", "log-driver", "log-opt", "runtime",
-    "stop-timeout", "stop-signal", "hostname", "no-healthcheck", "quiet", "expose", "publish",
+    "stop-timeout", "stop-signal", "hostname", "no-healthcheck", "quiet", "expose", "publish", "replace",
+    "sdnotify", "cgroups",
 )  # fmt: skip
 """Options that sparkd sees to itself, or that mean nothing on the node's network. `publish` has its own method."""
 _MOUNTS = ("volume", "mount")

@@ -39,7 +39,7 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
             elif key == "ExecStartPre":
                 # What makes way for the container, or pulls its image, is sparkd's and docker's own task.
-                arguments = re.split(r"\b(?:docker|podman)\b", value, maxsplit=1)[1:]
+                arguments = re.split(r"\b(?:docker|podman|nerdctl)\b", value, maxsplit=1)[1:]
                 if not any(re.search(r"\b(?:rm|stop|kill|pull)\b", text) for text in arguments):
                     text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
                     notes.append(Note(line, text))

@@ -49,6 +49,15 @@ def of_model(path: str) -> str:
             6,
             ["greater than or equal to -1"],
         ),
+        (
+            f"{MINIMAL_RECIPE}container:\n  ulimits: {{nofile: {{soft: 1, hard: {1 << 63}}}}}\n",
+            6,
+            ["less than or equal to"],
+        ),
+        *(
+            (f"{MINIMAL_RECIPE}container:\n  ulimits: {{nofile: {{soft: {soft}, hard: 9}}}}\n", 6, ["at most hard, 9"])
+            for soft in (10, -1)
+        ),
         (f"{MINIMAL_RECIPE}container:\n  devices:\n  - /dev/a\n  - dev/b\n", 8, ["devices.[1]", "absolute path"]),
         (f"{MINIMAL_RECIPE}container:\n  volumes: [/a:/b]\n", 6, ["SOURCE:TARGET:ro"]),
         (f"{MINIMAL_RECIPE}container:\n  volumes: ['/a:/models/x:ro']\n", 6, ["sparkd's own"]),

@@ -39,8 +39,14 @@ _ULIMITS = Literal[
 class Limit(Section):
     """A limit of resources, soft and hard; -1 is unlimited."""
 
-    soft: int = Field(ge=-1, description="The limit that is in force.")
-    hard: int = Field(ge=-1, description="How far a program may raise it.")
+    soft: int = Field(ge=-1, le=2**63 - 1, description="The limit that is in force.")
+    hard: int = Field(ge=-1, le=2**63 - 1, description="How far a program may raise it.")
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Limit:
+        if self.hard >= 0 and not 0 <= self.soft <= self.hard:
+            raise ValueError(f"soft, {self.soft}, must be at most hard, {self.hard}: else no container starts")
+        return self
 
 
 class Volume(Section):

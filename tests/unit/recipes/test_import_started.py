@@ -253,6 +253,7 @@ def test_a_docker_line_becomes_flags_and_settings_of_the_container(
         *((f"{runner} '{LINE} --seed 1'", {"seed": 1})
           for runner in ("sudo -u x bash -c", "timeout 9 sh -c", "screen -dmS v bash -c", "sg docker -c", "su - x -c")),
         (f"env P=9 bash -c '{LINE} --port $P'", {"port": 9}),
+        (f"""X="$(grep -E '^({'A' * 60})=' f)"\neval "$X"\nbash -c "echo $X '$X'; {LINE} --seed 1\"""", {"seed": 1}),
         (f"C='{LINE}'\nC+=\" --stop 'a b'\"\neval \"$C\" --seed 1", {"stop": "a b", "seed": 1}),
     ],
 )  # fmt: skip

@@ -25,7 +25,9 @@ class CommandError(Exception):
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Begin and end of a mark: noncharacters, which Unicode leaves to a program's own use."""
-_NO_BREAK = "\u00a0"
+_CODES = {ord(sign): 0xE000 + ord(sign) for sign in " $`\"'\\(){}<>|&;#*?~"}
+"""A letter for private use in place of each sign that a shell would read, as a text may be read twice."""
+_SIGNS = {code: sign for sign, code in _CODES.items()}
 _MARK = re.compile(f"(?<!{_OPEN}){_OPEN}++([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
 """Matches a mark of a mark, too: a text may be read twice."""
 _NAMED = re.compile(
@@ -42,7 +44,7 @@ _MOST_FILLED_IN = 1 << 22
 
 def mark(name: str) -> str:
     """The mark in place of an unknown value. `name`: its expression, such as $HOME."""
-    return _OPEN + _NO_BREAK.join(name[:60].split()) + _CLOSE  # one word, also where it is unquoted
+    return _OPEN + " ".join(name[:60].split()).translate(_CODES) + _CLOSE
 
 
 def hide(name: str, value: str) -> str:
@@ -52,7 +54,7 @@ def hide(name: str, value: str) -> str:
 
 def unknown(text: str) -> str:
     """The expression of the first unknown value in the text; empty if there is none."""
-    return match[1].replace(_NO_BREAK, " ") if (match := _MARK.search(text)) else ""
+    return match[1].translate(_SIGNS) if (match := _MARK.search(text)) else ""
 
 
 def is_unknown(word: str, end: str = "") -> bool:
@@ -62,7 +64,7 @@ def is_unknown(word: str, end: str = "") -> bool:
 
 def shown(text: str) -> str:
     """The text for people: in place of each mark the expression of its value."""
-    return _MARK.sub(lambda match: match[1].replace(_NO_BREAK, " "), text)
+    return _MARK.sub(lambda match: match[1].translate(_SIGNS), text)
 
 
 def find_home() -> str:

@@ -689,6 +689,16 @@ def test_a_snapshot_in_the_hubs_cache_of_any_user_is_its_repository(tmp_path: Pa
     assert (recipe.model.revision, notes) == (commit, [])
 
 
+def test_only_programs_that_are_not_run_are_noted_and_no_words_of_the_shell(tmp_path: Path) -> None:
+    flow = 'set -e; [ -n "$A" ] && unset A; for i in 1 2; do (( i > 1 )) && break; done; read -r a b <x; : x'
+    choice = 'case "$A" in on|off) echo on;; *) fix /x;; esac'
+    text = f"{flow}\n{choice}\n(cp a b)\nvllm serve org/m"
+    recipe, notes, _ = imported(tmp_path, f"docker run --entrypoint bash {IMAGE} -c '{text}'")
+    assert (recipe.model.repo, [note.partition("not run: ")[2].partition(":")[0] for note in notes]) == (
+        "org/m", ["echo on", "fix /x", "cp a b"],
+    )  # fmt: skip
+
+
 def test_what_only_podman_or_docker_itself_needs_is_no_loss(tmp_path: Path) -> None:
     options = "--replace --cgroups=split --sdnotify=conmon --stop-signal TERM"
     assert imported(tmp_path, f"{UNIT}ExecStart=/usr/bin/podman run {options} {IMAGE} --model org/m\n")[1] == []

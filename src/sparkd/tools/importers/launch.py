@@ -21,8 +21,13 @@ from sparkd.tools.importers.shell_commands import ASSIGNMENT, Command
 from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, is_unknown, shown, unknown
 
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
-_NEEDLESS = (":", "[", "[[", "break", "cd", "echo", "exit", "set", "sleep", "test", "true")
+_NEEDLESS = ("cd", "echo", "sleep")
 """Programs of which the engine needs nothing."""
+_OF_SHELL = (
+    "((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "return", "set", "shift", "test", "true",
+    "unset", "wait",
+)  # fmt: skip
+"""Words of which nothing is left but for the shell itself."""
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _RUNNERS = (*BEFORE, "nice", "numactl", "screen", "setsid", "systemd-run", "taskset", "time", "timeout")
 """Programs that run the command behind their options."""
@@ -70,7 +75,7 @@ def _choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engi
     starter = commands[places[0]]
     note_condition(launch, starter.block)
     for place, command in enumerate(commands):
-        if command is not starter:
+        if command is not starter and command.words[0] not in _OF_SHELL:
             _note_other(launch, command, is_before=place < places[0])
     return _make_engine(launch, starter, folder)
 

@@ -259,13 +259,15 @@ class Script(Struct):
         """Keep the command, if it runs a program. `operator`: what ends it; a parenthesis begins or ends a subshell."""
         self._end_word()
         command, self.current, self.operator = self.current, Command(), operator
-        if self.state.take(command, operator):
+        runs_program = self.state.take(command, operator)
+        # A ) that closes no subshell is behind a pattern of `case`, which is a block.
+        ends_subshell = self.outer_states and len(self.state.blocks) <= len(self.outer_states[-1].blocks)
+        if runs_program and (operator != ")" or ends_subshell):
             self.commands.append(command)
         if operator == "(":
             self.outer_states.append(self.state)
             self.state = self.state.fork()
-        # One that closes no subshell is behind a pattern of `case`, which is a block.
-        elif operator == ")" and self.outer_states and len(self.state.blocks) <= len(self.outer_states[-1].blocks):
+        elif operator == ")" and ends_subshell:
             subshell, self.state = self.state, self.outer_states.pop()
             self.state.join(subshell)
 

@@ -480,6 +480,8 @@ def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> 
     assert imported(tmp_path, text, M="org/m")[0].model.repo == "org/m"
     text = 'read -ra A <<<"$X"\nvllm serve "${A[@]}"'
     assert imported(tmp_path, text, image=IMAGE, A="org/m --seed 1")[0].args == {"seed": 1}
+    text = f'A=(--seed 1)\ntest -f x && A+=(--port 2)\nA+=(--dtype auto)\ndocker run {IMAGE} --model org/m "${{A[@]}}"'
+    assert imported(tmp_path, text, A="--port 3")[0].args == {"seed": 1, "port": 3, "dtype": "auto"}
     text = "bash -c 'vllm serve $M'\n"
     assert imported(tmp_path, text, image=IMAGE, M="org/m")[0].model.repo == "org/m"
     text = f"{UNIT}Environment=M=org/other\nExecStart=/usr/bin/docker run {IMAGE} --model ${{M}}\n"

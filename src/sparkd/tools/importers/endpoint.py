@@ -18,11 +18,7 @@ from sparkd.tools.importers.source import Source
 _MODELS = RESERVED_TARGETS[0]
 """The container's folder to which sparkd mounts the node's models."""
 _DRAFT = "speculative-config"
-SNAPSHOT = re.compile(
-    r"/(?:[^/]+/)*hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
-    r"/snapshots/([0-9a-f]{7,40})/?",
-    re.ASCII,
-)
+SNAPSHOT = re.compile(r"(?a)/(?:[^/]+/)*hub/models--([^\W_][\w.-]*?)--([^\W_][\w.-]*)/snapshots/([0-9a-f]{7,40})/?")
 """The folder of a model in the hub's cache: organisation, name and commit."""
 
 

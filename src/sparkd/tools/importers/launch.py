@@ -23,10 +23,7 @@ from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, is_unkn
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 _NEEDLESS = ("cd", "echo", "sleep")
 """Programs of which the engine needs nothing."""
-_OF_SHELL = (
-    "((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "return", "set", "shift", "test", "true",
-    "unset", "wait",
-)  # fmt: skip
+_OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true", "unset")
 """Words of which nothing is left but for the shell itself."""
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _RUNNERS = (*BEFORE, "nice", "numactl", "screen", "setsid", "systemd-run", "taskset", "time", "timeout")

@@ -180,10 +180,15 @@ class ShellState(Struct):
                 self.exported[name] = self.variables.value(name)
 
     def find_list(self, name: str) -> list[str]:
-        """The words that the user gives for a list; else its own, or a mark where they are not known."""
+        """The words of a list, with those that the user gives for its unknown part; else for the whole list."""
         if name == "@":
             return self.lists.get("@", [])
-        return self.variables.override(name).split() or self.lists.get(name, [_mark_list(name)])
+        given, open_part = self.variables.override(name).split(), _mark_list(name)
+        words = self.lists.get(name, [open_part])
+        if given and open_part in words:
+            at = words.index(open_part)
+            return [*words[:at], *given, *(word for word in words[at:] if word != open_part)]
+        return given or words
 
     def take_before_list(self, command: Command) -> None:
         """Carry out what is before a list's name on its line: a block's begin, `declare -a`, another assignment."""

@@ -443,10 +443,11 @@ def test_a_script_that_begins_like_another_kind_is_read(start: str, tmp_path: Pa
         ("/bin/bash -l /opt/vllm/start", "/opt/vllm/start"),
         ("/bin/bash -lc /opt/vllm/start", "/opt/vllm/start"),
         ("/opt/vllm/run.sh -c x", "/opt/vllm/run.sh"),
+        ("/usr/bin/docker compose --env-file /opt/.env -f /opt/vllm/compose.yaml up", "/opt/vllm/compose.yaml"),
     ],
 )
 def test_of_a_unit_that_runs_a_script_the_script_is_to_be_imported(command: str, script: str, tmp_path: Path) -> None:
-    fault = f"given: line 4: starts no vLLM server by itself, but runs {script}: import that script by its path"
+    fault = f"given: line 4: starts no vLLM server by itself, but runs {script}: import that file by its path"
     with pytest.raises(ConfigError, match=fault):
         imported(tmp_path, f"{UNIT}ExecStart={command}\n")
     text = f"{UNIT}ExecStart={command}\n"

@@ -26,6 +26,7 @@ _NEEDLESS = ("cd", "echo", "sleep")
 _OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true", "unset")
 """Words of which nothing is left but for the shell itself."""
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
+_SCRIPT = re.compile(r".*\.(?:sh|ya?ml)")
 _RUNNERS = (*BEFORE, "nice", "numactl", "screen", "setsid", "systemd-run", "taskset", "time", "timeout")
 """Programs that run the command behind their options."""
 _AS_ANOTHER = ("su", "sg", "runuser")
@@ -144,11 +145,11 @@ def inner_commands(
 
 
 def find_script(words: list[str]) -> str:
-    """The script that the words run, also as the text of `bash -c`; empty where they run none."""
+    """The script or compose file that the words run, also as the text of `bash -c`; empty where they run none."""
     text_at = next((place for place, word in enumerate(words, 1) if _TEXT_FOLLOWS.fullmatch(word)), len(words))
     plain = [word for word in words[: text_at + 1] if not re.search(r"\A-|\s", word)]
-    scripts = (word for previous, word in pairwise(["", *plain]) if word.endswith(".sh") or _SHELL.fullmatch(previous))
-    return next(scripts, "")
+    files = (word for before, word in pairwise(["", *plain]) if _SCRIPT.fullmatch(word) or _SHELL.fullmatch(before))
+    return next(files, "")
 
 
 def _put_program_first(words: list[str], image: str) -> list[str]:

@@ -117,7 +117,7 @@ def _explain_no_engine(forms: list[Form]) -> ConfigError:
             return make_fault(path, launch.line, explain_missing(next(filter(unknown, launch.words))))
     for path, launch in launches:
         if script := shown(find_script(launch.words))[:200]:
-            hint = "import that script by its path on the node"
+            hint = "import that file by its path on the node"
             return make_fault(path, launch.line, f"{reason}, but runs {script}: {hint}")
     hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
     return make_fault(forms[0].path, 1, f"{reason}: {hint}")

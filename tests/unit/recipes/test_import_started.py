@@ -708,7 +708,7 @@ def test_what_only_podman_or_docker_itself_needs_is_no_loss(tmp_path: Path) -> N
     assert imported(tmp_path, COMPOSE + "    stop_signal: SIGINT\n")[1] == []
 
 
-def test_a_mount_below_models_counts_for_what_is_in_it(tmp_path: Path) -> None:
+def test_a_mount_below_models_counts_for_its_content(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     line = f"docker run -v /srv:/models -v {tmp_path}:/models/big {IMAGE} --model /models/big/m"
     recipe, notes, _ = imported(tmp_path, line)

@@ -24,7 +24,7 @@ _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 _NEEDLESS = ("cd", "echo", "sleep")
 """Programs of which the engine needs nothing."""
 _OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true", "unset")
-"""Words of which nothing is left but for the shell itself."""
+"""Words that mean something to the shell alone."""
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _SCRIPT = re.compile(r".*\.(?:sh|ya?ml)")
 _RUNNERS = (*BEFORE, "nice", "numactl", "screen", "setsid", "systemd-run", "taskset", "time", "timeout")

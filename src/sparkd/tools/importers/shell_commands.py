@@ -183,12 +183,12 @@ class ShellState(Struct):
         """The words of a list, with those that the user gives for its unknown part; else for the whole list."""
         if name == "@":
             return self.lists.get("@", [])
-        given, open_part = self.variables.override(name).split(), _mark_list(name)
+        chosen, open_part = self.variables.override(name).split(), _mark_list(name)
         words = self.lists.get(name, [open_part])
-        if given and open_part in words:
+        if chosen and open_part in words:
             at = words.index(open_part)
-            return [*words[:at], *given, *(word for word in words[at:] if word != open_part)]
-        return given or words
+            return [*words[:at], *chosen, *(word for word in words[at:] if word != open_part)]
+        return chosen or words
 
     def take_before_list(self, command: Command) -> None:
         """Carry out what is before a list's name on its line: a block's begin, `declare -a`, another assignment."""

@@ -740,6 +740,14 @@ def test_a_secret_becomes_a_file_and_is_nowhere(text: str, tmp_path: Path) -> No
     assert f"sudo install -m 600 /dev/stdin {next(iter(recipe.secrets.values()))}" in written
 
 
+def test_a_token_in_the_overrides_of_a_configuration_is_left_out_and_its_numbers_stay(tmp_path: Path) -> None:
+    line = f"docker run {IMAGE} --model org/m --hf-overrides "
+    recipe, notes, _ = imported(tmp_path, line + """'{"eos_token_id": 151645, "pad_token": "<pad>"}'""")
+    assert (recipe.args["hf-overrides"], notes) == ('{"eos_token_id": 151645, "pad_token": "<pad>"}', [])
+    recipe, notes, _ = imported(tmp_path, line + f"""'{{"token": "hf_{SECRET}"}}'""")
+    assert (recipe.args, notes) == ({}, ["line 1: --hf-overrides: left out: its value looks like a secret"])
+
+
 def test_a_fault_names_no_secret(tmp_path: Path) -> None:
     _, notes, written = imported(tmp_path, f"docker run {IMAGE} --model org/m --hf-token {SECRET} stray --x $Y")
     assert SECRET not in "".join(notes) + written

@@ -35,8 +35,6 @@ _TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
 """A shell's option before a text of commands, such as -c and -lc."""
 _EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(SET_BY_IMAGE)})(?!\w))+", re.ASCII)
 """A value that consists of plain text and variables that the image sets."""
-_BETWEEN_PATHS = re.compile(r"[\s'\"=,]+")
-"""What separates paths in JSON and in lists."""
 _MOST_OPTIONS = 1000
 _SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind == "switch"}
 
@@ -177,7 +175,7 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     kept.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _keep_flag(flag, kept))
     values = [value for flag in flags if flag.name != "download-dir" for value in flag.values]
-    flag_values = [part for value in values for part in (value, *_BETWEEN_PATHS.split(value))]
+    flag_values = [part for value in values for part in (value, *re.split(r"[\s'\"=,]+", value))]  # also in JSON
     container = kept.container(flag_values, serve.model)
     flags, model = kept.publish(flags), kept.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
@@ -238,12 +236,14 @@ def _drop_unknown(words: list[str], launch: Launch) -> list[str]:
 def _keep_flag(flag: Flag, kept: KeptSettings) -> bool:
     """Whether the recipe keeps the flag. Its secret is taken; what else is left out is noted."""
     launch, stem = kept.launch, flag.name.removeprefix("no-").partition(".")[0]
+    # The keys of hf-overrides look like those of secrets, such as eos_token_id.
+    texts = '"'.join(flag.values).split('"') if stem == "hf-overrides" else flag.values
     if stem in _SECRET_FLAGS:
         kept.take_secret(_SECRET_FLAGS[stem], launch.line)
     elif stem not in OWNED and any(map(unknown, flag.values)):
         text = f"--{flag.name}: left out: {explain_missing(next(filter(unknown, flag.values)))}"
         launch.note(launch.line, text, is_missing=True)
-    elif stem not in (*OWNED, "hf-overrides") and any(redact(value) != value for value in flag.values):
+    elif stem not in OWNED and any(redact(text) != text for text in texts):
         launch.note(launch.line, f"--{flag.name}: left out: its value looks like a secret")
     else:
         return stem not in OWNED

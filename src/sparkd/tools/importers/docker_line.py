@@ -43,7 +43,7 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
     words, line = command.words, command.lines[0] if command.lines else 1
     at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
     verb_at = _find_verb(words, at + 1) if at >= 0 else 0
-    inner = inner_commands(words, command.env, overrides, line) if depth < 3 else None
+    inner = inner_commands(words, command.env, overrides, line) if depth < 3 and not verb_at else None
     if verb_at:
         launch = read_docker(words, command.lines, verb_at + 1, command.env)
         _note_own_options(launch, words[at:verb_at], line)

@@ -27,7 +27,8 @@ from sparkd.tools.importers.forms import Form, read_form
 from sparkd.tools.importers.kinds import SUFFIXES, unreadable_error
 from sparkd.tools.importers.launch import read_inner_engine
 from sparkd.tools.importers.mods import File, walk
-from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
+from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
+from sparkd.tools.importers.nvidia_measurement import is_measurement
 from sparkd.tools.importers.options import Launch, LaunchError, make_fault, redact
 from sparkd.tools.importers.ranks import combine
 from sparkd.tools.importers.recipe_text import render

@@ -30,7 +30,7 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
     if is_for_x86(recipe.image.ref):
         source.need(("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another")
     bundle.container = source.container
-    bundle.is_here = source.is_running_here or place.find_image(bundle.base) is not None
+    bundle.is_here = source.has_local_image or place.find_image(bundle.base) is not None
     eugr_image.set_image(source, bundle)
     _set_model(source, bundle)
     _set_drafts(source, bundle)

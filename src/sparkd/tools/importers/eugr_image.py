@@ -34,7 +34,7 @@ def set_image(source: Source, bundle: Bundle) -> None:
     Neither where a registry has the image. An image that nobody is known to make becomes a note.
     """
     image, arguments = bundle.base, [str(word) for word in source.all_items("build_args")]
-    if source.is_running_here or (is_published(image) and not arguments):
+    if source.has_local_image or (is_published(image) and not arguments):
         return
     checkouts = [folder for folder in trees(source.path) if (folder / _BUILD_TOOL).is_file()]
     if not image.startswith(_BUILT_NAMES) and not _is_built(source, checkouts, arguments):

@@ -51,7 +51,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve
         notes=launch.notes,
         file=engines[0][0],
         container=shlex.quote(forms[0].path) if is_container else "",
-        is_running_here=is_container and not image,
+        has_local_image=is_container and not image,
     )
     foreign = ForeignRecipe(
         format=kind,

@@ -60,8 +60,8 @@ class Source(Struct):
     """The document's file, where several are imported."""
     container: str = ""
     """The container of this machine that it was read from, quoted for a shell. It may still run."""
-    is_running_here: bool = False
-    """Whether it was read from a container of this machine, so that its image is here."""
+    has_local_image: bool = False
+    """Whether it was read from a container of this machine, with that container's image."""
 
     def note(self, key: Key, text: str, *, is_missing: bool = False) -> None:
         self.notes.append(Note(self.document.line(key), text, is_missing, self.file))
@@ -75,6 +75,7 @@ class Source(Struct):
         return self.document.data.get(key) not in (None, "", [], {}, False)
 
     def text(self, key: str) -> str:
+        """The value as text. Raises UnusableRecipeError for a list or a mapping."""
         value = self.document.data.get(key)
         if isinstance(value, Mapping | list):
             raise self.fault((key,), value, "must be text")
@@ -93,6 +94,7 @@ class Source(Struct):
         return value
 
     def items(self, key: str) -> list[object]:
+        """The list; of a single value, a list with it."""
         value = self.document.data.get(key)
         return value if isinstance(value, list) else [] if value is None else [value]
 
@@ -102,6 +104,7 @@ class Source(Struct):
         return [*self.items(key), *(moved if isinstance(moved, list) else [])]
 
     def count(self, key: str) -> int | None:
+        """The value as a number, None without one. Raises UnusableRecipeError for any other value."""
         value = self.document.data.get(key)
         if value is None:
             return None
@@ -142,7 +145,7 @@ class ForeignRecipe(Struct, frozen=True):
 
 
 def parse_overrides(words: list[str]) -> Overrides:
-    """Raises UsageError."""
+    """The values by key. Raises UsageError for a word without `=`."""
     values: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")

@@ -40,9 +40,9 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
             elif key == "ExecStartPre":
                 # What makes way for the container, or pulls its image, is sparkd's and docker's own task.
                 arguments = re.split(r"\b(?:docker|podman|nerdctl)\b", value, maxsplit=1)[1:]
-                if not any(re.search(r"\b(?:rm|stop|kill|pull)\b", text) for text in arguments):
-                    text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
-                    notes.append(Note(line, text))
+                if not any(re.search(r"\b(?:rm|stop|kill|pull)\b", argument) for argument in arguments):
+                    reason = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
+                    notes.append(Note(line, reason))
             elif key == "ExecStart" and value:
                 words = _split_exec(_fill_specifiers(value.lstrip("-@:+!|"), home), variables)
                 started = [*find_launches(Command(words, [line] * len(words), dict(env)), {})]
@@ -71,7 +71,7 @@ def _read_settings(text: str) -> Iterator[tuple[int, str, str]]:
             section = match[1]
         if section != "Service" or not line or line[0] in "#;[":
             continue
-        while line.endswith("\\"):
+        while line.endswith("\\"):  # a comment within joined lines is left out, and the line goes on behind it
             more = next(lines, (0, ""))[1].strip()
             line = line[:-1] + " " + (more if not more.startswith(("#", ";")) else "\\")
         key, _, value = line.partition("=")

@@ -98,6 +98,24 @@ def test_a_hub_out_of_reach_ends_with_one_error_line(
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("HF_ENDPOINT", "user:pass-word@127.0.0.1:1", "HF_ENDPOINT is no URL of https:// or http://"),
+        ("HF_ENDPOINT", "http://user:pass-word", "HF_ENDPOINT is no URL of https:// or http://"),
+        ("HF_ENDPOINT", "http://[::1", "HF_ENDPOINT is no URL of https:// or http://"),
+        ("HF_ENDPOINT", "http://192.168.1.500:80", "HF_ENDPOINT is no URL of https:// or http://"),
+        ("HTTP_PROXY", "http://user:pass-word", "a proxy of the environment is no URL"),
+    ],
+)
+def test_an_address_that_is_no_url_is_refused_without_being_quoted(
+    machine: Machine, name: str, value: str, text: str
+) -> None:
+    done = ended(machine.start(REPO, **{name: value}))
+    assert (done.returncode, done.stderr.splitlines()[0]) == (10, f"sparkd: {text}")
+    assert "pass-word" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
     ("words", "env", "code", "text"),
     [
         (["org/other"], {}, 10, "has no model org/other"),

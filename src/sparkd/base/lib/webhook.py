@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from sparkd.base.lib import without
 from sparkd.base.lib.errors import LaunchError
@@ -29,17 +28,21 @@ class RefusedError(LaunchError):
     """The receiver does not take this message, now or later."""
 
 
+def is_url(url: str) -> bool:
+    """Whether it is a URL of http or https that can be requested."""
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    is_web = parts.scheme in ("http", "https") and bool(parts.host) and (parts.port or 0) < 65536
+    return is_web and url.isascii() and " " not in url
+
+
 def check_url(url: str) -> None:
     """Raise ValueError, without the URL, where it is unusable. http is for this machine and private networks alone."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises ValueError where it is none
-        host = parts.hostname or ""
-    except ValueError:
-        host = ""
-    if not host or not url.isascii() or not url.isprintable() or " " in url or parts.scheme not in ("http", "https"):
+    if not is_url(url):
         raise ValueError("is no URL of https://")
-    if parts.scheme == "http" and not _is_private(host):
+    if url.lower().startswith("http:") and not _is_private(httpx.URL(url).host):
         raise ValueError("needs https: http is only taken for localhost and private addresses")
 
 

@@ -63,7 +63,7 @@ def fetch_until_complete(
 
 def connection_errors() -> tuple[type[Exception], ...]:
     """Errors that the client raises, with its HTTP library's; of those only HfHubHTTPError is an OSError."""
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # not re-exported
+    from httpx import HTTPError
 
     return (OSError, HTTPError)
 
@@ -73,8 +73,14 @@ def client(name: str) -> Iterator[None]:
     """Import the client, set up for sparkd. Raises BlockedError in place of the client's errors."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     with without("click", "rich"):  # its HTTP library imports a command line where these are found
+        from sparkd.base.lib.webhook import is_url
+
+        if not is_url(os.environ.get("HF_ENDPOINT", "https://huggingface.co")):  # it may have a password
+            hint = f"correct it: sudo env HF_ENDPOINT=URL sparkd model pull {name}"
+            raise BlockedError("HF_ENDPOINT is no URL of https:// or http://", hint)
         import huggingface_hub.file_download  # now: the folder's owner, who downloads, may not read root's Python
         import huggingface_hub.hf_api
+        from httpx import InvalidURL
 
     # Its warnings show whole addresses, which may be signed, and its own handler prints text as it is.
     logger = logging.getLogger(huggingface_hub.__name__)
@@ -84,7 +90,7 @@ def client(name: str) -> Iterator[None]:
         yield
     except SharedFolderError:
         raise
-    except connection_errors() + _CLIENT_ERRORS as error:
+    except (*connection_errors(), InvalidURL, *_CLIENT_ERRORS) as error:
         raise explain_error(error, name) from None
 
 
@@ -105,6 +111,7 @@ def limit_memory(more_bytes: int) -> Iterator[None]:
 
 def explain_error(error: Exception, name: str) -> BlockedError:
     """What an error of the client means for the model of that name, with its remedy."""
+    from httpx import InvalidURL
     from huggingface_hub import constants, errors
 
     hub = Redaction()(constants.ENDPOINT)  # it may have a password
@@ -130,6 +137,8 @@ def explain_error(error: Exception, name: str) -> BlockedError:
         case LookupError() | TypeError() | AttributeError():
             hint = f"another mirror, or without one: sudo env HF_ENDPOINT=URL sparkd model pull {name}"
             return BlockedError(f"{hub} answers in another form than a hub: {sanitize(repr(error))}", hint)
+        case InvalidURL():  # its text may have a password
+            return BlockedError("a proxy of the environment is no URL", "correct it, or unset it: env | grep -i proxy")
         case ValueError() | RuntimeError() | ImportError():
             return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
         case _:

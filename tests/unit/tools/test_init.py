@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -380,7 +381,10 @@ def test_names_of_others_can_not_forge_lines(spark: Tree, run: Run) -> None:
     [
         (["init", "--nodes", "2"], "hint: sudo sparkd init --nodes 2 --yes   # writes at once; --plan only shows"),
         (["init", "--join", "a-secret-code"], "hint: sudo sparkd init --join --yes   #"),
+        (["init", "--join=a-secret-code", "--recipe", "x"], "hint: sudo sparkd init --join --recipe x --yes   #"),
         (["init", "--rotate"], "--new-cluster-key --rotate"),
+        (["init", "--new-cluster-key", "--plan"], "--plan writes nothing"),
+        (["init", "--new-cluster-key", "--rotate", "--plan"], "--plan writes nothing"),
         (["init", "--yes", "--nodes", "9"], "1 to 8"),
     ],
 )
@@ -391,6 +395,21 @@ def test_what_is_missing_on_the_command_line_is_said(
     assert main(words) == ExitCode.USAGE
     errors = capsys.readouterr().err
     assert hint in errors or "only root may" in errors
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is about another user")
+@pytest.mark.parametrize("words", [["init", "--nodes", "2"], ["init", "--join"], ["init", "--join", "a-secret-code"]])
+def test_another_user_gets_the_same_command_with_sudo(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["sparkd", *words])
+    os.seteuid(65534)
+    try:
+        assert main(words) == ExitCode.USAGE
+    finally:
+        os.seteuid(0)
+    command = " ".join(word for word in words if "secret" not in word)
+    assert capsys.readouterr().err.endswith(f"hint: sudo sparkd {command}, or only look: sparkd init --plan\n")
 
 
 def test_sparks_other_than_this_shape_are_read_too(spark: Tree, run: Run) -> None:

@@ -79,22 +79,27 @@ def _refuse_options(args: argparse.Namespace) -> None:
     """Raise UsageError for options that do not go together, or that this user or terminal can't use."""
     if args.rotate and not args.new_cluster_key:
         raise UsageError("--rotate is of the cluster's key", f"sudo sparkd init {NEW_KEY} --rotate")
+    if args.plan and args.new_cluster_key:
+        raise UsageError(f"--plan writes nothing, and {NEW_KEY} does nothing else", "sparkd init --plan")
     if args.join is not None and any((args.api_key, args.webhook_file)):
         raise UsageError("--api-key and --webhook-file are for the head", "give them to `sparkd init` there")
     if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
         raise UsageError(f"--nodes {args.nodes}: 1 to {MAX_NODES} serve together")
     if os.geteuid() and not args.plan:
-        raise UsageError("only root may set up this node", "sudo sparkd init, or only look: sparkd init --plan")
+        raise UsageError("only root may set up this node", f"{_make_command(args)}, or only look: sparkd init --plan")
     if not (args.new_cluster_key or args.yes or args.plan or sys.stdin.isatty()):
         raise UsageError(
             "there is no terminal to confirm on",
-            f"{_make_unconfirmed_command(args)}   # writes at once; --plan only shows",
+            f"{_make_command(args, '--yes')}   # writes at once; --plan only shows",
         )
 
 
-def _make_unconfirmed_command(args: argparse.Namespace) -> str:
-    """This command with --yes, and without the code of --join, which is a secret."""
-    return shlex.join(["sudo", "sparkd", *(["init", "--join"] if args.join else sys.argv[1:]), "--yes"])
+def _make_command(args: argparse.Namespace, *more: str) -> str:
+    """This command as root, with `more` options, and without the code of --join, which is a secret."""
+    words = sys.argv[1:]
+    if args.join:
+        words = [word.removesuffix(f"={args.join}") for word in words if word != args.join]
+    return shlex.join(["sudo", "sparkd", *words, *more])
 
 
 REMOVE_KEPT_IMAGES = (

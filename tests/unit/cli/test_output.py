@@ -19,6 +19,7 @@ from sparkd.tools.cli.status import WATCH_SECONDS
 
 ROOT = Path(__file__).parents[3]
 SITE = str(Path(pytest.__file__).parents[1])
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may build an image")
 SPARKD = str(Path(sys.executable).parent / "sparkd")
 COMMANDS = ("--help", "recipe schema", "status")
 
@@ -49,6 +50,24 @@ def test_a_reader_that_leaves_and_a_closed_output_are_no_errors(command: str, co
     assert int(done.stdout) in (0, code)
     assert done.stderr == ""
     done = ran(f"{SPARKD} {command} >&- <&-")
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("preflight --dry-run", 141),
+        pytest.param("image build deepseek-v4-flash-built", 141, marks=needs_root),
+        ("recipe list", 0),
+        ("help image", 0),
+    ],
+)
+def test_a_reader_that_leaves_cuts_the_work_of_a_command_short(words: str, code: int) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "sparkd.tools.cli.main", *words.split()]
+    with os.fdopen(writing) as pipe:
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (code, "")
 
 

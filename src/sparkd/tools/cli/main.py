@@ -64,6 +64,10 @@ GROUPS = {
     "plumbing": "units run sweep",
 }
 """The commands as `--help` shows them, by what a person is about to do."""
+PRINTING = frozenset((*GROUPS["look"].split(), "plan", "recipe", "config"))
+"""Commands that only print: their reader may leave once it has what it wants. The others' work would be cut short."""
+CUT_SHORT = 141
+"""Exit code of a command whose reader has left before the end, as a shell has it for SIGPIPE."""
 COMPLETE = "__complete"
 """The command that the completions of shells call."""
 SYSTEMCTL = ("start", "stop", "restart", "enable", "disable")
@@ -117,6 +121,8 @@ def main(argv: list[str] | None = None) -> int:
         code = _run_reported(words)
         sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except BrokenPipeError:
+        names = {name for name, _, _ in COMMANDS}
+        code = CUT_SHORT if names.difference(PRINTING).intersection(words[:1]) else code
         _discard_output(sys.stdout)
     except OSError as error:
         reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))

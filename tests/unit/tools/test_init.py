@@ -103,7 +103,9 @@ def test_live_restore_is_proposed_by_a_command_that_is_shown_whole(spark: Tree, 
     assert second.endswith(f"to have it outlive that, without a restart now: {docker_config.KEEP_CONTAINERS}")
 
 
-@pytest.mark.parametrize("options", [{"nodes": 2}, {"recipe": "deepseek-v4-flash-balanced"}, {"yes": False}])
+@pytest.mark.parametrize(
+    "options", [{"nodes": 2}, {"recipe": "deepseek-v4-flash-balanced"}, {"yes": False}, {"ssh": ["spark2"]}]
+)
 def test_with_others_the_model_that_is_whole_wins_and_a_plan_writes_nothing(
     spark: Tree, run: Run, options: dict[str, object]
 ) -> None:
@@ -114,6 +116,12 @@ def test_with_others_the_model_that_is_whole_wins_and_a_plan_writes_nothing(
     assert f"{OWN}: cluster.nodes = ['10.0.0.1']" in output
     assert f"{KEY}: a new key" in output
     assert files(spark) == before
+
+
+def test_more_nodes_by_ssh_than_are_missing_are_refused_with_the_command_for_all(spark: Tree, run: Run) -> None:
+    with pytest.raises(UsageError, match="--ssh names 2 nodes, more than are missing: 1") as caught:
+        run(plan=True, ssh=["spark2", "spark3"])
+    assert caught.value.hint == "sudo sparkd init --nodes 3 --ssh=spark2 --ssh=spark3"
 
 
 def test_a_neighbour_alone_makes_no_cluster_without_a_person(spark: Tree, run: Run) -> None:

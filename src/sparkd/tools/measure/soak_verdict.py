@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sparkd.base.lib.text import size
+from sparkd.base.lib.text import counted, size
 from sparkd.tools.measure.soak import Sample
 
 WARM_SHARE, WARM_SECONDS = 0.2, 300.0
@@ -37,7 +37,9 @@ def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
     if swapped_bytes > NOISE_BYTES:
         lines.append(f"swap in use has grown by {size(swapped_bytes)}")
     rate = last_sample.tokens / last_sample.seconds if last_sample.seconds else 0.0
-    lines.append(f"{last_sample.answered} requests answered, {rate:.1f} tokens/s, {last_sample.failed} failed")
+    lines.append(
+        f"{counted(last_sample.answered, 'request')} answered, {rate:.1f} tokens/s, {last_sample.failed} failed"
+    )
     if first_failure:
         lines.append(f"first failure {first_failure}")
     shrinks = any(drift and drift.shrinks for drift in drifts.values())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from shlex import join
 
 from msgspec import Struct
 
@@ -9,6 +10,7 @@ from sparkd.base.config import Settings
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.lib import REINSTALL, recipes_dir
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.base.lib.text import counted
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.tools.node.fit import Candidate, Fit, find_fits
@@ -65,7 +67,7 @@ class Chooser:
         Raises BlockedError, ConfigError; UsageError for options that contradict the settings.
         """
         known_total = self.wishes.nodes
-        if known_total is None and (self.wishes.invite or len(cluster) > 1):
+        if known_total is None and (self.wishes.invite or self.wishes.ssh or len(cluster) > 1):
             known_total = max(len(cluster), 2)
         fit = self._find_fit(settings, survey, known_total)
         total = known_total or fit.nodes
@@ -80,8 +82,10 @@ class Chooser:
         nodes = cluster or (self._find_own_address(survey),)
         missing, by_ssh = total - len(nodes), len(self.wishes.ssh)
         if 0 < missing < by_ssh:
+            options = (f"--ssh={host}" for host in self.wishes.ssh)
             raise UsageError(
-                f"--ssh names {by_ssh} nodes, more than are missing: {missing}", f"--nodes {len(nodes) + by_ssh}"
+                f"--ssh names {counted(by_ssh, 'node')}, more than are missing: {missing}",
+                join(("sudo", "sparkd", "init", "--nodes", str(len(nodes) + by_ssh), *options)),
             )
         if missing:
             self.files.refuse_overruled({("cluster", "nodes"): None})

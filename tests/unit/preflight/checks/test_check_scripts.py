@@ -36,7 +36,7 @@ def program(tree: Tree, path: str = "/usr/bin/sparkd") -> str:
 
 def test_a_unit_whose_paths_are_all_there_is_good(tree: Tree) -> None:
     unit(tree, f"ExecStart={program(tree)} run --role head")
-    assert judged(tree) == Verdict(Level.OK, "1 paths, all there")
+    assert judged(tree) == Verdict(Level.OK, "1 path, all there")
 
 
 @pytest.mark.parametrize(

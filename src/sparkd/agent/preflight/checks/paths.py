@@ -16,6 +16,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.files import Kind
 from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.lib import REINSTALL
+from sparkd.base.lib.text import counted
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import SCRIPT_FILE
@@ -127,7 +128,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
         )
 
     def judge(self, facts: ScriptFacts) -> Verdict:
-        return combine_verdicts(self._find_problems(facts), f"{len(facts.paths)} paths, all there")
+        return combine_verdicts(self._find_problems(facts), f"{counted(len(facts.paths), 'path')}, all there")
 
     def _find_problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
         for path_facts in facts.paths:

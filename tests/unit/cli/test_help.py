@@ -66,6 +66,7 @@ def test_without_a_command_it_is_status() -> None:
         ("status spark1 spark2", "status: too many words: spark1 spark2", "status"),
         ("recipe", "recipe: the following arguments are required: ACTION", "recipe"),
         ("bench --runs x", "--runs: needed are numbers from 1 to 100, such as 1,2,4", "bench"),
+        ("recipe import", "name a file, or --container NAME", "recipe import"),
         ("--frob status", "there is no option --frob", ""),
     ],
 )

@@ -107,7 +107,9 @@ def test_the_configured_repository_is_downloaded_into_its_own_folder_alone(
     for folder, repo in ((local, "org/b"), (tmp_path / "other", "ORGANISATION/NAME")):
         (folder / "config.json").unlink()
         assert main.main(["model", "check", str(folder)]) == 10
-        assert f"sudo sparkd model pull {repo} --to {folder}, or sparkd model sync" in capsys.readouterr().err
+        assert (
+            f"sudo sparkd model pull {repo} --to {folder}, or sparkd model sync {folder} on" in capsys.readouterr().err
+        )
 
 
 def test_a_model_without_recorded_hashes_is_checked_by_size_alone(
@@ -120,7 +122,9 @@ def test_a_model_without_recorded_hashes_is_checked_by_size_alone(
 
 def test_a_folder_that_is_not_there_is_said_with_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["model", "check", str(tmp_path / "none")]) == 10
-    assert f"{tmp_path}/none is missing or empty" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert f"{tmp_path}/none is missing or empty" in errors
+    assert errors.endswith(f"on a node that has it: sparkd model sync {tmp_path}/none\n")
 
 
 def test_metadata_of_another_kind_is_no_hash(local: Path, capsys: pytest.CaptureFixture[str]) -> None:

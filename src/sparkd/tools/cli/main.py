@@ -64,6 +64,7 @@ GROUPS = {
     "plumbing": "units run sweep",
 }
 """The commands as `--help` shows them, by what a person is about to do."""
+WITH_ACTIONS = frozenset(("units", "recipe", "model", "image", "config", "tune", "notify", "fabric"))
 PRINTING = frozenset((*GROUPS["look"].split(), "plan", "recipe", "config"))
 """Commands that only print: their reader may leave once it has what it wants. The others' work would be cut short."""
 CUT_SHORT = 141
@@ -159,9 +160,8 @@ def _add_help_hint(error: SparkdError, words: list[str]) -> SparkdError:
         return error
     from shlex import join
 
-    return UsageError(
-        error.reason, join(("sudo", "sparkd", *words) if error.hint else ("sparkd", *words[:1], "--help"))
-    )
+    command = words[: 2 if WITH_ACTIONS.intersection(words[:1]) else 1]
+    return UsageError(error.reason, join(("sudo", "sparkd", *words) if error.hint else ("sparkd", *command, "--help")))
 
 
 def _report_error(error: SparkdError, words: list[str]) -> int:

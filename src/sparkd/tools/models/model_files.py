@@ -18,7 +18,6 @@ from sparkd.base.plan.model import pull_command
 from sparkd.tools.models.peers import require_room
 from sparkd.tools.models.ssh import NOT_FOUND, SshHost, read_error
 
-_OR_SYNC = "; or on a node that has it: sparkd model sync"
 _RSYNC_OPTIONS = ("--partial-dir=.sparkd-partial", "--exclude=*.incomplete", "--exclude=.sparkd-partial/")
 """A file gets its name there once it is whole. The part of an interrupted one is kept in a folder, and resumed."""
 
@@ -40,7 +39,7 @@ def describe_files(folder: str, host: Host) -> str:
             raise UsageError(f"{folder} is a file, not a model's folder", "name the folder that it is in")
     facts, verdict = ModelWeights(folder, pull=_find_pull(folder, host)).run(host)
     if not facts.exists:
-        raise BlockedError(f"{folder} is missing or empty", f"{_find_pull(folder, host)}{_OR_SYNC}")
+        raise BlockedError(f"{folder} is missing or empty", _suggest_copy(folder, host))
     if verdict.level.blocks:
         raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)
     return f"{folder}: {verdict.reason}"
@@ -53,6 +52,10 @@ def _find_pull(folder: str, host: Host) -> str:
         if plan.model_path == folder and plan.model_pull:
             return plan.model_pull
     return pull_command(folder)
+
+
+def _suggest_copy(folder: str, host: Host) -> str:
+    return f"{_find_pull(folder, host)}; or on a node that has it: sparkd model sync {shlex.quote(folder)}"
 
 
 def is_open(folder: str, host: Host) -> bool:
@@ -81,7 +84,7 @@ def refuse_changed(
         name, fault = next(iter(faults.items()))
         more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
         remove = shlex.join(("sudo", "rm", *(f"{folder}/{name}" for name in faults)))
-        hint = f"{remove}\n{_find_pull(folder, host)}{_OR_SYNC}\nsudo dmesg   # the disk"
+        hint = f"{remove}\n{_suggest_copy(folder, host)}\nsudo dmesg   # the disk"
         raise BlockedError(f"{folder}: {name}{more} is not what was downloaded: {fault}", hint)
 
 

@@ -84,7 +84,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             return block(f"{facts.folder} is a download cache, and no model itself", hint)
         weights = f"{counted(facts.shards, 'shard')}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{counted(facts.shards, 'file')} of weights"
-        fetch = f"{self.pull or pull_command(facts.folder)}, or sparkd model sync on a node that has it"
+        sync = f"sparkd model sync {quote(facts.folder)} on a node that has it"
+        fetch = f"{self.pull or pull_command(facts.folder)}, or {sync}"
         return combine_verdicts([*self._find_faults(facts, fetch), *self._find_doubts(facts, fetch)], good)
 
     def _find_faults(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:

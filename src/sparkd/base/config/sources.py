@@ -184,4 +184,4 @@ def _list_drop_ins(folder: Path, trusted: bool) -> list[Path]:
         refuse_dangling(folder)
         return []
     except OSError as error:
-        raise unreadable(error)(f"{folder}: cannot be read: {error.strerror}", f"ls -ld {folder}") from None
+        raise unreadable(error)(f"{folder}: cannot be read: {error.strerror}", f"sudo ls -ld {folder}") from None

@@ -130,7 +130,7 @@ class SparkdError(Exception):
 
 
 AS_ROOT = "run it as root"
-"""The hint of a UsageError in place of which `cli` prints the command with sudo."""
+"""What `cli` replaces in the hint of a UsageError by the command with sudo."""
 
 
 class UsageError(SparkdError):

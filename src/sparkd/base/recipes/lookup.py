@@ -27,7 +27,7 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise unreadable(error)(f"{folder}: cannot be read: {error.strerror}", f"ls -ld {folder}") from None
+            raise unreadable(error)(f"{folder}: cannot be read: {error.strerror}", f"sudo ls -ld {folder}") from None
         for path in files:
             if path.suffix == SUFFIX and not path.name.startswith("."):  # an editor's own, such as Emacs' lock
                 recipes.setdefault(path.stem, path)

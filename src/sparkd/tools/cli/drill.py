@@ -5,7 +5,7 @@ import os
 
 from sparkd.agent.actions import history
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import format_duration
 from sparkd.base.state.history import last_load
@@ -28,7 +28,7 @@ def run_drill(args: argparse.Namespace) -> None:
         return
     host = Host()
     if os.geteuid():
-        raise UsageError("only root may end a rank", f"sudo sparkd drill {args.fault}")
+        raise UsageError("only root may end a rank", AS_ROOT)
     before = drill.read_serving(host)
     target, load = drill.find_target(args.fault, host, before), last_load(history.read(host.files))
     duration = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"

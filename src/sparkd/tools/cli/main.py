@@ -156,12 +156,13 @@ def _replace_closed_streams() -> None:
 
 def _add_help_hint(error: SparkdError, words: list[str]) -> SparkdError:
     """Refer to the command's help where a UsageError has no hint of its own, or to the command with sudo."""
-    if error.code is not ExitCode.USAGE or error.hint not in ("", AS_ROOT):
+    if error.code is not ExitCode.USAGE or (error.hint and AS_ROOT not in error.hint):
         return error
     from shlex import join
 
     command = words[: 2 if WITH_ACTIONS.intersection(words[:1]) else 1]
-    return UsageError(error.reason, join(("sudo", "sparkd", *words) if error.hint else ("sparkd", *command, "--help")))
+    hint = error.hint.replace(AS_ROOT, join(("sudo", "sparkd", *words)))
+    return UsageError(error.reason, hint or join(("sparkd", *command, "--help")))
 
 
 def _report_error(error: SparkdError, words: list[str]) -> int:

@@ -120,7 +120,7 @@ def _describe_idle(files: Files) -> Parts:
     from sparkd.base.config import load_settings
     from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
 
-    with suppress(ConfigError):
+    try:
         config, host = load_settings(os.environ, Path(files.root)), Host(files.root)
         has_plan = config.engine.recipe or config.cluster.follow_head
         if not has_plan and current_switch(config, host) is None:
@@ -131,6 +131,9 @@ def _describe_idle(files: Files) -> Parts:
             resolve_context(config, None, host)
         start = f"sudo systemctl start sparkd-{'worker' if rank else 'head'}"
         return ["not running: sparkd has not run since boot", f"next: {start}"]
+    except ConfigError as error:
+        if os.geteuid() and "ermission denied" in error.reason:
+            return ["not running: this user may not read the configuration", "next: sudo sparkd status"]
     return ["not running: the configuration is wrong", "next: sparkd config check"]
 
 

@@ -20,7 +20,7 @@ from sparkd.base.cluster.membership import NodeContext, check_inputs
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.lib.errors import BlockedError, UsageError
+from sparkd.base.lib.errors import AS_ROOT, BlockedError, UsageError
 from sparkd.base.lib.log import events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
@@ -29,14 +29,13 @@ from sparkd.base.status.model import Phase
 from sparkd.tools.node.render import PreflightReport
 
 
-def _acquire_node(host: Host, loop: MainLoop, option: str = "") -> Actions:
-    """Become the owner of the node. `option`: of the command, for the hint.
+def _acquire_node(host: Host, loop: MainLoop) -> Actions:
+    """Become the owner of the node.
 
     Raises UsageError for other users than root, BlockedError (10), which names the owner, where the node has one.
     """
     if os.geteuid() != 0:
-        hint = f"sudo sparkd preflight{option}, or only look: sparkd preflight --dry-run"
-        raise UsageError("only root may change this node", hint)
+        raise UsageError("only root may change this node", f"{AS_ROOT}, or only look: sparkd preflight --dry-run")
     return Actions.acquire(host, loop, NodeOwner(os.getpid(), "sparkd preflight", uuid.uuid4().hex))
 
 
@@ -48,7 +47,7 @@ def end_named(pid: int, examine: Callable[[], PreflightReport], host: Host) -> P
     preflight = examine()
     with MainLoop(Notifier(), {}) as loop, ExitStack() as stack:
         try:
-            stack.callback(_acquire_node(host, loop, f" --fix {pid}").release)
+            stack.callback(_acquire_node(host, loop).release)
         except BlockedError:
             if preflight.owner is None or preflight.owner.phase != Phase.BLOCKED.value:
                 raise

@@ -14,7 +14,7 @@ from pathlib import Path
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, ExitCode, SparkdError, UsageError
-from sparkd.base.lib.text import Parts, Table, cell_width, pad, sanitize
+from sparkd.base.lib.text import Parts, Table, cell_width, pad, parse_json, sanitize
 from sparkd.base.status.figure_texts import (
     activity_figures,
     bar,
@@ -80,12 +80,13 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
     report = parse(text)
     alive = report is not None and agent_running(files, report)
     code = exit_code(report, alive=alive)
-    if as_json and not text.strip():
-        reason, todo = map(str, _describe_idle(files))
+    if as_json:
+        with suppress(ValueError):  # another version's is printed, too
+            parse_json(text)
+            return [text.strip()], code
+        reason, todo = map(str, UNREADABLE if text.strip() else _describe_idle(files))
         error = {"code": code, "cause": "", "reason": reason, "hint": todo.removeprefix("next: ")}
         return [json.dumps({"schema": REPORT_SCHEMA, "error": error})], code
-    if as_json:
-        return [text.strip()], code
     if report is None:
         return UNREADABLE if text else _describe_idle(files), code
     served = describe_served(files, report) if alive else ""

@@ -955,6 +955,9 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert launch.notes[0].text.startswith(f"image: {IMAGE} is another image now than the container's 1,")
     with pytest.raises(ConfigError, match="docker has no container other"):
         read_container_form("other", Host(tree.root))
+    (tree.root / "run/docker.pid").unlink()
+    with pytest.raises(ConfigError, match="docker is not running on this node"):
+        read_container_form("vllm", Host(tree.root))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

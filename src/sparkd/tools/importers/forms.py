@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from sparkd.base.host import Host
-from sparkd.base.host.docker import query
+from sparkd.base.host.docker import query, running
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable, sanitize
@@ -77,7 +77,10 @@ def read_container_form(name: str, host: Host) -> Form:
     try:
         launch = query(host, lambda docker: read_container(docker, name))
     except DockerError as error:
-        raise ConfigError(f"docker: {error}") from None
+        hint = "systemctl status docker; or, as a user who may not query it: with sudo"
+        raise ConfigError(f"docker: {error}", hint) from None
+    if launch is None and not running(host):
+        raise ConfigError("docker is not running on this node", "sudo systemctl start docker")
     if launch is None:
         raise ConfigError(printable(f"docker has no container {name[:80]}"), "sudo docker ps -a")
     return Form(name, CONTAINER, [launch])

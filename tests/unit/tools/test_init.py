@@ -74,6 +74,12 @@ def test_a_long_line_that_a_person_types_is_read_to_its_end() -> None:
         assert [prompt("URL: "), prompt("write it? ")] == [f"{url}\n", "n\n"]
 
 
+def test_an_answer_that_is_no_text_is_an_error_and_no_bug() -> None:
+    strict = io.TextIOWrapper(io.BytesIO(b"\xfc\n"), encoding="utf-8")  # as in each locale but C
+    with stdin_of(strict), pytest.raises(UsageError, match="the answer is no text"):
+        prompt("write it? ")
+
+
 def test_what_the_node_has_is_said_in_a_dozen_lines(spark: Tree, run: Run) -> None:
     small(spark)
     shutil.rmtree(spark.root / "srv/models/DeepSeek-V4-Flash")

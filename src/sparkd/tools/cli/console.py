@@ -142,8 +142,11 @@ def _split_lines(part: str | Table) -> Iterable[tuple[str, str]]:
 def prompt(question: str) -> str:
     """Read a line of stdin, so that a join code does not show in ps. Raises UsageError at the end of stdin."""
     print(question, end="", flush=True)
-    if line := sys.stdin.readline(4096):  # a terminal's longest
-        return line
+    try:
+        if line := sys.stdin.readline(4096):  # a terminal's longest
+            return line
+    except UnicodeDecodeError:
+        raise UsageError("the answer is no text of this terminal's encoding", "nothing was done") from None
     raise UsageError("no answer came", "nothing was done")
 
 

@@ -110,7 +110,8 @@ def test_a_hub_out_of_reach_ends_with_one_error_line(
 def test_an_address_that_is_no_url_is_refused_without_being_quoted(
     machine: Machine, name: str, value: str, text: str
 ) -> None:
-    done = ended(machine.start(REPO, **{name: value}))
+    machine.env[name] = value
+    done = ended(machine.start(REPO))
     assert (done.returncode, done.stderr.splitlines()[0]) == (10, f"sparkd: {text}")
     assert "pass-word" not in done.stdout + done.stderr
 

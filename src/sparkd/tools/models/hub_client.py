@@ -86,11 +86,12 @@ def client(name: str) -> Iterator[None]:
     logger = logging.getLogger(huggingface_hub.__name__)
     logger.setLevel(logging.ERROR)
     logger.handlers.clear()
+    client_errors: tuple[type[Exception], ...] = (*connection_errors(), InvalidURL, *_CLIENT_ERRORS)
     try:
         yield
     except SharedFolderError:
         raise
-    except (*connection_errors(), InvalidURL, *_CLIENT_ERRORS) as error:
+    except client_errors as error:
         raise explain_error(error, name) from None
 
 

@@ -67,8 +67,6 @@ GROUPS = {
 WITH_ACTIONS = frozenset(("units", "recipe", "model", "image", "config", "tune", "notify", "fabric"))
 PRINTING = frozenset((*GROUPS["look"].split(), "plan", "recipe", "config"))
 """Commands that only print: their reader may leave once it has what it wants. The others' work would be cut short."""
-CUT_SHORT = 141
-"""Exit code of a command whose reader has left before the end, as a shell has it for SIGPIPE."""
 COMPLETE = "__complete"
 """The command that the completions of shells call."""
 SYSTEMCTL = ("start", "stop", "restart", "enable", "disable")
@@ -122,8 +120,8 @@ def main(argv: list[str] | None = None) -> int:
         code = _run_reported(words)
         sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except BrokenPipeError:
-        names = {name for name, _, _ in COMMANDS}
-        code = CUT_SHORT if names.difference(PRINTING).intersection(words[:1]) else code
+        working = {name for name, _, _ in COMMANDS} - PRINTING
+        code = 141 if working.intersection(words[:1]) else code  # as a shell has it for SIGPIPE
         _discard_output(sys.stdout)
     except OSError as error:
         reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))

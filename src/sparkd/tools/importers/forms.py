@@ -77,8 +77,7 @@ def read_container_form(name: str, host: Host) -> Form:
     try:
         launch = query(host, lambda docker: read_container(docker, name))
     except DockerError as error:
-        hint = "systemctl status docker; or, as a user who may not query it: with sudo"
-        raise ConfigError(f"docker: {error}", hint) from None
+        raise ConfigError(f"docker: {error}", "with sudo; or look at: systemctl status docker") from None
     if launch is None and not running(host):
         raise ConfigError("docker is not running on this node", "sudo systemctl start docker")
     if launch is None:

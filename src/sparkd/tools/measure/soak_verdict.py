@@ -37,9 +37,8 @@ def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
     if swapped_bytes > NOISE_BYTES:
         lines.append(f"swap in use has grown by {size(swapped_bytes)}")
     rate = last_sample.tokens / last_sample.seconds if last_sample.seconds else 0.0
-    lines.append(
-        f"{counted(last_sample.answered, 'request')} answered, {rate:.1f} tokens/s, {last_sample.failed} failed"
-    )
+    answered = counted(last_sample.answered, "request")
+    lines.append(f"{answered} answered, {rate:.1f} tokens/s, {last_sample.failed} failed")
     if first_failure:
         lines.append(f"first failure {first_failure}")
     shrinks = any(drift and drift.shrinks for drift in drifts.values())

@@ -82,10 +82,9 @@ class Chooser:
         nodes = cluster or (self._find_own_address(survey),)
         missing, by_ssh = total - len(nodes), len(self.wishes.ssh)
         if 0 < missing < by_ssh:
-            options = (f"--ssh={host}" for host in self.wishes.ssh)
             raise UsageError(
                 f"--ssh names {counted(by_ssh, 'node')}, more than are missing: {missing}",
-                join(("sudo", "sparkd", "init", "--nodes", str(len(nodes) + by_ssh), *options)),
+                f"sudo sparkd init --nodes {len(nodes) + by_ssh} {join(f'--ssh={host}' for host in self.wishes.ssh)}",
             )
         if missing:
             self.files.refuse_overruled({("cluster", "nodes"): None})

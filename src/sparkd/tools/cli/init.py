@@ -61,6 +61,7 @@ def add_deinit(parser: argparse.ArgumentParser) -> None:
 
 def init(args: argparse.Namespace) -> None:
     _refuse_options(args)
+    _refuse_place(args)
     if args.new_cluster_key:
         path, setup = load_settings(os.environ).cluster.key_file, Setup()
         with setup.hold_lock():
@@ -76,7 +77,7 @@ def init(args: argparse.Namespace) -> None:
 
 
 def _refuse_options(args: argparse.Namespace) -> None:
-    """Raise UsageError for options that do not go together, or that this user or terminal can't use."""
+    """Raise UsageError for options that do not go together."""
     if args.rotate and not args.new_cluster_key:
         raise UsageError("--rotate is of the cluster's key", f"sudo sparkd init {NEW_KEY} --rotate")
     if args.plan and args.new_cluster_key:
@@ -85,6 +86,10 @@ def _refuse_options(args: argparse.Namespace) -> None:
         raise UsageError("--api-key and --webhook-file are for the head", "give them to `sparkd init` there")
     if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
         raise UsageError(f"--nodes {args.nodes}: 1 to {MAX_NODES} serve together")
+
+
+def _refuse_place(args: argparse.Namespace) -> None:
+    """Raise UsageError where this user, or this terminal, can't do what the options say."""
     if os.geteuid() and not args.plan:
         raise UsageError("only root may set up this node", f"{_make_command(args)}, or only look: sparkd init --plan")
     if not (args.new_cluster_key or args.yes or args.plan or sys.stdin.isatty()):

@@ -40,7 +40,7 @@ def read_script(text: str, variables: Variables) -> list[Launch]:
 
 def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
     """What the command starts; of a shell with -c, what its text starts, to three levels."""
-    words, line = command.words, command.lines[0] if command.lines else 1
+    words, line = command.words, (*command.lines, 1)[0]
     at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
     verb_at = _find_verb(words, at + 1) if at >= 0 else 0
     inner = inner_commands(words, command.env, overrides, line) if depth < 3 and not verb_at else None
@@ -54,8 +54,8 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
             yield from find_launches(nested, overrides, depth + 1)
     elif at < 0 and (find_server(words)[1] or may_be_docker(words)):
-        launch = Launch(line, words=words, entrypoint=[])
-        launch.env = {name: Option(name, value, line) for name, value in command.env.items()}
+        env = {name: Option(name, value, line) for name, value in command.env.items()}
+        launch = Launch(line, words=words, entrypoint=[], env=env)
         note_condition(launch, command.block)
         yield launch
     elif text := _explain_unused(words):

@@ -124,10 +124,8 @@ def inner_commands(
     """The commands in the text of `bash -c TEXT` or `eval TEXT`; None for any other command. Raises LaunchError."""
     if words[:1] == ["eval"]:
         words = ["bash", "-c", " ".join(words[1:])]
-    elif words and words[0] in _RUNNERS:
-        shell_at = next((place for place, word in enumerate(words) if _SHELL.fullmatch(word)), len(words))
-        assignments = filter(None, map(ASSIGNMENT.fullmatch, words[:shell_at]))
-        env, words = {**env, **{assignment[1]: assignment[3] for assignment in assignments}}, words[shell_at:]
+    elif words:
+        env, words = _skip_to_shell(words, env)
     option_at = next((place for place, word in enumerate(words) if _TEXT_FOLLOWS.fullmatch(word)), 0)
     # Further options may come before the text: bash -c -i TEXT.
     text_at = next((place for place, word in enumerate(words) if place > option_at and not word.startswith("-")), 0)
@@ -140,6 +138,15 @@ def inner_commands(
     for command in commands:  # their lines are those of the text, which the file's reader does not know
         command.lines, command.block = [line for _ in command.lines], command.block and line
     return commands
+
+
+def _skip_to_shell(words: list[str], env: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
+    """Of a runner, the variables with those that it sets, and the words from a shell on; without one no words."""
+    if words[0] not in _RUNNERS:
+        return env, words
+    shell_at = next((place for place, word in enumerate(words) if _SHELL.fullmatch(word)), len(words))
+    assignments = filter(None, map(ASSIGNMENT.fullmatch, words[:shell_at]))
+    return {**env, **{assignment[1]: assignment[3] for assignment in assignments}}, words[shell_at:]
 
 
 def find_script(words: list[str]) -> str:

@@ -71,7 +71,7 @@ def _read_settings(text: str) -> Iterator[tuple[int, str, str]]:
             section = match[1]
         if section != "Service" or not line or line[0] in "#;[":
             continue
-        while line.endswith("\\"):  # a comment within joined lines is left out, and the line goes on behind it
+        while line.endswith("\\"):  # a comment within joined lines is left out, and what follows it is joined
             more = next(lines, (0, ""))[1].strip()
             line = line[:-1] + " " + (more if not more.startswith(("#", ";")) else "\\")
         key, _, value = line.partition("=")

@@ -139,6 +139,7 @@ class SshHost(Struct, frozen=True):
         parts = _OWNER.findall(listing.answer)
         if (listing.answer and not parts) or listing.code == NOT_FOUND:
             raise self.failure(listing)
+        self._refuse_hidden(listing.answer, folder)
         for number, (kind, modes, owner, name) in enumerate(parts, 1):
             if owner != "root" and LOGIN.fullmatch(owner):
                 return (f"--rsync-path=runuser -u {owner} -- rsync",)
@@ -149,11 +150,14 @@ class SshHost(Struct, frozen=True):
                 repair = "sudo chown root: and sudo chmod go-w what it is: namei -l"
                 hint = f"there: {'sudo mkdir -p' if is_sticky else repair} {shlex.quote(folder)}"
                 raise BlockedError(f"{self.address}: {reason}", hint)
-        if hidden := _HIDDEN.search(listing.answer):  # once unmounted, what is below a user's mount is that user's
+        return ()
+
+    def _refuse_hidden(self, listing: str, folder: str) -> None:
+        """Raise BlockedError for a user's mount, as of FUSE: once unmounted, what is below it is that user's."""
+        if hidden := _HIDDEN.search(listing):
             reason = f"nothing is written there as root, which can't look at {sanitize(hidden[1])}: {hidden[2]}"
             hint = f"there: namei -l {shlex.quote(folder)}; if it is a user's mount: sudo umount FOLDER"
             raise BlockedError(f"{self.address}: {reason}", hint)
-        return ()
 
     def inspect_image(self, ref: str) -> object:
         """docker's description of an image there; None where it has none.

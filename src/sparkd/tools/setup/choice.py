@@ -66,29 +66,39 @@ class Chooser:
 
         Raises BlockedError, ConfigError; UsageError for options that contradict the settings.
         """
-        known_total = self.wishes.nodes
-        if known_total is None and (self.wishes.invite or self.wishes.ssh or len(cluster) > 1):
-            known_total = max(len(cluster), 2)
+        known_total = self._find_known_total(cluster)
         fit = self._find_fit(settings, survey, known_total)
         total = known_total or fit.nodes
         if total < len(cluster):
             origin = self.files.load().origins["cluster.nodes"]
             raise UsageError(f"cluster.nodes names {len(cluster)} nodes", f"take out those that leave, in {origin}")
         if total == 1:
-            is_chosen = known_total or self.wishes.recipe or settings.engine.recipe
-            if not is_chosen and survey.fabric and survey.fabric.hcas:
-                self.show_line(*format_rows("", f"two nodes, by {survey.fabric.link.name}: sudo sparkd init --nodes 2"))
+            if not (known_total or self.wishes.recipe or settings.engine.recipe):
+                self._offer_two_nodes(survey)
             return Choice(fit)
         nodes = cluster or (self._find_own_address(survey),)
-        missing, by_ssh = total - len(nodes), len(self.wishes.ssh)
-        if 0 < missing < by_ssh:
+        if missing := total - len(nodes):
+            self._refuse_surplus(missing, len(nodes))
+            self.files.refuse_overruled({("cluster", "nodes"): None})
+        return Choice(fit, nodes, missing or len(self.wishes.ssh) or int(self.wishes.invite))
+
+    def _find_known_total(self, cluster: tuple[str, ...]) -> int | None:
+        """The number of nodes by options and settings; None where the best recipe decides."""
+        several = self.wishes.invite or self.wishes.ssh or len(cluster) > 1
+        return self.wishes.nodes or (max(len(cluster), 2) if several else None)
+
+    def _refuse_surplus(self, missing: int, node_count: int) -> None:
+        """Raise UsageError where --ssh names more nodes than are missing."""
+        if missing < (by_ssh := len(self.wishes.ssh)):
             raise UsageError(
                 f"--ssh names {counted(by_ssh, 'node')}, more than are missing: {missing}",
-                f"sudo sparkd init --nodes {len(nodes) + by_ssh} {join(f'--ssh={host}' for host in self.wishes.ssh)}",
+                f"sudo sparkd init --nodes {node_count + by_ssh} {join(f'--ssh={host}' for host in self.wishes.ssh)}",
             )
-        if missing:
-            self.files.refuse_overruled({("cluster", "nodes"): None})
-        return Choice(fit, nodes, missing or by_ssh or int(self.wishes.invite))
+
+    def _offer_two_nodes(self, survey: Survey) -> None:
+        """Say how, where a cable of the fabric is in: a node without any address does not answer there."""
+        if survey.fabric and survey.fabric.hcas:
+            self.show_line(*format_rows("", f"two nodes, by {survey.fabric.link.name}: sudo sparkd init --nodes 2"))
 
     def _find_own_address(self, survey: Survey) -> str:
         """The address on the fabric. Raises BlockedError without one, after showing how to give the node one."""

@@ -107,11 +107,11 @@ def test_files_of_roots_in_the_folder_of_a_user_are_named_with_the_command(
 
 @pytest.mark.parametrize(("user", "owner"), [("", '"$USER"'), ("ann", "ann")])
 def test_a_folder_that_the_user_there_may_not_make_has_the_command_that_makes_it(
-    programs: Path, user: str, owner: str
+    bin_folder: Path, user: str, owner: str
 ) -> None:
     """A Spark comes without /srv/models, and without a login for root."""
     trouble = 'rsync: [Receiver] mkdir "/srv/models/X" failed: Permission denied (13)'  # as rsync 3.2 to 3.5 say it
-    write_program(programs / "rsync", f"echo '{trouble}' >&2; exit 11")
+    write_program(bin_folder / "rsync", f"echo '{trouble}' >&2; exit 11")
     with pytest.raises(BlockedError, match="a: this user may not write to /srv/models/X") as caught:
         SshHost("a", user).send("/srv/models/X/", "/srv/models/X")
     command = f"sudo mkdir -p /srv/models/X && sudo chown -hR {owner} /srv/models/X"

@@ -8,12 +8,14 @@ import signal
 import pytest
 from tests.unit.agent_runs import CONTAINER, World, end, phases, run_agent
 from tests.unit.conftest import Notifications
+from tests.unit.nodes import until
 
+from sparkd.agent.actions.compile_caches import KEPT
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.daemon import startup
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.rank import Running
-from sparkd.base.host import Host
+from sparkd.base.host import Host, caches
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
 from sparkd.base.state.launch_history import STOPPED, End
@@ -21,7 +23,15 @@ from sparkd.base.status.model import parse
 
 
 def test_a_run_starts_its_rank_serves_and_stops_on_request(world: World, notifications: Notifications) -> None:
-    thread = world.once("serving", end)
+    world.tree.file("/proc/self/mounts")
+    for letter in "abef":
+        world.tree.folder(f"{caches.ROOT}/{letter * 64}")
+
+    def end_once_pruned() -> None:
+        until(lambda: len(os.listdir(f"{world.tree.root}{caches.ROOT}")) == KEPT)
+        end()
+
+    thread = world.once("serving", end_once_pruned)
     code, journal = run_agent(world)
     thread.join()
     messages = notifications()

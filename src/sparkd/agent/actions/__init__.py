@@ -40,7 +40,7 @@ from sparkd.agent.preflight.fixes import (
     RemoveContainer,
     UnlinkSegment,
 )
-from sparkd.base.host import disks, docker, gpu_access
+from sparkd.base.host import caches, disks, docker, gpu_access
 from sparkd.base.host.owner import HANDED, Handed, NodeOwner
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.base.lib.errors import LaunchError
@@ -222,8 +222,8 @@ class Actions:
 
     def prune_caches(self, image_id: str) -> Iterator[tuple[str, str]]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
-        mounts = disks.read_mounts(self._host.files, "self")
-        return compile_caches.prune_caches(image_id, (mount.target for mount in mounts))
+        root, mounts = Path(self._host.files.real(caches.ROOT)), disks.read_mounts(self._host.files, "self")
+        return compile_caches.prune_caches(image_id, (mount.target for mount in mounts), root)
 
     def keep_images(
         self, named: Sequence[str], pinned: Sequence[str], before: Collection[str]

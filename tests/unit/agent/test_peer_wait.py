@@ -35,6 +35,7 @@ from sparkd.base.lib.errors import (
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import never
 from sparkd.base.lib.redaction import Redaction
+from sparkd.base.plan.agreement import dump_values
 from sparkd.base.state.switch import make_rollback
 from sparkd.base.status.model import Contact, NodeReport, Phase
 
@@ -304,6 +305,21 @@ def test_another_nodes_plan_that_is_repaired_ends_no_run(head: AgentUnderTest, w
             changes = {"incarnation": "restarted"} if rank == 2 else {}
             worker.publish(report(rank, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d", **changes))
         assert walk.join() is None
+
+
+def test_a_difference_that_was_repaired_and_comes_back_is_logged_again(
+    head: AgentUnderTest, workers: tuple[Node, Node]
+) -> None:
+    head.set_plan("d", **{"args.seed": "1"})
+    workers[0].loop.call(workers[0].peer_api.publish_document, "/plan", dump_values({"args.seed": "2"}))
+    workers[0].publish(report(1, plan_digest="another"))
+    until_with(lambda: head.agent.monitor.statuses()[0].living, head)
+    for times in (1, 2):
+        for _ in range(2):  # once until it is repaired
+            with pytest.raises(BlockedError, match="is 1 here and 2 there"):
+                head.agent.differences.check(head.agent.monitor.statuses())
+        assert sum(line.startswith("cluster.plan.mismatched") for line in head.events.lines) == times
+        head.agent.differences.check(())
 
 
 def serve(agent: Agent) -> None:

@@ -20,6 +20,7 @@ from tests.unit.cluster_nodes import (
     machine,
     until_with,
 )
+from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node, report
 
 from sparkd.base.cluster import membership
@@ -28,6 +29,9 @@ from sparkd.base.config import Settings
 from sparkd.base.config.settings import Cluster
 from sparkd.base.lib.errors import BlockedError, HeadAwaitedError, OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
+from sparkd.base.state import known_good
+from sparkd.base.state.facts import Facts
+from sparkd.base.state.known_good import KnownGood
 from sparkd.base.state.shared_config import FILE
 
 NODES = addresses(2)
@@ -216,10 +220,29 @@ def test_a_document_changes_no_setting_that_is_the_nodes_own(pair: Pair, tree: T
     document = good_document(port)
     change(document)
     keep_document(tree, encode(document))
+    keep_served(tree, before.plan.image)  # another image of its name
     after = membership.resolve_context(before.configured, None, pair.worker.agent.host)
     assert after.plan == before.plan
     assert after.settings == before.settings
     assert after.recipe == before.recipe
+
+
+def keep_served(tree: Tree, image: str) -> str:
+    """Make the node one that has served with an image of this name; return its id."""
+    served = known_good_entry(facts=Facts({"image": image}, {}, {}))
+    tree.file(f"/node1{known_good.FILE.path}", known_good.FILE.encode(KnownGood((served,))))
+    return served.image_id
+
+
+@pytest.mark.parametrize("is_permitted", [True, False])
+def test_an_image_that_the_node_has_served_with_under_a_permitted_name_is_used_by_its_id(
+    pair: Pair, tree: Tree, port: int, is_permitted: bool
+) -> None:
+    before = pair.worker.agent.context
+    image_id = keep_served(tree, before.plan.image if is_permitted else "other:1")
+    keep_document(tree, encode({**good_document(port), "image_id": image_id}))
+    after = membership.resolve_context(before.configured, None, pair.worker.agent.host)
+    assert after.plan.image_id == (image_id if is_permitted else "")
 
 
 def test_a_good_document_is_kept_and_the_agent_starts_again_with_it(pair: Pair, tree: Tree, port: int) -> None:

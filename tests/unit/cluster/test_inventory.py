@@ -6,6 +6,8 @@ import threading
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.agent_steps import running_steps, wait_and_join
+from tests.unit.cluster_nodes import addresses, agent_under_test, settings
 from tests.unit.nodes import node, reading
 from tests.unit.plans import HEAD, configured, plan
 
@@ -178,3 +180,16 @@ def test_an_inventory_is_served_to_nodes_with_the_key_and_read_once_in_a_while()
         for _ in range(3):
             assert parse(peer.loop.submit(reader.fetch(PATH)).result(5)) == GOOD
     assert reads == ["inventory"], "beside the network's loop"
+
+
+def test_an_inventory_that_can_not_be_read_is_refused_and_the_fault_is_logged(tree: Tree, port: int) -> None:
+    with (
+        agent_under_test(tree, 1, settings(addresses(2), port)) as worker,
+        node("127.0.0.1", port=port) as head,
+        reading("127.0.0.2", port) as reader,
+        running_steps(worker, wait_and_join),
+    ):
+        tree.file("/node1/etc/sparkd/recipes")  # no folder
+        with pytest.raises(HttpError, match="404"):
+            head.loop.submit(reader.fetch(PATH)).result(5)
+        assert any("cluster.server.failed reason=inventory: ConfigError" in line for line in worker.events.lines)

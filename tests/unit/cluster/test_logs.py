@@ -198,8 +198,10 @@ def test_a_busy_node_is_requested_again_and_a_silent_one_is_not(busy: bool) -> N
         tries.append(query)
         raise (BusyError if busy else HttpError)("no answer")
 
+    began = time.monotonic()
     assert next_of(NodeLog("10.0.0.2", refuse)) == ([], "no answer")
     assert len(tries) == (node_logs.TRIES if busy else 1)
+    assert time.monotonic() - began > 0.5 * busy, "the other request has time to end"
 
 
 def test_lines_behind_a_clock_that_was_set_back_are_shown_once() -> None:

@@ -119,7 +119,14 @@ def test_a_fatal_error_of_the_engine_is_the_cause_whatever_clients_wrote_before(
 
 
 def test_an_error_that_may_be_a_clients_is_named_where_nothing_else_is_known() -> None:
-    after = serving((2, "Traceback (most recent call last):"), (2, "  File x"), (2, "OSError: no"))
+    trace = ((2, "Traceback (most recent call last):"), (2, "  File x"))
+    after = serving(
+        *trace,
+        (2, "ValueError: an earlier one"),
+        *trace,
+        (2, "OSError: no"),
+        (2, "terminate called after throwing an instance of 'x'"),
+    )
     assert (after.root_cause(1.0), after.proven_cause(1.0)) == ("its log says last: OSError: no", "")
 
 

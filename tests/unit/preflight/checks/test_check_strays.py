@@ -32,14 +32,18 @@ def container(invocation: str = "dead", *, ours: bool = True, running: bool = Tr
 
 
 def verdict_of(
-    tree: Tree, docker: DockerFacts = NO_DOCKER, gpu: GpuFacts | None = None, tried: frozenset[Identity] = frozenset()
+    tree: Tree,
+    docker: DockerFacts = NO_DOCKER,
+    gpu: GpuFacts | None = None,
+    tried: frozenset[Identity] = frozenset(),
+    kind: type[Host] = Host,
 ) -> Verdict:
     tree.file("/proc/uptime", f"{NOW_SECONDS}.00 1.00\n")
     if not (tree.root / "proc/net/tcp").exists():
         tree.listening()
     if not (tree.root / "proc/1").exists():
         tree.process(1, "systemd", parent=0)
-    host = Host(tree.root, docker=lambda: docker, gpu=(lambda: gpu) if gpu else None)
+    host = kind(tree.root, docker=lambda: docker, gpu=(lambda: gpu) if gpu else None)
     return StrayWorkers(tried=tried, rendezvous=29501).run(host)[1]
 
 
@@ -150,6 +154,20 @@ def test_an_engine_of_root_that_the_driver_keeps_from_its_end_is_one(tree: Tree)
     tree.file("/proc/10/stack", "[<0>] nv_wait+0x1/0x2 [nvidia]\n[<0>] put_files_struct.part.0+0x5a/0xc0\n")
     verdict = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
     expect(verdict, Level.BLOCK, "sleeps in the kernel (state D)", needs_person=True)
+
+
+@pytest.mark.parametrize(("is_root", "level"), [(True, Level.WARN), (False, Level.BLOCK)])
+def test_what_only_root_can_look_into_may_have_the_gpu(tree: Tree, is_root: bool, level: Level) -> None:
+    class HostOfUser(Host):
+        @property
+        def runs_as_root(self) -> bool:
+            return is_root
+
+    tree.file("/dev/nvidia0")
+    tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=SESSION)
+    (tree.root / "proc/9/fd").rmdir()
+    tree.file("/proc/9/fd")
+    assert verdict_of(tree, kind=HostOfUser).level is level
 
 
 def test_an_orphan_with_the_gpu_whose_leader_only_has_the_name_is_unknown(tree: Tree) -> None:

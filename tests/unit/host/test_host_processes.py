@@ -71,6 +71,8 @@ def test_a_zombie_leads_no_group(tree: Tree) -> None:
 )
 def test_the_container_id_is_in_the_cgroup(tree: Tree, cgroup: str, found: str) -> None:
     tree.groups(cgroup)
+    if not os.geteuid():
+        os.chown(tree.folder("/sys/fs/cgroup"), 65534, -1)  # as in a container of a whole system
     assert find_container(Host(tree.root).files, cgroup)[0] == found
 
 

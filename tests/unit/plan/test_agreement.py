@@ -112,6 +112,12 @@ def test_the_differing_part_is_visible(before: str, tails: list[str]) -> None:
     assert max(len(own), len(theirs)) <= agreement.VALUE_WIDTH
 
 
+def test_a_cut_value_has_an_ellipsis_where_more_of_it_is() -> None:
+    same, width = "a" * 200, agreement.VALUE_WIDTH - 2
+    assert agreement.diff_excerpt(Difference("x", f"{same}b", f"{same}c"))[0] == f"…{same[:width]}b"
+    assert agreement.diff_excerpt(Difference("x", f"b{same}", f"c{same}"))[0] == f"b{same[:width]}…"
+
+
 def test_the_table_is_aligned_and_names_both_nodes() -> None:
     differences = agreement.find_differences(
         {"args.max-model-len": "512", "env.A": "1", "env.B": ""}, {"args.max-model-len": "256", "env.B": "\x1b[2J"}

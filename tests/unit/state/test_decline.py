@@ -23,6 +23,8 @@ STEADY = [37.2, 36.9, 37.4, 37.1]
         ([*STEADY, *[20.0] * 12], 4),  # also when the slow ones are the most
         ([37.0, 20.0, 36.0, 21.0, 37.0, 20.0], None),  # its own spread is as large
         ([*STEADY, 60.0], None),
+        ([37.0, 34.0, 40.0, 37.0, 35.0, 39.0, 28.5], None),  # less than three deviations of 2.97
+        ([37.0, 34.0, 40.0, 37.0, 35.0, 39.0, 27.5], 6),
         ([20.0, 20.0, 20.0, 37.0, 37.0, 37.0, 21.0], None),
         ([0.0, 0.0, 0.0, 0.0], None),
     ],

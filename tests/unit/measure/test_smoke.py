@@ -131,8 +131,8 @@ class Engine:
         if request == "POST /tokenize":
             return 200, json.dumps({"tokens": list(range(5, 60))}).encode()
         if request == "POST /v1/chat/completions":
-            if self.symptom == "no template":
-                return 400, b'{"error": "no chat template"}'
+            if self.symptom in ("400", "404"):
+                return int(self.symptom), b'{"error": "no chat template"}'
             text = dict(BY_SYMPTOM).get(self.symptom, SEA)
             finish = "abort" if self.symptom == "abort" else "stop"
             message = {"content": text, "reasoning": "It is about salt." if text else ""}
@@ -168,7 +168,7 @@ def rounds(symptom: str, capabilities: Capabilities) -> list[Round]:
 ALL = Capabilities(context_tokens=512, tools=True, reasoning=True)
 
 
-@pytest.mark.parametrize("symptom", ["", "no template"])
+@pytest.mark.parametrize("symptom", ["", "400", "404"])
 def test_every_round_of_a_healthy_engine_is_clean(symptom: str) -> None:
     shown = rounds(symptom, ALL)
     assert [round_ for round_ in shown if round_.faults] == []

@@ -159,7 +159,7 @@ def test_the_figures_of_phase_memory_and_load() -> None:
         ("sparkd_kv_cache_tokens", {}, 524288),
     ):
         assert figures[name, frozenset(labels.items())] == value
-    (info,) = [dict(labels) for name, labels in figures if name == "sparkd_info"]
+    (info,) = [dict(labels) for (name, labels), value in figures.items() if (name, value) == ("sparkd_info", 1)]
     names = {"version": "0.1.0", "node": "spark1", "role": "head", "rank": "0"}
     assert info == {**names, "address": ALONE.address, "plan_digest": ALONE.plan_digest}
     assert sum(name == "sparkd_phase" for name, _ in figures) == len(Phase)

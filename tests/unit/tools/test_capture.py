@@ -164,6 +164,7 @@ def test_what_root_keeps_beside_broken_settings_is_hidden(collector: Callable[[]
     assert made.redact(f"posted to https://example.com/{PLANT}") == "posted to ***"
     assert made.redact("seen by all") == "seen by all"
     assert "LOOK FOR SECRETS" in made.missing[0]
+    assert f"  {made.missing[0]}\n" in made._format_readme("capture")
 
 
 def test_a_secret_that_can_t_be_read_is_named(collector: Callable[[], Collector], tree: Tree) -> None:

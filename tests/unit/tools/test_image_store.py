@@ -25,6 +25,7 @@ IMAGE = Image("sha256:1", "arm64", "", 10, "", (), (), ())
 )
 def test_room_is_looked_for_where_docker_keeps_its_images(info: object, store: Store) -> None:
     assert find_store(info) == store
+    assert ImageSizes(1, 2).in_store(store) == (3 if store.keeps_packed else 2)
 
 
 @pytest.mark.parametrize(

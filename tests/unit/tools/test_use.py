@@ -262,6 +262,9 @@ def test_what_is_configured_needs_no_file(tree: Tree) -> None:
     host = Host(tree.root)
     for to in (None, choose_recipe("mine", 0, CONFIG, host)):
         assert make_switch(to, 60, None, CONFIG, host) is None
+    for to, before in ((load_chosen("mine", 60, CONFIG, host), None), (None, put(tree, END))):
+        with pytest.raises(BlockedError):  # a change, of which this machine has nothing
+            make_switch(to, 60, before, CONFIG, host)
 
 
 def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None:

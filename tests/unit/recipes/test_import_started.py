@@ -210,6 +210,7 @@ def test_the_conservative_reports_flags_are_those_of_the_shipped_recipe(tmp_path
         (f"docker run {IMAGE} sh -lc 'exec vllm serve org/m'", {}, {}),
         (f"docker run {IMAGE} bash -c 'vllm serve \"$@\"' vllm org/m --seed 1", {"seed": 1}, {}),
         (f"docker run {IMAGE} serve org/m --seed 1", {"seed": 1}, {}),
+        (f"bash -c 'sh -c \"bash -c \\\"docker run {IMAGE} --model org/m\\\"\"'", {}, {}),
         (f'docker run {IMAGE} bash -c -i "vllm serve \\\n  org/m --seed 1"', {"seed": 1}, {}),
         (f"docker run --privileged --init --memory 100g {IMAGE} --model org/m", {},
          {"privileged": True, "init": True, "memory_limit_bytes": 100 << 30}),

@@ -120,7 +120,7 @@ def test_a_url_is_https_or_near(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     ["", "hooks.example/x", "ftp://h/x", "file:///etc/passwd", "https://", "https://h/a b", "https://h/a\nb", "https://hé/",
-     "https://h:99999/", "https://[::1/", "http://hooks.example/secret", "http://8.8.8.8/secret"],
+     "https://h:99999/", "https://h:-5/", "https://xn--a/", "https://[::1/", "http://hooks.example/secret", "http://8.8.8.8/secret"],
 )  # fmt: skip
 def test_any_other_url_is_refused_without_being_quoted(url: str) -> None:
     with pytest.raises(ValueError, match="https") as caught:

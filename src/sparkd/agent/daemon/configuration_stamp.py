@@ -32,7 +32,7 @@ def digest_stamp(agent: Agent) -> str:
     """
     root, key_file = agent.host.files.root, agent.context.configured.cluster.key_file
     keys = {Path(root, path.lstrip("/")) for path in (key_file, PRIVATE, PUBLIC)}
-    stamps = [(path, stamp) for path, stamp in agent.configured_at.items() if path not in keys]
+    stamps = {path: stamp for path, stamp in agent.configured_at.items() if path not in keys}
     return sha256(repr(stamps).encode()).hexdigest()
 
 

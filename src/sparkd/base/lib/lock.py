@@ -24,7 +24,9 @@ def open_lock(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-        return os.open(path, os.O_RDONLY | flags)
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDONLY | flags)
+        raise
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX, *, wait: bool = False) -> bool:

@@ -32,9 +32,9 @@ def is_url(url: str) -> bool:
     """Whether it is a URL of http or https that can be requested."""
     try:
         parts = httpx.URL(url)
-    except httpx.InvalidURL:
+        is_web = parts.scheme in ("http", "https") and bool(parts.host) and 0 <= (parts.port or 0) < 65536
+    except (httpx.InvalidURL, ValueError):  # also a host that IDNA does not know
         return False
-    is_web = parts.scheme in ("http", "https") and bool(parts.host) and (parts.port or 0) < 65536
     return is_web and url.isascii() and " " not in url
 
 

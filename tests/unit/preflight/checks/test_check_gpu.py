@@ -104,7 +104,8 @@ def test_a_kernel_for_which_no_module_is_installed_is_named_with_its_package(tre
     tree.file("/proc/sys/kernel/osrelease", "6.17.0-1029-nvidia\n")
     tree.file("/lib/modules/6.17.0-1029-nvidia/modules.dep", "kernel/fs/ext4/ext4.ko.zst:\n")
     verdict = Gpu().run(Host(tree.root))[1]
-    hint = "sudo apt install linux-modules-nvidia-580-open-6.17.0-1029-nvidia && sudo reboot"
+    install = "sudo apt install linux-modules-nvidia-580-open-6.17.0-1029-nvidia && sudo reboot"
+    hint = f"{install}; where DKMS builds it: sudo dkms autoinstall"
     assert (verdict.level, verdict.hint) == (Level.BLOCK, hint)
 
 

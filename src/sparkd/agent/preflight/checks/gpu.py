@@ -62,7 +62,8 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
             return ok("the plan uses no GPU")
         if facts._release:
             reason = f"kernel {facts._release} has no NVIDIA module installed, as after an upgrade of the kernel alone"
-            return block(reason, f"sudo apt install linux-modules-nvidia-580-open-{facts._release} && sudo reboot")
+            install = f"sudo apt install linux-modules-nvidia-580-open-{facts._release} && sudo reboot"
+            return block(reason, f"{install}; where DKMS builds it: sudo dkms autoinstall")
         if facts.trouble is not Trouble.NONE:
             return _judge_trouble(facts.trouble, f"the GPU's driver can't be queried: {facts.error}", facts.module)
         if not facts.names:

@@ -189,6 +189,7 @@ class Switching:
         reporter, findings = self._agent.reporter, self.switch.findings if self.switch is not None else ()
         other_findings = (finding for finding in reporter.report.findings if finding.id not in ("use", "rollback"))
         reporter.update(findings=(*findings, *other_findings))
+        reporter.publish()  # the person who has just changed it reads the report next
 
     def interrupt(self) -> None:
         """Note that a stop is requested, which does not end a try."""

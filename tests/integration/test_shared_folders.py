@@ -330,6 +330,8 @@ def test_rsync_on_another_node_is_refused_where_root_cannot_look(theirs: Path) -
     (theirs / "models").mkdir()
     with pytest.raises(BlockedError, match="can't look at models: Permission denied"):
         Hiding("a").choose_writer(f"{theirs}/models/m")
+    os.chown(theirs, 1, 1)  # a user's own mount below a folder of that user's is written as that user
+    assert Hiding("a").choose_writer(f"{theirs}/models/m") == ("--rsync-path=runuser -u daemon -- rsync",)
 
 
 def test_nothing_is_refused_to_a_user_without_root(theirs: Path) -> None:

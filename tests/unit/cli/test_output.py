@@ -56,7 +56,7 @@ def test_a_reader_that_leaves_and_a_closed_output_are_no_errors(command: str, co
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("preflight --dry-run", 141),
+        ("preflight --dry-run", 0),
         pytest.param("image build deepseek-v4-flash-built", 141, marks=needs_root),
         ("recipe list", 0),
         ("help image", 0),

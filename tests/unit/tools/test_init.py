@@ -126,7 +126,7 @@ def test_with_others_the_model_that_is_whole_wins_and_a_plan_writes_nothing(
 
 def test_more_nodes_by_ssh_than_are_missing_are_refused_with_the_command_for_all(spark: Tree, run: Run) -> None:
     with pytest.raises(UsageError, match="--ssh names 2 nodes, more than are missing: 1") as caught:
-        run(plan=True, ssh=["spark2", "spark3"])
+        run(plan=True, nodes=2, ssh=["spark2", "spark3"])
     assert caught.value.hint == "sudo sparkd init --nodes 3 --ssh=spark2 --ssh=spark3"
 
 

@@ -65,6 +65,8 @@ GROUPS = {
 }
 """The commands as `--help` shows them, by what a person is about to do."""
 WITH_ACTIONS = frozenset(("units", "recipe", "model", "image", "config", "tune", "notify", "fabric"))
+LOOKING = frozenset(("--plan", "--list", "--dry-run", "--help", "-h", "--version", "render"))
+"""Words with which any command only prints."""
 PRINTING = frozenset((*GROUPS["look"].split(), "plan", "recipe", "config"))
 """Commands that only print: their reader may leave once it has what it wants. The others' work would be cut short."""
 COMPLETE = "__complete"
@@ -120,8 +122,8 @@ def main(argv: list[str] | None = None) -> int:
         code = _run_reported(words)
         sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except BrokenPipeError:
-        working = {name for name, _, _ in COMMANDS} - PRINTING
-        code = 141 if working.intersection(words[:1]) else code  # as a shell has it for SIGPIPE
+        only_prints = not words or words[0] in PRINTING or not LOOKING.isdisjoint(words)
+        code = code or (0 if only_prints else 141)  # as a shell has it for SIGPIPE
         _discard_output(sys.stdout)
     except OSError as error:
         reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))

@@ -139,7 +139,9 @@ def explain_error(error: Exception, name: str) -> BlockedError:
             hint = f"another mirror, or without one: sudo env HF_ENDPOINT=URL sparkd model pull {name}"
             return BlockedError(f"{hub} answers in another form than a hub: {sanitize(repr(error))}", hint)
         case InvalidURL():  # its text may have a password
-            return BlockedError("a proxy of the environment is no URL", "correct it, or unset it: env | grep -i proxy")
+            return BlockedError(
+                "a proxy of the environment is no URL", "correct HTTP_PROXY, HTTPS_PROXY or ALL_PROXY, or unset it"
+            )
         case ValueError() | RuntimeError() | ImportError():
             return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
         case _:

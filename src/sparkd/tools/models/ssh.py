@@ -139,7 +139,6 @@ class SshHost(Struct, frozen=True):
         parts = _OWNER.findall(listing.answer)
         if (listing.answer and not parts) or listing.code == NOT_FOUND:
             raise self.failure(listing)
-        self._refuse_hidden(listing.answer, folder)
         for number, (kind, modes, owner, name) in enumerate(parts, 1):
             if owner != "root" and LOGIN.fullmatch(owner):
                 return (f"--rsync-path=runuser -u {owner} -- rsync",)
@@ -150,6 +149,7 @@ class SshHost(Struct, frozen=True):
                 repair = "sudo chown root: and sudo chmod go-w what it is: namei -l"
                 hint = f"there: {'sudo mkdir -p' if is_sticky else repair} {shlex.quote(folder)}"
                 raise BlockedError(f"{self.address}: {reason}", hint)
+        self._refuse_hidden(listing.answer, folder)
         return ()
 
     def _refuse_hidden(self, listing: str, folder: str) -> None:

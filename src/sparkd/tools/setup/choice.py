@@ -85,7 +85,7 @@ class Chooser:
     def _find_known_total(self, cluster: tuple[str, ...]) -> int | None:
         """The number of nodes by options and settings; None where the best recipe decides."""
         several = self.wishes.invite or self.wishes.ssh or len(cluster) > 1
-        return self.wishes.nodes or (max(len(cluster), 2) if several else None)
+        return self.wishes.nodes or (max(len(cluster), 1 + len(self.wishes.ssh), 2) if several else None)
 
     def _refuse_surplus(self, missing: int, node_count: int) -> None:
         """Raise UsageError where --ssh names more nodes than are missing."""

@@ -583,7 +583,8 @@ def test_an_image_that_is_no_text_is_named_with_its_line(tmp_path: Path) -> None
 
 
 def test_a_service_that_is_only_built_has_the_image_that_compose_makes(tmp_path: Path) -> None:
-    built = COMPOSE.replace(f"image: {IMAGE}", "build: .") + "  ui: {build: ui, env_file: ui.env, command: x}\n"
+    ui = "  ui: {build: ui, env_file: ui.env, command: [--config, /x.yaml]}\n"
+    built = COMPOSE.replace(f"image: {IMAGE}", "build: .").replace("--model", "vllm serve") + ui
     recipe, notes, _ = imported(tmp_path, "name: My.vllm\n" + built)
     assert (recipe.model.repo, recipe.image.ref) == ("org/m", "myvllm-vllm")
     assert notes == [

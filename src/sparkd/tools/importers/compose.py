@@ -105,7 +105,9 @@ class _Service(Struct):
         line = self._find_line("command" if "command" in self.data else "image")
         launch = Launch(line, self._fill_text(self.data.get("image"), "image") or self._name_build(), service=self.name)
         launch.words = self._read_words("command") or []
-        launch.entrypoint = self._read_words("entrypoint")
+        entrypoint = self._read_words("entrypoint")
+        # The program of an image that is built is not known, whatever the image is called.
+        launch.entrypoint = [] if entrypoint is None and not self.data.get("image") else entrypoint
         if "extends" in self.data:
             reason = "extends: write the service out, or name another by --service"
             raise LaunchError(self._find_line("extends"), reason)

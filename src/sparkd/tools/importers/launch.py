@@ -98,7 +98,7 @@ def note_condition(launch: Launch, block: int) -> None:
 def _list_commands(launch: Launch, overrides: Mapping[str, str]) -> list[Command]:
     """The commands that the container runs. vLLM's images put `vllm serve` before the words of a launch."""
     words = [*(launch.entrypoint or []), *launch.words]
-    if launch.entrypoint is None and words and _TEXT_FOLLOWS.fullmatch(words[0]):
+    if not launch.entrypoint and words and _TEXT_FOLLOWS.fullmatch(words[0]):
         words = ["bash", *words]  # the image's entrypoint is a shell
     env = {name: option.value for name, option in launch.env.items()}
     inner = inner_commands(words, env, overrides, launch.line)

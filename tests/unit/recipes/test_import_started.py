@@ -595,6 +595,11 @@ def test_a_service_that_is_only_built_has_the_image_that_compose_makes(tmp_path:
     form = read_form(built, tmp_path / "Own-vLLM" / "compose.yml", {}, owner=os.getuid())
     assert form
     assert [launch.image for launch in form.launches] == ["own-vllm-vllm", "own-vllm-ui"]
+    assert imported(tmp_path, "name: ${P:-foo}\n" + built)[0].image.ref == "foo-vllm"
+    with pytest.raises(ConfigError, match="names no image to run it in"):
+        imported(tmp_path, "name: $P\n" + built)
+    (tmp_path / "0" / ".env").write_text("COMPOSE_PROJECT_NAME=bar\n")
+    assert imported(tmp_path, "name: foo\n" + built)[0].image.ref == "bar-vllm"
 
 
 def test_one_service_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sparkd.base.lib.text_file import LIMIT_BYTES
 from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option, make_fault, port_text
 from sparkd.tools.importers.source import as_mapping, shorten
-from sparkd.tools.importers.variables import CommandError, Variables
+from sparkd.tools.importers.variables import CommandError, Variables, unknown
 
 _MOST_SERVICES = 200
 _ENV_LINE = re.compile(
@@ -119,10 +119,12 @@ class _Service(Struct):
         return launch
 
     def _name_build(self) -> str:
-        """The name that docker compose gives the image which it builds; empty for a service that is not built."""
-        folder = self.variables.values.get("PWD", "").rpartition("/")[2]
-        project = re.sub(r"\A[_-]+|[^a-z0-9_-]", "", str(self.document.data.get("name") or folder).lower())
-        return f"{project}-{self.name}" if project and self.data.get("build") else ""
+        """The name that docker compose gives the image which it builds; empty where that is none, or not known."""
+        values = self.variables.values
+        project = values.get("COMPOSE_PROJECT_NAME") or self._fill_text(self.document.data.get("name"), "name")
+        project = project or values.get("PWD", "").rpartition("/")[2]
+        slug = re.sub(r"\A[_-]+|[^a-z0-9_-]", "", project.lower())
+        return f"{slug}-{self.name}" if slug and self.data.get("build") and not unknown(project) else ""
 
     def _find_line(self, *steps: str) -> int:
         return self.document.line(("services", self.name, *steps))

@@ -30,6 +30,7 @@ from sparkd.tools.importers.forms import read_container_form, read_form
 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 LINE = f"docker run --gpus all {IMAGE} --model org/m"
+RUN = f"docker run {IMAGE} --model org/m --port $P"
 COMPOSE = f"services:\n  vllm:\n    image: {IMAGE}\n    command: --model org/m\n"
 UNIT = "[Unit]\nDescription=x\n[Service]\n"
 
@@ -252,7 +253,11 @@ def test_a_docker_line_becomes_flags_and_settings_of_the_container(
         (f"docker run -d --name v {IMAGE} sleep infinity\ndocker exec -d v bash -c \"vllm serve org/m --seed 1\"",
          {"seed": 1}),
         *((f"{runner} '{LINE} --seed 1'", {"seed": 1})
-          for runner in ("sudo -u x bash -c", "timeout 9 sh -c", "screen -dmS v bash -c", "sg docker -c", "su - x -c")),
+          for runner in ("sudo -u x bash -c", "timeout 9 sh -c", "screen -dmS v bash -c", "sg docker -c", "su - x -c",
+                         "sudo -E nohup timeout -k 5 1.5h env -i A=b taskset 0xff nice -n 5 bash -lc")),
+        *((f"{other} '{RUN} --headless'\n{LINE} --seed 1", {"seed": 1})
+          for other in ("timeout 60 ssh node2 bash -lc", "sudo -E ssh -t node2 sh -c", "sudo chroot /mnt bash -c",
+                        "sudo -n useradd -m -s /bin/bash -c")),
         (f"env P=9 bash -c '{LINE} --port $P'", {"port": 9}),
         (f"""X="$(grep -E '^({'A' * 60})=' f)"\neval "$X"\nbash -c "echo $X '$X'; {LINE} --seed 1\"""", {"seed": 1}),
         (f"C='{LINE}'\nC+=\" --stop 'a b'\"\neval \"$C\" --seed 1", {"stop": "a b", "seed": 1}),
@@ -261,9 +266,6 @@ def test_a_docker_line_becomes_flags_and_settings_of_the_container(
 def test_a_plain_script(script: str, args: dict[str, object], tmp_path: Path) -> None:
     recipe, _, _ = imported(tmp_path, script)
     assert (recipe.args, recipe.model.repo, recipe.image.ref) == (args, "org/m", IMAGE)
-
-
-RUN = f"docker run {IMAGE} --model org/m --port $P"
 
 
 @pytest.mark.parametrize(

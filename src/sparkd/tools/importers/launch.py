@@ -29,6 +29,10 @@ _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _SCRIPT = re.compile(r".*\.(?:sh|ya?ml)")
 _RUNNERS = (*BEFORE, "nice", "numactl", "screen", "setsid", "systemd-run", "taskset", "time", "timeout")
 """Programs that run the command behind their options."""
+_OF_RUNNER = re.compile(r"-.*|(?:0x)?[\da-f.,-]+[smhd]?", re.DOTALL)
+"""An option of a runner, a time or the numbers of CPUs."""
+_MAY_TAKE_VALUE = re.compile(r"-(?!-?\Z|[AEHbiknv]+\Z)")
+"""An option of a runner that may have a value behind it; that of -n and -k is a number."""
 _AS_ANOTHER = ("su", "sg", "runuser")
 """Programs that have a shell of another user or group run the text behind -c."""
 _TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
@@ -141,12 +145,19 @@ def inner_commands(
 
 
 def _skip_to_shell(words: list[str], env: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
-    """Of a runner, the variables with those that it sets, and the words from a shell on; without one no words."""
+    """Of a runner, the variables with those that it sets, and the words from the program that it runs on."""
     if words[0] not in _RUNNERS:
         return env, words
-    shell_at = next((place for place, word in enumerate(words) if _SHELL.fullmatch(word)), len(words))
-    assignments = filter(None, map(ASSIGNMENT.fullmatch, words[:shell_at]))
-    return {**env, **{assignment[1]: assignment[3] for assignment in assignments}}, words[shell_at:]
+    places = (place for place, (before, word) in enumerate(pairwise(words), 1) if not _is_runners_own(before, word))
+    start = next(places, len(words))
+    assignments = filter(None, map(ASSIGNMENT.fullmatch, words[:start]))
+    return {**env, **{assignment[1]: assignment[3] for assignment in assignments}}, words[start:]
+
+
+def _is_runners_own(before: str, word: str) -> bool:
+    """Whether a word behind a runner is an option, its value, or another runner. `before`: the word before it."""
+    is_value = _MAY_TAKE_VALUE.match(before) and not _SHELL.fullmatch(word)
+    return bool(is_value) or word in _RUNNERS or bool(_OF_RUNNER.fullmatch(word) or ASSIGNMENT.fullmatch(word))
 
 
 def find_script(words: list[str]) -> str:

@@ -486,6 +486,8 @@ def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> 
     assert imported(tmp_path, text, image=IMAGE, A="org/m --seed 1")[0].args == {"seed": 1}
     text = f'A=(--seed 1)\ntest -f x && A+=(--port 2)\nA+=(--dtype auto)\ndocker run {IMAGE} --model org/m "${{A[@]}}"'
     assert imported(tmp_path, text, A="--port 3")[0].args == {"seed": 1, "port": 3, "dtype": "auto"}
+    text = "sudo runuser -u v -- vllm serve $M -cc 1\n"
+    assert imported(tmp_path, text, image=IMAGE, M="org/m")[0].args == {"compilation-config": 1}
     text = "bash -c 'vllm serve $M'\n"
     assert imported(tmp_path, text, image=IMAGE, M="org/m")[0].model.repo == "org/m"
     text = f"{UNIT}Environment=M=org/other\nExecStart=/usr/bin/docker run {IMAGE} --model ${{M}}\n"

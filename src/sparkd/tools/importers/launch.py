@@ -6,7 +6,7 @@ A launch is one start of a container by a command line, a compose file or docker
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -130,10 +130,12 @@ def inner_commands(
         words = ["bash", "-c", " ".join(words[1:])]
     elif words:
         env, words = _skip_to_shell(words, env)
+    if "".join(words[:1]) in _AS_ANOTHER and "-c" in takewhile("--".__ne__, words):
+        words = ["bash", *words[words.index("-c") :]]
     option_at = next((place for place, word in enumerate(words) if _TEXT_FOLLOWS.fullmatch(word)), 0)
     # Further options may come before the text: bash -c -i TEXT.
     text_at = next((place for place, word in enumerate(words) if place > option_at and not word.startswith("-")), 0)
-    if not option_at or not text_at or not (_SHELL.fullmatch(words[0]) or words[0] in _AS_ANOTHER):
+    if not option_at or not text_at or not _SHELL.fullmatch(words[0]):
         return None
     try:
         commands = commands_in_container(words[text_at], env, overrides, words[text_at + 2 :])

@@ -7,6 +7,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import time
 from pathlib import Path
 
@@ -701,6 +702,12 @@ def test_a_snapshot_in_the_hubs_cache_of_any_user_is_its_repository(tmp_path: Pa
     recipe, notes, _ = imported(tmp_path, f"docker run {mount} --model /m/snapshots/{commit}")
     assert (recipe.name, recipe.model.path, recipe.model.repo) == ("m-1--x", "M-1--x", "org/M-1--x")
     assert (recipe.model.revision, notes) == (commit, [])
+
+
+def test_an_eval_without_an_end_is_noted_and_a_model_may_have_an_apostrophe(tmp_path: Path) -> None:
+    for text in ("it's", "A=(b", '"$(x'):
+        notes = imported(tmp_path, f"eval {shlex.quote(text)} -y\ndocker run {IMAGE} --model /m/Jan\u2019s/m")[1]
+        assert notes[0] == f"line 1: eval {text} -y: not read: give what it sets by -o NAME=VALUE"
 
 
 def test_only_programs_that_are_not_run_are_noted_and_no_words_of_the_shell(tmp_path: Path) -> None:

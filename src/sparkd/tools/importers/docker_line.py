@@ -64,7 +64,7 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
 
 def _explain_unused(words: list[str]) -> str:
     """What the import makes of a command that starts no engine; empty for one that does not concern it."""
-    if words[:1] in (["source"], ["."]) and not words[-1].endswith("/activate"):  # of a virtual environment
+    if words[:1] in (["source"], ["."], ["eval"]) and not words[-1].endswith("/activate"):  # of a virtual environment
         return f"{redact(shorten(shown(' '.join(words))))}: not read: give what it sets by -o NAME=VALUE"
     return "ray start: left out: sparkd joins the nodes itself" if is_ray(words) else ""
 

@@ -125,35 +125,37 @@ def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrid
 def inner_commands(
     words: list[str], env: Mapping[str, str], overrides: Mapping[str, str], line: int
 ) -> list[Command] | None:
-    """The commands in the text of `bash -c TEXT` or `eval TEXT`; None for any other command. Raises LaunchError."""
-    if words[:1] == ["eval"]:
-        words = ["bash", "-c", " ".join(words[1:])]
-    elif words:
-        env, words = _skip_to_shell(words, env)
-    if "".join(words[:1]) in _AS_ANOTHER and "-c" in takewhile("--".__ne__, words):
-        words = ["bash", *words[words.index("-c") :]]
-    option_at = next((place for place, word in enumerate(words) if _TEXT_FOLLOWS.fullmatch(word)), 0)
+    """The commands in the text of `bash -c` or `eval`; None for others, and an eval without end. Raises LaunchError."""
+    env, shell = _find_shell(words, env)
+    option_at = next((place for place, word in enumerate(shell) if _TEXT_FOLLOWS.fullmatch(word)), 0)
     # Further options may come before the text: bash -c -i TEXT.
-    text_at = next((place for place, word in enumerate(words) if place > option_at and not word.startswith("-")), 0)
-    if not option_at or not text_at or not _SHELL.fullmatch(words[0]):
+    text_at = next((place for place, word in enumerate(shell) if place > option_at and not word.startswith("-")), 0)
+    if not option_at or not text_at or not _SHELL.fullmatch(shell[0]):
         return None
     try:
-        commands = commands_in_container(words[text_at], env, overrides, words[text_at + 2 :])
+        commands = commands_in_container(shell[text_at], env, overrides, shell[text_at + 2 :])
     except CommandError as error:
-        raise LaunchError(line, f"{words[0]} {words[option_at]}: {error}") from None
+        if words[0] == "eval":
+            return None
+        raise LaunchError(line, f"{shell[0]} {shell[option_at]}: {error}") from None
     for command in commands:  # their lines are those of the text, which the file's reader does not know
         command.lines, command.block = [line for _ in command.lines], command.block and line
     return commands
 
 
-def _skip_to_shell(words: list[str], env: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
-    """Of a runner, the variables with those that it sets, and the words from the program that it runs on."""
-    if words[0] not in _RUNNERS:
-        return env, words
-    places = (place for place, (before, word) in enumerate(pairwise(words), 1) if not _is_runners_own(before, word))
-    start = next(places, len(words))
-    assignments = filter(None, map(ASSIGNMENT.fullmatch, words[:start]))
-    return {**env, **{assignment[1]: assignment[3] for assignment in assignments}}, words[start:]
+def _find_shell(words: list[str], env: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
+    """The variables with those that a runner sets, and the words from its program on: of eval and su, a shell's."""
+    first_word = "".join(words[:1])
+    if first_word == "eval":
+        return env, ["bash", "-c", " ".join(words[1:])]
+    if first_word in _RUNNERS:
+        places = (place for place, pair in enumerate(pairwise(words), 1) if not _is_runners_own(*pair))
+        start = next(places, len(words))
+        assignments = filter(None, map(ASSIGNMENT.fullmatch, words[:start]))
+        env, words = {**env, **{assignment[1]: assignment[3] for assignment in assignments}}, words[start:]
+    if "".join(words[:1]) in _AS_ANOTHER and "-c" in takewhile("--".__ne__, words):
+        words = ["bash", *words[words.index("-c") :]]
+    return env, words
 
 
 def _is_runners_own(before: str, word: str) -> bool:
@@ -199,9 +201,8 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     container = kept.container(flag_values, serve.model)
     flags, model = kept.publish(flags), kept.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
-    if re.search(
-        r"<[^<>]+>|[\u2018-\u201d]", serve.model
-    ):  # a blank that no shell fills in, or quotes as pages print them
+    # A blank that no shell fills in, or quotes as pages print them.
+    if re.search(r"<[^<>]+>|\A[\u2018-\u201d]|[\u2018-\u201d]\Z", serve.model):
         raise LaunchError(launch.line, f"names the model {serve.model[:80]}: write its name there, in plain letters")
     server_flags = (Flag("served-model-name", (serve.model,)), *flags)  # a name in `flags` counts instead
     server = Serve(_make_entrypoint(launch, entrypoint, extended), model, server_flags)

@@ -448,6 +448,8 @@ def test_a_script_that_begins_like_another_kind_is_read(start: str, tmp_path: Pa
         ("/bin/bash -lc /opt/vllm/start", "/opt/vllm/start"),
         ("/opt/vllm/run.sh -c x", "/opt/vllm/run.sh"),
         ("/usr/bin/docker compose --env-file /opt/.env -f /opt/vllm/compose.yaml up", "/opt/vllm/compose.yaml"),
+        ("/usr/bin/docker-compose --file /opt/a.yml -f /opt/b.yml up", "/opt/a.yml"),
+        ("/usr/bin/trtllm-serve m --extra_llm_api_options /tmp/extra.yml --run /x.sh", "/x.sh"),
     ],
 )
 def test_of_a_unit_that_runs_a_script_the_script_is_to_be_imported(command: str, script: str, tmp_path: Path) -> None:

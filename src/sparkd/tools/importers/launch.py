@@ -26,7 +26,6 @@ _NEEDLESS = ("cd", "echo", "sleep")
 _OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true", "unset")
 """Words that mean something to the shell alone."""
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
-_SCRIPT = re.compile(r".*\.(?:sh|ya?ml)")
 _RUNNERS = (*BEFORE, "nice", "numactl", "screen", "setsid", "systemd-run", "taskset", "time", "timeout")
 """Programs that run the command behind their options."""
 _OF_RUNNER = re.compile(r"-.*|(?:0x)?[\da-f.,-]+[smhd]?", re.DOTALL)
@@ -168,8 +167,10 @@ def find_script(words: list[str]) -> str:
     """The script or compose file that the words run, also as the text of `bash -c`; empty where they run none."""
     text_at = next((place for place, word in enumerate(words, 1) if _TEXT_FOLLOWS.fullmatch(word)), len(words))
     plain = [word for word in words[: text_at + 1] if not re.search(r"\A-|\s", word)]
-    files = (word for before, word in pairwise(["", *plain]) if _SCRIPT.fullmatch(word) or _SHELL.fullmatch(before))
-    return next(files, "")
+    files = [word for before, word in pairwise(["", *plain]) if word.endswith(".sh") or _SHELL.fullmatch(before)]
+    if any(word.endswith("compose") for word in words):
+        files += [file for option, file in pairwise(words) if option in ("-f", "--file")]
+    return "".join(files[:1])
 
 
 def _put_program_first(words: list[str], image: str) -> list[str]:

@@ -488,7 +488,9 @@ def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> 
     text = 'read -ra A <<<"$X"\nvllm serve "${A[@]}"'
     assert imported(tmp_path, text, image=IMAGE, A="org/m --seed 1")[0].args == {"seed": 1}
     text = f'A=(--seed 1)\ntest -f x && A+=(--port 2)\nA+=(--dtype auto)\ndocker run {IMAGE} --model org/m "${{A[@]}}"'
-    assert imported(tmp_path, text, A="--port 3")[0].args == {"seed": 1, "port": 3, "dtype": "auto"}
+    assert imported(tmp_path, text, A="--port 3 --dtype half")[0].args == {"seed": 1, "port": 3, "dtype": "half"}
+    text = f'A=(run)\ntest -f x && A+=(-e B=1)\nA+=({IMAGE} --model org/m)\ndocker "${{A[@]}}"'
+    assert imported(tmp_path, text, A="-e B=2")[0].env == {"B": "2"}, "its place among docker's words counts"
     text = "sudo runuser -u v -- vllm serve $M -cc 1\n"
     assert imported(tmp_path, text, image=IMAGE, M="org/m")[0].args == {"compilation-config": 1}
     text = "bash -c 'vllm serve $M'\n"

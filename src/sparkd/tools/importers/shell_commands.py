@@ -187,7 +187,9 @@ class ShellState(Struct):
         words = self.lists.get(name, [open_part])
         if chosen and open_part in words:
             at = words.index(open_part)
-            return [*words[:at], *chosen, *(word for word in words[at:] if word != open_part)]
+            if any(word.startswith("--") and word in words[at:] for word in chosen):
+                at = len(words)  # vLLM takes a flag's last value
+            return [word for word in (*words[:at], *chosen, *words[at:]) if word != open_part]
         return chosen or words
 
     def take_before_list(self, command: Command) -> None:

@@ -33,6 +33,7 @@ IMAGE = "vllm/vllm-openai:v0.32.0"
 LINE = f"docker run --gpus all {IMAGE} --model org/m"
 RUN = f"docker run {IMAGE} --model org/m --port $P"
 COMPOSE = f"services:\n  vllm:\n    image: {IMAGE}\n    command: --model org/m\n"
+SNAPSHOT = f"hub/models--a--b/snapshots/{'0' * 40}"
 UNIT = "[Unit]\nDescription=x\n[Service]\n"
 
 
@@ -1024,6 +1025,12 @@ def missing(folder: Path, text: str) -> list[str]:
         ("-v named:/t", "vllm serve org/m --chat-template /t/x.jinja", True),
         ("-v named:/t", "vllm serve org/m --chat-template=/t/x.jinja", True),
         ("-v named:/t", "vllm serve org/m --chat-template /other/x.jinja", False),
+        ("-v x:/root/.cache/vllm", """--model org/m -cc '{"cache_dir":"/root/.cache/vllm"}'""", False),
+        ("-v x:/root/.cache/vllm", "--model org/m --chat-template /root/.cache/vllm/x.jinja", True),
+        ("-v x:/hf -e HF_HOME=/hf", f"""--model org/m -sc '{{"model":"/hf/{SNAPSHOT}"}}'""", False),
+        ("-v x:/hf -e HF_HOME=/hf", f"--model org/m --speculative-config.model /hf/{SNAPSHOT}", False),
+        ("-v x:/hf -e HF_HOME=/hf", f"--model org/m --tokenizer /hf/{SNAPSHOT}", True),
+        ("-v x:/hf -e HF_HOME=/hf", """--model org/m -sc '{"model":"/hf/d"}'""", True),
         ("-v hub:/root/.cache/huggingface --env-file x --cpus 4", "vllm serve org/m", False),
     ],
 )

@@ -17,7 +17,7 @@ from sparkd.tools.importers.source import Source
 
 _MODELS = RESERVED_TARGETS[0]
 """The container's folder to which sparkd mounts the node's models."""
-_DRAFT = "speculative-config"
+DRAFT = "speculative-config"
 SNAPSHOT = re.compile(r"(?a)/(?:[^/]+/)*hub/models--([^\W_][\w.-]*?)--([^\W_][\w.-]*)/snapshots/([0-9a-f]{7,40})/?")
 """The folder of a model in the hub's cache: organisation, name and commit."""
 
@@ -65,8 +65,8 @@ def _set_model(source: Source, bundle: Bundle) -> None:
 def _set_drafts(source: Source, bundle: Bundle) -> None:
     """Take the hub's models that speculative decoding names: they are read below sparkd's mount of the models."""
     args, model = dict(bundle.recipe.args), bundle.recipe.model
-    for flag in (_DRAFT, f"{_DRAFT}.model"):
-        config = parse_json(str(args.get(_DRAFT))) if flag == _DRAFT else {"model": args.get(flag)}
+    for flag in (DRAFT, f"{DRAFT}.model"):
+        config = parse_json(str(args.get(DRAFT))) if flag == DRAFT else {"model": args.get(flag)}
         if not isinstance(config, dict):
             continue
         draft, revision = _read_draft(config)
@@ -79,7 +79,7 @@ def _set_drafts(source: Source, bundle: Bundle) -> None:
         if draft != model.repo:
             bundle.drafts[draft] = revision
         config["model"] = f"{_MODELS}/{name}"
-        args[flag] = json.dumps(config) if flag == _DRAFT else config["model"]
+        args[flag] = json.dumps(config) if flag == DRAFT else config["model"]
     bundle.recipe = bundle.recipe.model_copy(update={"args": args})
 
 

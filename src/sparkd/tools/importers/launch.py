@@ -5,7 +5,7 @@ A launch is one start of a container by a command line, a compose file or docker
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise, takewhile
 
 from msgspec import Struct
@@ -15,6 +15,7 @@ from sparkd.base.recipes.types import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.base.vllm.flag import SHIPPED
 from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, find_server, is_ray, parse_serve
+from sparkd.tools.importers.endpoint import DRAFT, SNAPSHOT
 from sparkd.tools.importers.options import KeptSettings, Launch, LaunchError, redact
 from sparkd.tools.importers.shell import commands_in_container
 from sparkd.tools.importers.shell_commands import ASSIGNMENT, Command
@@ -197,9 +198,7 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     kept = KeptSettings(launch, folder)
     kept.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _keep_flag(flag, kept))
-    values = [value for flag in flags if flag.name != "download-dir" for value in flag.values]
-    flag_values = [part for value in values for part in (value, *re.split(r"[\s'\"=,]+", value))]  # also in JSON
-    container = kept.container(flag_values, serve.model)
+    container = kept.container([*_list_paths(flags)], serve.model)
     flags, model = kept.publish(flags), kept.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     # A blank that no shell fills in, or quotes as pages print them.
@@ -209,6 +208,15 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     server = Serve(_make_entrypoint(launch, entrypoint, extended), model, server_flags)
     launch.notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]
     return Engine(launch, command.words, server, kept.env, kept.secrets, container)
+
+
+def _list_paths(flags: Iterable[Flag]) -> Iterator[str]:
+    """The flags' values, and the parts of JSON in them, without caches, and drafts that sparkd pulls from the hub."""
+    for flag in flags:
+        name = flag.name.partition(".")[0]
+        for value in flag.values if name not in ("download-dir", "compilation-config") else ():
+            parts = (value, *re.split(r"[\s'\"=,]+", value))
+            yield from (part for part in parts if name != DRAFT or not SNAPSHOT.fullmatch(part))
 
 
 def _find_extended(env: Mapping[str, str]) -> dict[str, str]:

@@ -54,6 +54,9 @@ def cluster(make_node: MakeNode, package: Path) -> Cluster:
     """Installed and configured, nothing started."""
     made = Cluster.of([make_node("trixie", package) for _ in range(2)])
     made.configure()
+    receiver = Receiver(made.head.node)
+    receiver.listen()
+    receiver.configure(*made.members)
     return made
 
 
@@ -146,12 +149,15 @@ def test_a_dns_server_that_keeps_silent_gets_no_query_for_the_nodes_when_their_r
 
 
 def test_a_pairs_loss_and_its_return_are_one_message_each(serving: Cluster, record: Record) -> None:
-    """From the next start on, the nodes send none: more than three changes within ten minutes would be a summary."""
+    """From the next start on, the nodes send none."""
     receiver, head = Receiver(serving.head.node), serving.head.node.name
-    receiver.listen()
-    receiver.configure(*serving.members)
-    for member in serving.members:
-        member.node.run("systemctl", "reload", member.unit)
+    if (before := len(receiver.events)) > 1:  # more than three changes within ten minutes would be a summary
+        serving.stop()
+        for member in serving.members:
+            member.node.run("rm", "-f", "/var/lib/sparkd/notify.json")
+        serving.start()
+        serving.await_serving()
+        wait_for(lambda: len(receiver.events) > before, 20, "the message of this start")
     wait_for(lambda: receiver.events[-1:] == [("serving", head)], 20, f"a first message, not {receiver.messages}")
     count = len(receiver.events)
     result = trial.run(killed_worker(acts.HEAD_SIDE), serving)

@@ -158,6 +158,7 @@ def test_a_pairs_loss_and_its_return_are_one_message_each(serving: Cluster, reco
         serving.start()
         serving.await_serving()
         wait_for(lambda: len(receiver.events) > before, 20, "the message of this start")
+        serving.settle()  # again: the end of a launch that the ledgers have would be followed by a pause
     wait_for(lambda: receiver.events[-1:] == [("serving", head)], 20, f"a first message, not {receiver.messages}")
     count = len(receiver.events)
     result = trial.run(killed_worker(acts.HEAD_SIDE), serving)

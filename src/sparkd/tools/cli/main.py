@@ -68,7 +68,7 @@ WITH_ACTIONS = frozenset(("units", "recipe", "model", "image", "config", "tune",
 LOOKING = frozenset(("--plan", "--list", "--dry-run", "--help", "-h", "--version", "render"))
 """Words with which any command only prints."""
 PRINTING = frozenset((*GROUPS["look"].split(), "plan", "recipe", "config"))
-"""Commands that only print: their reader may leave once it has what it wants. The others' work would be cut short."""
+"""Commands that only print, or do so once their work is done: their reader may leave without cutting it short."""
 COMPLETE = "__complete"
 """The command that the completions of shells call."""
 SYSTEMCTL = ("start", "stop", "restart", "enable", "disable")

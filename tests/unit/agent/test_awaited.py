@@ -4,6 +4,9 @@ import errno
 import json
 import os
 import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.tree import Tree
@@ -64,21 +67,27 @@ def test_what_a_machine_can_not_read_just_now_is_waited_for(number: int) -> None
     assert unreadable(OSError(errno.EACCES, os.strerror(errno.EACCES))) is ConfigError
 
 
-def test_settings_that_can_not_be_read_just_now_are_waited_for_with_one_line(late: LateFiles) -> None:
-    """A restart for each try would log the same every six seconds, for as long as the disk fails."""
-    share = late.tree.root / "share.toml"
-    share.symlink_to("/proc/self/mem")  # EIO
+def await_settings(late: LateFiles, config: Path, come: Callable[[], object]) -> str:
+    """The only line of an agent whose settings `come` half a second after its start. They are read, and wrong."""
 
     def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        timer = threading.Timer(0.5, late.appear, (share, "engine = 1\n"))  # is read, and wrong
+        timer = threading.Timer(0.5, come)
         timer.start()
-        env, pace = {"SPARKD_CONFIG": str(share)}, Pace(look_seconds=0.05)
-        with pytest.raises(ConfigError, match="engine"):
+        env, pace = {"SPARKD_CONFIG": str(config)}, Pace(look_seconds=0.05)
+        with pytest.raises(ConfigError, match=r"engine.* must be"):
             build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
         timer.join()
 
     (line,) = record(start)[1].splitlines()
     assert "agent.start.awaited" in line
+    return line
+
+
+def test_settings_that_can_not_be_read_just_now_are_waited_for_with_one_line(late: LateFiles) -> None:
+    """A restart for each try would log the same every six seconds, for as long as the disk fails."""
+    share = late.tree.root / "share.toml"
+    share.symlink_to("/proc/self/mem")  # EIO
+    line = await_settings(late, share, partial(late.appear, share, "engine = 1\n"))
     assert "share.toml: cannot be read: input/output error" in line
     assert "sudo dmesg" in line
 
@@ -94,18 +103,9 @@ def test_settings_by_a_link_to_a_late_mount_are_waited_for(late: LateFiles, link
 
     def come() -> None:
         (target / file).parent.mkdir(parents=True)
-        late.appear(target / file, "engine = 1\n")  # is read, and wrong
+        late.appear(target / file, "engine = 1\n")
 
-    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        timer = threading.Timer(0.5, come)
-        timer.start()
-        env, pace = {"SPARKD_CONFIG": str(own)}, Pace(look_seconds=0.05)
-        with pytest.raises(ConfigError, match="must be"):
-            build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
-        timer.join()
-
-    (line,) = record(start)[1].splitlines()
-    assert "agent.start.awaited" in line
+    line = await_settings(late, own, come)
     assert f"{link}: is a link to a file that does not exist" in line
     assert "mount what it leads to" in line
 

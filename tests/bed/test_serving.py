@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.bed import load, slow_prefill
 from tests.bed.acts import EATER
 from tests.bed.conftest import MakeNode
+from tests.bed.node import Node
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SERVING_SECONDS, SparkdNode, complete
 from tests.bed.victims import container_init, dockerd, engine_core, main_of_engine, sparkd, worker
@@ -242,12 +244,20 @@ def test_bench_measures_what_the_engines_own_does_and_leaves_nothing(serving: Sp
     assert any("100000.0 before" in str(line) for line in history(serving)["slower"])
     deep = [int(found) for found in re.findall(r"^(2\d\d) +[\d,]+ ", shown, re.MULTILINE)]
     assert len(deep) == 1, shown
-    stopped = serving.node.run(
-        *("timeout", "--preserve-status", "--signal=INT", "4", "sparkd", "bench", *lengths, "--concurrency", "1"),
-        *("--runs", "1", "--depth", ",".join(["240"] * 16), "--answer", "200"),
-        check=False,
-    )
+    stopped = interrupt_after_a_figure(serving.node, *lengths, "--concurrency", ",".join(["1"] * 16), "--answer", "200")
     assert (stopped.returncode, "\n1 " in stopped.stdout) == (130, True), stopped
+
+
+def interrupt_after_a_figure(node: Node, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run `sparkd bench`, and send it SIGINT once it has reported the figure of one request at once."""
+    bench = node.entered("sparkd", "bench", *options, "--runs", "1")
+    with subprocess.Popen(bench, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        progress = next(line for line in running.stderr if "1 request at once" in line)
+        (process,) = node.found(r"sparkd bench .*--runs 1$")
+        process.send(signal.SIGINT)
+        shown, errors = running.communicate(timeout=30)
+    return subprocess.CompletedProcess(bench, running.returncode, shown, progress + errors)
 
 
 @pytest.mark.whole

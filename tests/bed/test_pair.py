@@ -189,14 +189,12 @@ def test_the_logs_of_both_nodes_are_one(serving: Cluster) -> None:
     } == {"error"}
     plain = worker.run("sparkd", "logs", "--since=30m", "--engine").stdout.splitlines()
     assert plain and all("engine| " in line or line.lstrip().startswith("^ ") for line in plain)
-    follow = worker.entered("timeout", "--signal=INT", "20", "sparkd", "logs", "--follow", "--since=0s")
-    with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as following:
-        time.sleep(2)
-        assert complete(head)
-        assert following.stdout is not None
-        assert any("POST /v1/" in line for line in following.stdout), "a line of the head's engine, on the worker"
-        for process in worker.found(r"^timeout --signal=INT 20 sparkd"):
-            process.send(signal.SIGINT)
+    output = "/root/followed"
+    worker.sh(f"setsid timeout 60 sparkd logs --follow --since=0s > {output} 2>&1 &")
+    line = "a line of the head's engine, on the worker"
+    wait_for(lambda: complete(head) and "POST /v1/" in worker.read(output), 40, line)
+    for process in worker.found(r"^timeout 60 sparkd logs"):
+        process.send(signal.SIGTERM)
 
 
 def test_a_capture_has_what_a_helper_needs_and_nothing_secret(serving: Cluster, tmp_path: Path) -> None:

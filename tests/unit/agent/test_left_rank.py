@@ -76,6 +76,29 @@ def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(
     assert read_rank(Host(world.tree.root)).stays
 
 
+def test_a_stop_that_another_thread_gets_in_the_last_moment_of_a_reload_is_obeyed() -> None:
+    before = """\
+import os, signal, sys, threading, time
+from unittest.mock import MagicMock
+from sparkd.agent.daemon.reloading import reload
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.lib.main_loop import MainLoop
+
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.1)
+    return {}
+
+with MainLoop(Notifier(), {}) as loop:
+    loop.listen()
+    sys.argv = ["/bin/true"]
+    reload(MagicMock(loop=loop, actions=MagicMock(hand_on=stop)))
+"""
+    ended = subprocess.run([sys.executable, "-c", before], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGTERM, "the new program runs, and knows of no stop"
+
+
 def leave_rank(tree: Tree, pid: int, kept: KeptRank) -> None:
     """As an agent that ended while process `pid` served."""
     began, container = int(Path(f"/proc/{pid}/stat").read_text().split()[21]), "c" * 64

@@ -61,8 +61,10 @@ def reload(agent: Agent) -> NoReturn:
     agent.events.info("agent.reload.started", hint="")
     agent.loop.keepalive()
     agent.journal.close(FLUSH_SECONDS, FLUSH_SECONDS)
-    # From here on signals wait for the new program. A stop that arrived just before is sent to it again.
+    # From here on signals wait for the new program. A stop that arrived just before is sent to it again. One that
+    # another thread gets ends this process, and `sparkd sweep` its rank: the new program would not learn of it.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if agent.loop.endings.stop_requested:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
     try:

@@ -252,6 +252,8 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     path.mkdir()
     assert faults(tmp_path) == [f"{path}: is no regular file"]
     assert faults(tmp_path, {"SPARKD_CONFIG": "/dev/zero"}) == ["/dev/zero: is no regular file"]
+    folder = write(tmp_path, "", "conf.d")
+    assert faults(tmp_path) == [f"{folder}: cannot be read: Not a directory"]
 
 
 def test_preflight_may_wait_for_just_as_long_as_memory_settles() -> None:

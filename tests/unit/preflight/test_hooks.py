@@ -44,6 +44,11 @@ def test_without_a_folder_there_are_no_hooks(tree: Tree) -> None:
     assert listed(tree) == ()
 
 
+def test_a_folder_that_is_a_link_to_nothing_is_no_hook_that_can_be_run(tree: Tree) -> None:
+    tree.link(FOLDER, "/srv/late/preflight.d")
+    assert [hook.problem for hook in listed(tree)] == [f"{FOLDER} can't be read: No such file or directory"]
+
+
 def test_hooks_are_listed_by_name_without_what_editors_and_dpkg_leave(tree: Tree) -> None:
     for name in ("20-b", "10-a", ".hidden", "10-a~", "10-a.dpkg-old", "10-a.bak", ".10-a.swp"):
         write_hook(tree, name)

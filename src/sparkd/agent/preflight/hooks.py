@@ -41,9 +41,10 @@ def list_hooks(files: Files) -> tuple[Hook, ...]:
     """
     try:
         names = [name for name in files.names(FOLDER) if not _IGNORED.fullmatch(name)]
-    except FileNotFoundError:
-        return ()
     except OSError as error:
+        folder, _, name = FOLDER.rpartition("/")
+        if isinstance(error, FileNotFoundError) and name not in files.names_if_any(folder):  # else a link to nothing
+            return ()
         return (
             Hook("preflight.d", FOLDER, f"{FOLDER} can't be read: {error.strerror}", "sudo sparkd preflight --dry-run"),
         )

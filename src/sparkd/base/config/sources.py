@@ -180,7 +180,7 @@ def _list_drop_ins(folder: Path, trusted: bool) -> list[Path]:
             )
         # None whose name begins with a dot, as an editor's: Emacs' lock is a link to nothing.
         return [path for path in folder.iterdir() if path.name.endswith(".toml") and not path.name.startswith(".")]
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         refuse_dangling(folder)
         return []
     except OSError as error:

@@ -23,6 +23,7 @@ AT = "2025-11-24T16:01:40+00:00"
 PIDS = frozenset({411856, 77})
 
 PRESSURE = "being 66.05% > 60.00% for > 20s with reclaim activity"
+OOMD_UNITS = "systemd-oomd.service systemd-oomd.socket"
 OOMD = f"Killed {SCOPE} due to memory pressure for /system.slice {PRESSURE}"
 EARLYOOM = 'sending SIGTERM to process 411856 uid 0 "VLLM::Worker_TP": badness 1733, VmRSS 33010 MiB'
 EARLYOOM_19 = EARLYOOM.replace("badness 1733", "oom_score 1733, oom_score_adj 0") + ', cmdline "VLLM::Worker_TP0"'
@@ -50,11 +51,11 @@ def find(tree: Tree, *lines: str) -> Culprit:
 @pytest.mark.parametrize(
     ("line", "text", "name"),
     [
-        (OOMD, f"systemd-oomd ended its container at {AT} due to memory pressure", "systemd-oomd"),
+        (OOMD, f"systemd-oomd ended its container at {AT} due to memory pressure", OOMD_UNITS),
         (
             f"Marked {SCOPE} for killing due to memory used (2) / total (2) and swap used (2) / total (2) being more",
             f"systemd-oomd ended its container at {AT} due to memory used",
-            "systemd-oomd",
+            OOMD_UNITS,
         ),
         (EARLYOOM, f"earlyoom sent SIGTERM to its process 411856 at {AT}", "earlyoom"),
         (EARLYOOM_19, f"earlyoom sent SIGTERM to its process 411856 at {AT}", "earlyoom"),

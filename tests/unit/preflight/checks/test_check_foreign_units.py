@@ -220,6 +220,7 @@ def test_a_systemd_oomd_that_manages_the_slice_of_dockers_containers_is_a_second
     facts, verdict = run_check(tree)
     assert bool(facts.killers) is manages
     assert ("ends containers (ManagedOOM of the slice that has docker's)" in verdict.reason) is manages
+    assert ("disable --now systemd-oomd.service systemd-oomd.socket;" in verdict.hint) is manages
 
 
 def test_a_killer_of_containers_by_name_is_a_second_one(tree: Tree) -> None:

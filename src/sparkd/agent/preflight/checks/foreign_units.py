@@ -183,6 +183,7 @@ def _find_problems(facts: ForeignFacts) -> Iterator[Verdict]:
         yield warn(reason, f"if sparkd is to serve: sudo docker update --restart=no {quote(container.name)}")
     for name, victims in facts.killers:
         reason = f"{name} ends {victims} for want of memory, beside sparkd's guard"
-        yield warn(reason, f"sudo systemctl disable --now {quote(name)}; the guard is for the engine alone")
+        socket = " systemd-oomd.socket" if name == "systemd-oomd.service" else ""  # at each login it would start it
+        yield warn(reason, f"sudo systemctl disable --now {quote(name)}{socket}; the guard is for the engine alone")
     for name in facts.unread:
         yield warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {quote(name)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent.kept_ranks import kept_rank
 from tests.unit.agent_runs import World, end, run_agent
@@ -19,7 +20,7 @@ from tests.unit.agent_runs import record as in_main_loop
 from tests.unit.rank_records import rank_record
 
 from sparkd.agent.daemon.bootstrap import build_agent
-from sparkd.agent.daemon.configuration_stamp import digest_stamp
+from sparkd.agent.daemon.configuration_stamp import FORM, digest_stamp
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.taking_over import FILE as KEPT
 from sparkd.agent.daemon.taking_over import KeptRank
@@ -191,6 +192,15 @@ def test_a_full_run_keeps_no_agent_from_the_rank_that_serves(left: World) -> Non
     taken_over, journal = take_over(left)
     assert taken_over
     assert "state.write.failed file=rank.json" in journal
+
+
+@pytest.mark.parametrize(("stamp", "differs"), [("6" * 64, False), (f"{FORM}{'6' * 64}", True)])
+def test_a_stamp_that_another_version_made_otherwise_is_no_change_of_the_configuration(
+    world: World, stamp: str, differs: bool
+) -> None:
+    with left_rank(world.tree, replace(kept_rank(), stamp=stamp)):
+        _, journal = take_over(world)
+    assert ("engine.configuration.changed" in journal) is differs
 
 
 def test_a_disk_that_hangs_keeps_no_agent_from_the_rank_since_the_main_thread_opens_nothing_there(left: World) -> None:

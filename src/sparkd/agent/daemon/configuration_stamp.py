@@ -17,6 +17,8 @@ from sparkd.base.cluster.head_key import PRIVATE, PUBLIC
 from sparkd.base.lib.errors import OutdatedPlanError
 
 FOLDER = "etc/sparkd"
+FORM = "2:"
+"""What a digest is made of, by number: those of two versions of sparkd are compared only where it is the same."""
 
 
 def stamp_configuration(root: str | os.PathLike[str]) -> Mapping[Path, tuple[int, ...]]:
@@ -26,14 +28,14 @@ def stamp_configuration(root: str | os.PathLike[str]) -> Mapping[Path, tuple[int
 
 
 def digest_stamp(agent: Agent) -> str:
-    """Digest of `Agent.configured_at` for an agent that takes over the rank of this one.
+    """Digest of `Agent.configured_at` for an agent that takes over the rank of this one, behind FORM.
 
     The cluster's keys are left out: an agent that runs reads them again, so that a new one counts at once.
     """
     root, key_file = agent.host.files.root, agent.context.configured.cluster.key_file
     keys = {Path(root, path.lstrip("/")) for path in (key_file, PRIVATE, PUBLIC)}
     stamps = {path: stamp for path, stamp in agent.configured_at.items() if path not in keys}
-    return sha256(repr(stamps).encode()).hexdigest()
+    return FORM + sha256(repr(stamps).encode()).hexdigest()
 
 
 def _stamp_files(paths: Iterable[Path]) -> Mapping[Path, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from sparkd import __version__
 from sparkd.agent.actions.processes import Rank, open_ended
 from sparkd.agent.cluster.monitor import ExpectedPeer
-from sparkd.agent.daemon.configuration_stamp import digest_stamp
+from sparkd.agent.daemon.configuration_stamp import FORM, digest_stamp
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
@@ -274,7 +274,7 @@ def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
         hint = f"nothing is to be done; how that one ended: journalctl -u sparkd-{agent.context.role}"
         agent.events.warning("engine.rank.taken_over", container=rank.container_id[:12], reason=reason, hint=hint)
     changed = None
-    if digest_stamp(agent) != adoptable.kept.stamp:
+    if digest_stamp(agent) != adoptable.kept.stamp and adoptable.kept.stamp.startswith(FORM):
         reason = "it has changed since this engine was started, and counts at the next restart"
         hint = f"sudo systemctl restart sparkd-{agent.context.role}"
         agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)

@@ -32,7 +32,7 @@ from sparkd.tools.cli import console
 WATCH_SECONDS = 1.0
 UNREADABLE = (
     f"{PATH} is no report that this version can read",
-    "next: sudo systemctl try-restart sparkd-head sparkd-worker",
+    "next: sudo systemctl try-restart sparkd-head sparkd-worker   # ends the engine",
 )
 
 

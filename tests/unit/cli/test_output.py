@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.commands import INTERRUPTIBLE, needs_no_agent, sparkd
+from tests.unit.nodes import until
 
 from sparkd.base.lib.errors import ConfigError, ExitCode
 from sparkd.base.lib.text_file import read_file
@@ -104,6 +105,31 @@ def test_watch_without_a_terminal_prints_only_what_has_changed() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.communicate(timeout=60)[0] == "", "two more intervals"
     assert process.returncode == -signal.SIGTERM
+
+
+HANGS = """
+import ctypes, os, sys, threading
+from sparkd.tools.cli.main import end_where_it_hangs
+threading.Thread(target=end_where_it_hangs, args=(1,), daemon=True).start()
+libc, pid, actions = ctypes.CDLL(None), ctypes.c_int(), ctypes.create_string_buffer(1024)
+libc.posix_spawn_file_actions_init(actions)
+libc.posix_spawn_file_actions_addopen(actions, 0, sys.argv[1].encode(), os.O_RDONLY, 0)
+print("hangs", flush=True)
+libc.posix_spawn(ctypes.byref(pid), b"/bin/true", actions, None, (ctypes.c_char_p * 2)(b"true"), None)
+"""
+
+
+def test_ctrl_c_ends_a_command_that_hangs_in_the_kernel(tmp_path: Path) -> None:
+    """As at a file server that is gone: there the kernel wakes a process only to kill it."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = [*INTERRUPTIBLE, sys.executable, "-c", HANGS, str(fifo)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "hangs\n"
+        until(lambda: "State:\tD" in Path(f"/proc/{process.pid}/status").read_text(), 60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        os.close(os.open(fifo, os.O_WRONLY))  # its child, which waits for this, ends
 
 
 AS_A_USER = """

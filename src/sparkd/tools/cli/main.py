@@ -8,6 +8,8 @@ import io
 import os
 import signal
 import sys
+import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -203,9 +205,25 @@ def _run_command(words: list[str]) -> int:
     log.clean_stderr()
     if "as_root" in args and os.geteuid():
         raise UsageError(*args.as_root)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # by the launcher: imports end without a traceback
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and args.command != "run":
+        # By the launcher: imports end without a traceback.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        with suppress(RuntimeError):  # no room for a thread
+            threading.Thread(target=end_where_it_hangs, daemon=True).start()
     return int(args.run(args) or ExitCode.GOOD)
+
+
+def end_where_it_hangs(seconds: int = 10) -> None:
+    """End the command once Ctrl-C has had no effect for so long: the main thread hangs, as at a dead file server.
+
+    For a thread of its own.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # else it would not be listed as pending
+    pending_seconds = 0
+    while pending_seconds < seconds:
+        time.sleep(1.0)
+        pending_seconds = pending_seconds + 1 if signal.SIGINT in signal.sigpending() else 0
+    os._exit(130)
 
 
 def _refuse_unknown(word: str) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.kernel import Kernel, KernelLog
+from sparkd.agent.preflight.checks.kernel import Kernel
+from sparkd.agent.preflight.checks.kernel_log import KernelLog
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.files import Files
 from sparkd.base.host.kernel_events import parse_event
@@ -97,7 +98,7 @@ def test_the_kernels_own_record_of_a_kill_names_the_container_its_limit_and_the_
 
 def look_with(capabilities: str) -> str:
     code = (
-        "from sparkd.base.host import Host; from sparkd.agent.preflight.checks.kernel import KernelLog;"
+        "from sparkd.base.host import Host; from sparkd.agent.preflight.checks.kernel_log import KernelLog;"
         "verdict = KernelLog(uses_gpu=False).run(Host())[1]; print(verdict.level.value, verdict.reason)"
     )
     done = subprocess.run(

@@ -23,7 +23,7 @@ more than half of it. What is quadratic takes 50 ms and more."""
 SOURCES = {path: path.read_text() for path in Path(sparkd.__path__[0]).rglob("*.py")}
 READERS = (
     *("sparkd.agent.daemon", "sparkd.agent.engine", "sparkd.agent.cluster", "sparkd.agent.status"),
-    *("sparkd.agent.preflight.checks.kernel", "sparkd.base.lib", "sparkd.base.cluster", "sparkd.base.status"),
+    *("sparkd.agent.preflight.checks.kernel_log", "sparkd.base.lib", "sparkd.base.cluster", "sparkd.base.status"),
     *(
         "sparkd.base.host.kernel",
         "sparkd.base.host.oom_kills",

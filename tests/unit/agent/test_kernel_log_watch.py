@@ -15,7 +15,7 @@ from tests.unit import page_reports
 from tests.unit.limits import peak_bytes
 
 from sparkd.agent.daemon.kernel_log import ID, KEPT_SECONDS, MOST_DEVICES, MOST_FINDINGS, REPEAT_SECONDS, KernelLogWatch
-from sparkd.agent.preflight.checks.kernel import KernelLog, KernelLogFacts, find_events
+from sparkd.agent.preflight.checks.kernel_log import KernelLog, KernelLogFacts, find_events
 from sparkd.agent.status.metrics import render_metrics
 from sparkd.base.host import kernel
 from sparkd.base.host.files import Files

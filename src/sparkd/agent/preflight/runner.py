@@ -15,7 +15,8 @@ from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricLink, Peer
 from sparkd.agent.preflight.checks.foreign_units import ForeignUnits
 from sparkd.agent.preflight.checks.free_memory import FragmentedMemory, PageCache, SwapOff
 from sparkd.agent.preflight.checks.gpu import Gpu
-from sparkd.agent.preflight.checks.kernel import Kernel, KernelLog, KernelSettings
+from sparkd.agent.preflight.checks.kernel import Kernel, KernelSettings
+from sparkd.agent.preflight.checks.kernel_log import KernelLog
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.limits import Memlock, MemoryLimit, ShmSize
 from sparkd.agent.preflight.checks.memory import ModelMemory, UnifiedMemory

@@ -7,7 +7,7 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
-from sparkd.agent.preflight.checks.kernel import (
+from sparkd.agent.preflight.checks.kernel_log import (
     MOST_OF_A_KIND,
     RECENT_SECONDS,
     KernelLog,

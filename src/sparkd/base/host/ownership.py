@@ -27,9 +27,9 @@ def _list_steps(files: Files, path: str) -> list[str]:
 def find_writable(files: Files, path: str, *trusted: int, sticky: bool = False) -> str:
     """What others than root may write to: the file, or a folder or symlink on the way to it. Empty where nothing.
 
-    `trusted`: uids that may write to it, too. In a sticky folder nobody can replace what an owner has there, and
-    anybody make what is missing. `sticky`: `path` may itself be one. What root can't look at counts, as a user's own
-    file system; without root the search ends there.
+    `trusted`: uids that may write to it, too. A sticky folder on the way counts only where the next step is missing:
+    anybody may make it, while nobody can replace another owner's. `sticky`: `path` itself may be such a folder. A step
+    that root can't look at counts, as in a user's own file system; for anybody else it ends the search.
     """
     steps, sticky_folders = ["/", *_list_steps(files, path)], set[str]()
     owners = (files.owner_uid, *trusted)
@@ -44,7 +44,8 @@ def find_writable(files: Files, path: str, *trusted: int, sticky: bool = False) 
         is_fixed = facts.permissions & S_ISVTX and (sticky or step != steps[-1])
         if facts.uid not in owners or (may_write and not is_fixed):
             return step
-        sticky_folders.update([step] * may_write)
+        if may_write:
+            sticky_folders.add(step)
     return ""
 
 

@@ -35,7 +35,7 @@ LOCKED, UNLOCKED, KILLED, ENDED, FAILED = "locked", "unlocked", "killed", "ended
 """First words of the messages to an agent: a reason follows UNLOCKED and FAILED, an account of the kill KILLED."""
 
 FIRST_SECONDS = 2.0
-"""Time for the agent whose connection has started this process."""
+"""Limit for the connection by which systemd has started this process: it may have gone."""
 
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _PR_SET_NAME = 15
@@ -60,20 +60,20 @@ class Killer:
         self._rank_pid, self._account = -1, ""
         """The rank's pid, kept after a kill, and the account of that kill."""
 
-    def run(self, connection: socket.socket) -> None:
+    def run(self, inherited: socket.socket) -> None:
         """Watch until the connection has gone; as the unit, until rank and agent have ended, too.
 
         Raises OSError, ValueError where memory can't be read.
         """
-        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            self._listener = connection
-            self._poller.register(connection, select.POLLIN)
+        if inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            self._listener = inherited
+            self._poller.register(inherited, select.POLLIN)
             self._resume()
             if self._rank_pidfd < 0:
                 self._handle_events(FIRST_SECONDS)
         else:
             self._record_file = ""
-            self._take_agent(connection)
+            self._take_agent(inherited)
         while self._connection is not None or (
             max(self._rank_pidfd, self._agent_pidfd) >= 0 and self._listener is not None
         ):
@@ -127,15 +127,15 @@ class Killer:
         self._rank_pidfd = self._close_pidfd(self._rank_pidfd)
 
     def _forget_rank(self) -> None:
-        """The rank has ended by itself."""
+        """Report that the rank has ended by itself, and watch neither it nor its agent any longer."""
         self.send(ENDED)
         self._rank_pidfd, self._agent_pidfd = self._close_pidfd(self._rank_pidfd), self._close_pidfd(self._agent_pidfd)
 
-    def _close_pidfd(self, process: int) -> int:
+    def _close_pidfd(self, pidfd: int) -> int:
         """Watch this process no longer. Returns -1, for the field that had its pidfd."""
-        if process >= 0:
-            self._poller.unregister(process)
-            os.close(process)
+        if pidfd >= 0:
+            self._poller.unregister(pidfd)
+            os.close(pidfd)
         return -1
 
     def _take_agent(self, agent: socket.socket) -> None:
@@ -182,13 +182,13 @@ class Killer:
         pid = os.getpid()
         _write(self._record_file, " ".join(map(str, (self._floor_bytes, *processes, pid, _start_time(pid)))))
 
-    def _watch(self, rank: int, floor_bytes: int) -> None:
+    def _watch(self, rank_pidfd: int, floor_bytes: int) -> None:
         if self._meter is None:
             self._meter = Meter(self._proc)
             _rehearse_kill(self._meter)
             self._lock_message = _lock()
-        self._rank_pidfd, self._floor_bytes = rank, floor_bytes
-        self._poller.register(rank, select.POLLIN)
+        self._rank_pidfd, self._floor_bytes = rank_pidfd, floor_bytes
+        self._poller.register(rank_pidfd, select.POLLIN)
 
     def _set_agent(self, pidfd: int) -> None:
         """`pidfd`: of the agent, or -1 where it has ended: then the lease begins."""
@@ -201,15 +201,15 @@ class Killer:
     def _resume(self) -> None:
         """Watch the rank that an earlier killer watched until it was killed itself. Raises OSError, ValueError."""
         try:
-            floor_bytes, rank, rank_began, agent, agent_began, *_ = map(int, _read(self._record_file).split())
+            floor_bytes, rank_pid, rank_began, agent_pid, agent_began, *_ = map(int, _read(self._record_file).split())
         except (OSError, ValueError):  # nothing was watched
             return
-        if (descriptor := _open_process(rank, rank_began)) >= 0:
-            self._watch(descriptor, floor_bytes)
-            self._rank_pid = rank
-            self._set_agent(_open_process(agent, agent_began))
+        if (rank_pidfd := _open_process(rank_pid, rank_began)) >= 0:
+            self._watch(rank_pidfd, floor_bytes)
+            self._rank_pid = rank_pid
+            self._set_agent(_open_process(agent_pid, agent_began))
             with suppress(OSError):
-                self._write_record(rank, rank_began, agent, agent_began)
+                self._write_record(rank_pid, rank_began, agent_pid, agent_began)
 
 
 def _receive_rank(agent: socket.socket) -> tuple[int, int] | None:
@@ -228,21 +228,21 @@ def _receive_rank(agent: socket.socket) -> tuple[int, int] | None:
 def _open_process(pid: int, start_time: int | None = None) -> int:
     """Its pidfd; -1 where it has ended. Raises OSError."""
     try:
-        descriptor = os.pidfd_open(pid)
+        pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return -1
-    # Read second: a process that has its pid now had it when the descriptor was opened, which thus is its own.
+    # Read second: a process that has its pid now had it when the pidfd was opened, which thus is its own.
     with suppress(OSError, ValueError, IndexError):
         if start_time is None or _start_time(pid) == start_time:
-            return descriptor
-    os.close(descriptor)
+            return pidfd
+    os.close(pidfd)
     return -1
 
 
-def _find_pid(descriptor: int) -> int:
+def _find_pid(pidfd: int) -> int:
     """The pid of a process by its pidfd; -1 where that has ended, 0 where it is unknown."""
     with suppress(OSError, ValueError, IndexError):
-        return int(_read(f"/proc/self/fdinfo/{descriptor}").partition("\nPid:")[2].split()[0])
+        return int(_read(f"/proc/self/fdinfo/{pidfd}").partition("\nPid:")[2].split()[0])
     return 0
 
 

@@ -106,7 +106,7 @@ def test_the_address_that_was_requested_stands_beside_the_name_that_the_answer_c
     async def read(_query: Query) -> LogPage:
         return page(line(5), node="spark-head")
 
-    names = [next_of(NodeLog(name, read))[0][0].node for name in ("10.0.0.2", "")]
+    names = [next_of(NodeLog(address, read))[0][0].node for address in ("10.0.0.2", "")]
     assert names == ["spark-head (10.0.0.2)", "spark-head"]
 
 
@@ -301,7 +301,7 @@ def test_a_node_without_a_place_among_the_others_shows_its_own_lines(tree: Tree)
 
     async def open_names() -> tuple[list[str], str]:
         async with open_logs(two_nodes, Host(str(tree.root))) as (opened, trouble):
-            return [log.name for log in opened], trouble
+            return [log.address for log in opened], trouble
 
     names, trouble = asyncio.run(open_names())
     assert names == [""]

@@ -65,12 +65,12 @@ class NewLines(NamedTuple):
 class NodeLog:
     """Reads the lines of one node, each of them once, also where its clock differs from this node's, or is set."""
 
-    def __init__(self, name: str, read: Callable[[Query], Awaitable[LogPage]]) -> None:
-        """`name`: its address, which is shown behind the name that it gives itself; empty for this node.
+    def __init__(self, address: str, read: Callable[[Query], Awaitable[LogPage]]) -> None:
+        """`address`: shown behind the name that the node gives itself; empty for this node.
 
         `read` takes a query by that node's clock. It raises OSError, HttpError, UnsignedError, ValueError.
         """
-        self.name = name
+        self.address = address
         self._read = read
         self._own_origin_us = _clock_origin(time.time_ns() // 1000)
         """Of the clock by which queries come: this node's, when this reader was made."""
@@ -131,7 +131,7 @@ class NodeLog:
     def _take_new(self, page: LogPage) -> list[Entry]:
         ahead_us = page.now_us - time.time_ns() // 1000
         shift_us = ahead_us if abs(ahead_us) > CLOCK_US else 0
-        name = f"{page.node} ({self.name})" if self.name else page.node
+        name = f"{page.node} ({self.address})" if self.address else page.node
         # By time and place: of lines with the last one's time some may be new, and a clock may have been set back.
         new_lines = [line for line in page.lines.lines if (line.at_us, line.place) not in self._shown]
         if page.lines.lines:

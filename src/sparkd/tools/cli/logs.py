@@ -50,7 +50,7 @@ def show_logs(args: argparse.Namespace) -> None:
 async def _print_logs(settings: Settings, query: Query, args: argparse.Namespace) -> None:
     """Print the nodes' lines, and a node's trouble each time it changes. Raises BlockedError where no node answers."""
     marker = FailureMarker()
-    reported_troubles: dict[str, str] = {}  # by the node's name, as `NodeLog` has it
+    reported_troubles: dict[str, str] = {}  # by the node's address
     async with open_logs(settings, Host()) as (logs, peer_trouble):
         if peer_trouble:
             report_trouble("", f"only this node's lines: {sanitize(peer_trouble, 400)}", as_json=args.json)
@@ -60,9 +60,9 @@ async def _print_logs(settings: Settings, query: Query, args: argparse.Namespace
             if entries:
                 _print_entries(entries, marker, as_json=args.json)
             for log, answer in zip(logs, answers, strict=True):
-                if answer.trouble != reported_troubles.get(log.name, ""):
-                    reported_troubles[log.name] = answer.trouble
-                    report_trouble(log.name or "this node", answer.trouble, as_json=args.json)
+                if answer.trouble != reported_troubles.get(log.address, ""):
+                    reported_troubles[log.address] = answer.trouble
+                    report_trouble(log.address or "this node", answer.trouble, as_json=args.json)
             if not args.follow:
                 break
             await asyncio.sleep(1)

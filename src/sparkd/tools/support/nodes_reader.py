@@ -79,7 +79,7 @@ class NodesReader:
     async def _read_logs(self, window: Window, silent: set[str]) -> set[str]:
         """Read the logs of a window, but not of `silent` nodes. Returns addresses of nodes that do not answer."""
         async with self._open_logs(self._settings, self._host) as (opened_logs, peer_trouble):
-            logs = [log for log in opened_logs if log.name not in silent]
+            logs = [log for log in opened_logs if log.address not in silent]
             answers = await asyncio.gather(*(log.read_new(window.query) for log in logs))
         if peer_trouble and window.until is None:  # it is the same in each window
             self._missing.append(f"lines of other nodes: {sanitize(peer_trouble, 400)}")
@@ -87,9 +87,9 @@ class NodesReader:
         self.texts[f"logs/{window.name}.log"] = "".join(map(_format_line, entries))
         for log, answer in zip(logs, answers, strict=True):
             if answer.trouble:
-                place = _place(log.name) if log.name else "this node"
+                place = _place(log.address) if log.address else "this node"
                 self._missing.append(f"lines of {place}, {window.name}: {answer.trouble}")
-        return {log.name for log, answer in zip(logs, answers, strict=True) if log.name and answer.is_unread}
+        return {log.address for log, answer in zip(logs, answers, strict=True) if log.address and answer.is_unread}
 
     async def _read_reports(self, silent: set[str]) -> None:
         """Read report and inventory of each other node that is not silent."""

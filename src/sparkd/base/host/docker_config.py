@@ -37,7 +37,7 @@ def read_data_root(host: Host) -> str:
 def keeps_containers(host: Host) -> bool:
     """Whether dockerd was started with live-restore, by its arguments and its file. False where those can't be read.
 
-    dockerd itself answers only after it has ended the containers that an earlier one left and it does not keep: 10 s.
+    It is not queried: without live-restore it answers only once it has ended the containers of the one before (10 s).
     """
     flags = _read_flags(host)
     if "--live-restore" in flags or "--live-restore=true" in flags:

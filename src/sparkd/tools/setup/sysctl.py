@@ -33,7 +33,7 @@ FILE = StateFile("tune.json", Saved, PUBLIC)
 
 
 class SysctlManager:
-    """The machine below `root`. Methods that change it raise UsageError where this user may not."""
+    """The settings of the machine below `root`. Methods that change them raise UsageError where this user may not."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root

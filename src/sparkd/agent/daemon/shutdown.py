@@ -40,7 +40,7 @@ def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequ
     """End the rank within its grace period, and count no failure."""
     agent.loop.endings.enter(Stage.CLOSING)
     try:
-        leave(agent, running, request)
+        _prepare_stop(agent, running, request)
     except BaseException:  # a bug, or an error of a task: no rank is left behind
         agent.loop.endings.enter(Stage.END)
         end_rank(agent, running)
@@ -150,8 +150,8 @@ QUIET_SECONDS = 3.0
 """Time without a request that ends a drain: a client that has just read 200 from /readyz may still send one."""
 
 
-def leave(agent: Agent, running: Running | None, request: StopRequested) -> None:
-    """Prepare a requested stop, which does not end a try. Before a switch, running requests get time to finish."""
+def _prepare_stop(agent: Agent, running: Running | None, request: StopRequested) -> None:
+    """Keep a plan on trial, which is not judged by a stop; or before a switch, give running requests time to finish."""
     if not isinstance(request, SwitchRequested):
         agent.switching.interrupt()
     elif running is not None and agent.reporter.report.phase in (Phase.SERVING, Phase.DEGRADED):

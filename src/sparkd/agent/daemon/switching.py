@@ -192,7 +192,7 @@ class Switching:
         reporter.publish()  # the person who has just changed it reads the report next
 
     def interrupt(self) -> None:
-        """Note that a stop is requested, which does not end a try."""
+        """Note that a stop ends a process whose plan is on trial: it stays so, and this try is not counted."""
         if self.tried:
             self._take_step(Event.LEFT)
 

@@ -77,9 +77,12 @@ def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadlin
         _refuse_where_busy(gpu.error, users_before, host.meminfo().available_bytes)
         body, containers = _build_container(node, owner.invocation, host), Containers(host.files.real(SOCKET))
         report_progress("loads the GPU for 13 s, once torch has started")
-        samples = list[tuple[float, GpuClocks]]()
-        with _sample_clocks(read, samples):
-            code, log = containers.run_program(body, f"sparkd-rank{node.rank}", deadline_seconds)
+        try:
+            with _sample_clocks(read) as samples:
+                code, log = containers.run_program(body, f"sparkd-rank{node.rank}", deadline_seconds)
+        except LaunchError as error:
+            hint = f"sudo dmesg | grep -e NVRM -e Xid; sudo sparkd sweep, {AGAIN}"
+            raise LaunchError(f"the GPU was not measured: {error}", hint) from None
         users_after = _read_users(host)
     if (load := parse_load(log)) is None or code:
         last_line = sanitize(log.strip().rpartition("\n")[2], 300) or "no output"
@@ -93,9 +96,9 @@ def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadlin
 
 
 @contextmanager
-def _sample_clocks(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterator[None]:
-    """Meanwhile add the first GPU's clocks to `samples`, with monotonic times. Raises LaunchError with a hint."""
-    has_ended = Event()
+def _sample_clocks(read: Read) -> Iterator[list[tuple[float, GpuClocks]]]:
+    """Give the list to which the first GPU's clocks are added meanwhile, with monotonic times."""
+    samples, has_ended = list[tuple[float, GpuClocks]](), Event()
 
     def sample() -> None:
         while not has_ended.wait(0.5):
@@ -103,10 +106,7 @@ def _sample_clocks(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterat
 
     start_thread(Thread(target=sample, name="gpu-clocks", daemon=True))
     try:
-        yield
-    except LaunchError as error:
-        hint = f"sudo dmesg | grep -e NVRM -e Xid; sudo sparkd sweep, {AGAIN}"
-        raise LaunchError(f"the GPU was not measured: {error}", hint) from None
+        yield samples
     finally:
         has_ended.set()
 

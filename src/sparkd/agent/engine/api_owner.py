@@ -55,8 +55,8 @@ class ApiOwner:
             peer = await self._await_accepted(connection)
             accepted = Listener(self._address, self._port, peer.inode)
             # In a thread: a user may have made many processes.
-            is_foreign = partial(self._is_foreign, (accepted,), peer.uid)
-            if await run_in_thread("api-owner", is_foreign):
+            note_foreign = partial(self._note_foreign, (accepted,), peer.uid)
+            if await run_in_thread("api-owner", note_foreign):
                 raise WrongServerError(self.holder)
         except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
@@ -84,13 +84,13 @@ class ApiOwner:
             self._queried_at = time.monotonic()
             addresses = ("0.0.0.0", "::", self._address)  # noqa: S104  # compared, not bound
             sockets = self._host.listeners((self._port,))
-            self._squatted = self._is_foreign(
+            self._squatted = self._note_foreign(
                 tuple(listener for listener in sockets if listener.port == self._port and listener.address in addresses)
             )
         return self._squatted
 
-    def _is_foreign(self, sockets: tuple[Listener, ...], uid: int | None = None) -> bool:
-        """Whether there are such sockets and none is the rank's; `holder` then names who has the first.
+    def _note_foreign(self, sockets: tuple[Listener, ...], uid: int | None = None) -> bool:
+        """Whose the sockets are. Returns whether there are any and none is the rank's; `holder` then names who has one.
 
         `uid`: the user who owns it, as the kernel reports.
         """

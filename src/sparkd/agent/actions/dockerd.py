@@ -30,10 +30,10 @@ class Containers:
         self._call = SdkClient(socket_path, TIMEOUT_SECONDS).call
 
     def start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], gpu: GpuAccess | None) -> Rank:
-        """Create and start the rank's container, under docker's default restart policy `no`."""
+        """Remove torn kernels from the caches, create the rank's container and start it. Its restart policy is `no`."""
         image_id = self._find_image_id(plan)
         name = f"sparkd-rank{plan.node.rank}"
-        torn = sum(remove_empty_kernels(image_id, cache.name) for cache in plan.caches)
+        torn_kernels = sum(remove_empty_kernels(image_id, cache.name) for cache in plan.caches)
         body = create_body(plan, image_id, script, labels, gpu)
         container_id = self._create(body, name)
         with self._remove_on_error(container_id):
@@ -44,7 +44,7 @@ class Containers:
                 raise LaunchError(
                     f"container {name} ended as soon as it was started{self._read_first_line(container_id)}"
                 )
-        rank.torn_kernels = torn
+        rank.torn_kernels = torn_kernels
         return rank
 
     def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:

@@ -19,14 +19,14 @@ Origin = TypeVar("Origin")
 """Where a value is written. Its text names the document, and the line if it is known."""
 OriginOf = Callable[[Key], Origin]
 """Gives the origin of a key in one document."""
-Check = Callable[[Mapping[str, object]], Mapping[str, object]]
+TableCheck = Callable[[Mapping[str, object]], Mapping[str, object]]
 """Checks the entries of a table, and may rename them."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
 MOST_FAULTS = 100
-"""Faults described at once: each may quote its whole value, such as a list of ten thousand. Further ones get no
-suggestion."""
+"""Faults of the values that are described: each may quote its whole value, such as a list of ten thousand. Unknown
+keys past so many problems get no suggestion."""
 
 
 class _Entry(NamedTuple, Generic[Origin]):
@@ -44,8 +44,8 @@ class Layers(Struct, Generic[Model, Origin]):
     """Documents that are merged, to be validated together as one model."""
 
     model: type[Model]
-    tables: Mapping[Key, Check]
-    """Keys that are merged entry by entry."""
+    tables: Mapping[Key, TableCheck]
+    """Keys that are merged entry by entry, with the check of their entries."""
     describe_mapping: Callable[[str], str]
     """What the section or the table of that name must be, for messages."""
     written_part: Callable[[Location], Iterable[int | str]]

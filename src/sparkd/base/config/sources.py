@@ -11,7 +11,7 @@ from msgspec import Struct
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from sparkd.base.config.layers import Check, Key, Layers, Location, known_keys
+from sparkd.base.config.layers import Key, Layers, Location, TableCheck, known_keys
 from sparkd.base.config.settings import Settings
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, unreadable
@@ -28,7 +28,7 @@ INIT_FILE = "10-init.toml"
 PREFIX = "SPARKD_"
 FILE_VARIABLE = "SPARKD_CONFIG"
 
-TABLES: dict[Key, Check] = {("engine", name): check for name, check in ARG_TABLES.items()}
+TABLES: dict[Key, TableCheck] = {("engine", name): check for name, check in ARG_TABLES.items()}
 """Keys that are tables, each with the check of its entries: sources are merged entry by entry."""
 
 

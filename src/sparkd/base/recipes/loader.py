@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sparkd.base.config.layers import MOST_FAULTS, Check, Key, Layers, Location
+from sparkd.base.config.layers import MOST_FAULTS, Key, Layers, Location, TableCheck
 from sparkd.base.lib.errors import AwaitedError, ConfigError
 from sparkd.base.lib.text import format_key
 from sparkd.base.lib.text_file import read_file
@@ -21,7 +21,7 @@ OWN = ("schema", "name", "description", "extends", "expect")
 """Keys that describe the recipe itself and are never inherited."""
 STAND_IN: Mapping[Key, object] = {("schema",): 1, ("name",): "x", ("model", "path"): "x", ("image", "ref"): "x"}
 """Values for the required keys, in place of wrong or missing ones: so the other values are checked, too."""
-_TABLES: dict[Key, Check] = {("caches",): dict, **{(name,): check for name, check in TABLES.items()}}
+_TABLES: dict[Key, TableCheck] = {("caches",): dict, **{(name,): check for name, check in TABLES.items()}}
 EXAMPLES = {"args": ", such as max-num-seqs: 4", "env": ", such as NCCL_DEBUG: INFO"}
 """An entry of each table, as people write it."""
 

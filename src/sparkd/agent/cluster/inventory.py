@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from sparkd.base.cluster.following import permitted_images
+from sparkd.base.cluster.following import permitted_image_prefixes
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Allow
 from sparkd.base.host import Host, docker, docker_image, model_folder
@@ -81,7 +81,7 @@ def read_inventory(settings: Settings, host: Host) -> Inventory:
         memory_bytes=memory_bytes,
         follows=settings.cluster.follow_head,
         allow=settings.cluster.allow,
-        permitted=permitted_images(settings, host),
+        permitted=permitted_image_prefixes(settings, host),
         models_dir=settings.engine.models_dir,
         models=models,
         images=images,

@@ -53,10 +53,10 @@ def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) ->
     """
     recipe, shared, plan = _make_followed_plan(kept, settings, host, place)
     _require_secrets(shared, place)
-    images = permitted_images(settings, host)
-    _refuse_forbidden(plan, settings, images, host.files, place)
+    prefixes = permitted_image_prefixes(settings, host)
+    _refuse_forbidden(plan, settings, prefixes, host.files, place)
     check_owners(plan.named_files)
-    image_id = _find_proven_image(kept.config.image_id, images, host)
+    image_id = _find_proven_image(kept.config.image_id, prefixes, host)
     head_caches = tuple(replace(cache, name=f"{caches.HEAD}/{cache.name}") for cache in plan.caches)
     return NodeContext(replace(plan, image_id=image_id, caches=head_caches), shared, recipe, settings, followed=kept)
 
@@ -100,13 +100,12 @@ def _require_secrets(shared: Settings, place: Node) -> None:
         raise HeadRefusedError(reason, f'{missing[0]} = "/etc/sparkd/..." under [engine.secrets] of this node')
 
 
-def _refuse_forbidden(plan: LaunchPlan, settings: Settings, images: Collection[str], files: Files, place: Node) -> None:
-    """Raise HeadRefusedError where the plan wants what `cluster.allow` of `settings` does not permit.
-
-    `images`: beginnings of permitted names.
-    """
-    resolve, find_writable = partial(_resolve, files), partial(_describe_changeable, files)
-    refusals = list(find_refusals(plan, settings, images, resolve, find_writable))
+def _refuse_forbidden(
+    plan: LaunchPlan, settings: Settings, image_prefixes: Collection[str], files: Files, place: Node
+) -> None:
+    """Raise HeadRefusedError where the plan wants what `cluster.allow` of `settings` does not permit."""
+    resolve, describe_changeable = partial(_resolve, files), partial(_describe_changeable, files)
+    refusals = list(find_refusals(plan, settings, image_prefixes, resolve, describe_changeable))
     if refusals:
         hint = "change the recipe on the head, or, if that is meant, cluster.allow in /etc/sparkd/sparkd.toml here"
         more = f"; and {len(refusals) - MOST_NAMED} more" if refusals[MOST_NAMED:] else ""
@@ -160,7 +159,7 @@ def _shared_keys(settings: Settings) -> Iterator[str]:
                 yield from (f"{key}.{inner}" for inner in value) if isinstance(value, Mapping) else ()
 
 
-def permitted_images(settings: Settings, host: Host) -> tuple[str, ...]:
+def permitted_image_prefixes(settings: Settings, host: Host) -> tuple[str, ...]:
     """Beginnings of image names: those of cluster.allow.images, or if there are none, the images of own recipes."""
     if settings.cluster.allow.images:
         return settings.cluster.allow.images
@@ -175,12 +174,12 @@ def _load_recipe_here(name: str, host: Host) -> Recipe | None:
     return None
 
 
-def _find_proven_image(image_id: str, permitted: tuple[str, ...], host: Host) -> str:
+def _find_proven_image(image_id: str, prefixes: tuple[str, ...], host: Host) -> str:
     """The id, if this node has served with it under a permitted name; else empty, since it may be any image's."""
     if not image_id:
         return ""
     names = [plan.image for plan in read_known_good(host.files) if plan.image_id == image_id]
-    return image_id if any(is_permitted(name, beginning) for name in names for beginning in permitted) else ""
+    return image_id if any(is_permitted(name, prefix) for name in names for prefix in prefixes) else ""
 
 
 def _resolve(files: Files, path: str) -> str:

@@ -25,17 +25,17 @@ URGENT_LIMITS = ("nice", "rtprio", "rttime")
 def find_refusals(
     plan: LaunchPlan,
     settings: Settings,
-    images: Collection[str],
+    image_prefixes: Collection[str],
     resolve: Callable[[str], str] = str,
     find_writable_parent: Callable[[str], str] = str,
 ) -> Iterator[str]:
     """What the plan wants beyond `cluster.allow` of `settings`, each with the key and what that permits.
 
-    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_writable_parent` returns a folder
-    on the path that users other than root may change, or nothing: docker follows the path again, some time later.
+    `image_prefixes`: beginnings of permitted names. `resolve` follows the node's symlinks. `find_writable_parent`
+    returns a folder on the path that users other than root may change, or nothing: docker follows the path again later.
     """
     allow, spec = settings.cluster.allow, plan.container
-    if not any(is_permitted(plan.image, prefix) for prefix in images):
+    if not any(is_permitted(plan.image, prefix) for prefix in image_prefixes):
         permits = (
             f"permits {', '.join(allow.images)}" if allow.images else "is empty, and no recipe on this node has it"
         )

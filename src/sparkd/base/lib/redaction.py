@@ -59,8 +59,8 @@ _PRIVATE_KEY = (
     r"(?:(?:[^-]|-(?!----BEGIN )){0,32768}?(?:-----END [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----|\Z)"
     rf"|\s{{0,8}}(?:{_KEY_HEADER}){{0,8}}(?:(?:[^\n]{{0,160}}\n)?{_KEY_LINE}){{0,400}}[A-Za-z0-9+/=\s\\]{{0,32768}})"
 )
-"""To its end. Without one near, what looks like a key, and not the rest of a log: anybody's line may begin one."""
-_IDS = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"
+"""Up to its end. Where none is near, only what looks like a key: a forged beginning hides no rest of a log."""
+_GROUP = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"
 """A group behind a user's name, as in docker's `--user 1000:1000`: it is no password."""
 _METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
 _SECRETS_MARKS = ("secret", "pass", "credential", "pwd", "psk")
@@ -76,7 +76,7 @@ _RULES = tuple(
         # Passwords of command lines: curl -u USER:PASSWORD, mysql -pPASSWORD, sshpass -p PASSWORD.
         (
             ("-u",),
-            rf"((?<![\w-])(?:-u|--user)[ \t\0=]\\?[\"']?(?P<user>[^\s\0:\"']{{1,100}}):)(?!{_IDS})[^\s\0\"']+",
+            rf"((?<![\w-])(?:-u|--user)[ \t\0=]\\?[\"']?(?P<user>[^\s\0:\"']{{1,100}}):)(?!{_GROUP})[^\s\0\"']+",
             rf"\1{HIDDEN}",
         ),
         (
@@ -131,12 +131,12 @@ _RULES = tuple(
 )
 """Each rule: words in small letters, the pattern, its replacement. Every match contains one of the words. Most texts
 contain none, and are not searched."""
-_CLIENTS = (
+_PROMPT_KEYS = (
     r"prompts?|messages|prompt_token_ids|output_token_ids|input_ids|content|text|inputs?|input_value|outputs?"
     r"|query|arguments"
 )
 _PROMPT = re.compile(
-    rf"^([^\n|]{{0,200}}engine\| [^\n]{{0,16384}}?\b(?:{_CLIENTS})\b\\?[\"']?\s?[:=])[^\n]*",
+    rf"^([^\n|]{{0,200}}engine\| [^\n]{{0,16384}}?\b(?:{_PROMPT_KEYS})\b\\?[\"']?\s?[:=])[^\n]*",
     re.IGNORECASE | re.MULTILINE,
 )
 """A line of the engine's log: with request logging on, vLLM writes behind such a word what clients send."""

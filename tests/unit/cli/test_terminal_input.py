@@ -1,0 +1,97 @@
+"""A command at a terminal says what it waits for, and an interrupt ends it without a traceback."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.commands import INTERRUPTIBLE, SPARKD
+from tests.unit.nodes import until
+
+ROOT = Path(__file__).parents[3]
+SITE = str(Path(pytest.__file__).parents[1])
+
+
+@pytest.mark.parametrize(
+    ("command", "pasted", "announced", "shown"),
+    [
+        ("explain", "CUDA out of memory", "paste a log, then press Ctrl-D\n", "means: "),
+        (
+            "recipe import -",
+            "docker run vllm/vllm-openai:v0.33.0 --model org/m",
+            "paste it, then press Ctrl-D\n",
+            "org/m",
+        ),
+    ],
+)
+def test_what_waits_for_a_paste_on_a_terminal_says_so(command: str, pasted: str, announced: str, shown: str) -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{pasted}\n\x04".encode())
+    words = [SPARKD, *command.split()]
+    done = subprocess.run(words, stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert announced in done.stderr
+    assert shown in done.stdout
+
+
+def launcher(folder: Path, app: Path) -> str:
+    """The package's /usr/bin/sparkd for a program in `app`."""
+    path, text = folder / "sparkd-launcher", (ROOT / "packaging/debian/launcher").read_text()
+    path.write_text(text.replace("/usr/lib/sparkd/app", str(app)).replace("/usr/lib/sparkd/vendor", SITE))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("env", "wanted"), [("--default-signal=INT", (-signal.SIGINT, "")), ("--ignore-signal=INT", (0, "ran\n"))]
+)
+def test_an_interrupt_while_the_program_is_imported_ends_it_without_a_traceback(
+    env: str, wanted: tuple[int, str], tmp_path: Path
+) -> None:
+    package = tmp_path / "sparkd/tools/cli"
+    package.mkdir(parents=True)
+    importing = "import os\nos.kill(os.getpid(), 2)\nfor _ in range(9999): pass\n"
+    (package / "main.py").write_text(f"{importing}def main() -> int:\n    print('ran')\n    return 0\n")
+    words = ["env", env, sys.executable, "-IBS", launcher(tmp_path, tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (*wanted, "")
+
+
+def test_an_interrupt_of_a_command_is_its_own_to_handle(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = [*INTERRUPTIBLE, sys.executable, "-IBS", launcher(tmp_path, ROOT / "src"), "explain"]
+    with subprocess.Popen(words, stdin=theirs, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("paste a log")
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(60), process.stderr.read()) == (130, "")
+    os.close(ours)
+    os.close(theirs)
+
+
+HANGS = """
+import ctypes, os, sys, threading
+from sparkd.tools.cli.main import end_where_it_hangs
+threading.Thread(target=end_where_it_hangs, args=(1,), daemon=True).start()
+libc, pid, actions = ctypes.CDLL(None), ctypes.c_int(), ctypes.create_string_buffer(1024)
+libc.posix_spawn_file_actions_init(actions)
+libc.posix_spawn_file_actions_addopen(actions, 0, sys.argv[1].encode(), os.O_RDONLY, 0)
+print("hangs", flush=True)
+libc.posix_spawn(ctypes.byref(pid), b"/bin/true", actions, None, (ctypes.c_char_p * 2)(b"true"), None)
+"""
+
+
+def test_ctrl_c_ends_a_command_that_hangs_in_the_kernel(tmp_path: Path) -> None:
+    """As at a file server that is gone: there the kernel wakes a process only to kill it."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = [*INTERRUPTIBLE, sys.executable, "-c", HANGS, str(fifo)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "hangs\n"
+        until(lambda: "State:\tD" in Path(f"/proc/{process.pid}/status").read_text(), 60)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        os.close(os.open(fifo, os.O_WRONLY))  # its child, which waits for this, ends

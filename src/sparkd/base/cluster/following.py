@@ -92,12 +92,10 @@ def _forbid_new_privileges(recipe: Recipe) -> Recipe:
 def _require_secrets(shared: Settings, place: Node) -> None:
     """Raise HeadRefusedError where the head wants a secret of which this node names no file."""
     # The head alone serves the endpoint, so a worker needs no file of its key.
-    missing = [name for name, file in shared.engine.secrets.items() if not file and name != API_KEY]
-    if missing:
-        reason = (
-            f"{_name_head(place)} wants the secret {missing[0]}, and engine.secrets of this node names no file of it"
-        )
-        raise HeadRefusedError(reason, f'{missing[0]} = "/etc/sparkd/..." under [engine.secrets] of this node')
+    for name, file in shared.engine.secrets.items():
+        if not file and name != API_KEY:
+            reason = f"{_name_head(place)} wants the secret {name}, and engine.secrets of this node names no file of it"
+            raise HeadRefusedError(reason, f'{name} = "/etc/sparkd/..." under [engine.secrets] of this node')
 
 
 def _refuse_forbidden(

@@ -34,9 +34,6 @@ from sparkd.agent.engine.memory_guard.shortage import (
 LOCKED, UNLOCKED, KILLED, ENDED, FAILED = "locked", "unlocked", "killed", "ended", "failed"
 """First words of the messages to an agent: a reason follows UNLOCKED and FAILED, an account of the kill KILLED."""
 
-FIRST_SECONDS = 2.0
-"""Limit for the connection by which systemd has started this process: it may have gone."""
-
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _PR_SET_NAME = 15
 _CREDENTIALS = struct.Struct("3i")
@@ -70,7 +67,7 @@ class Killer:
             self._poller.register(inherited, select.POLLIN)
             self._resume()
             if self._rank_pidfd < 0:
-                self._handle_events(FIRST_SECONDS)
+                self._handle_events(2.0)  # the connection by which systemd has started this process, or it has gone
         else:
             self._record_file = ""
             self._take_agent(inherited)
@@ -163,19 +160,16 @@ class Killer:
         rank_pid = _find_pid(self._rank_pidfd)
         # -1: the rank that was killed is gone already.
         if self._account and is_same_agent and rank_pid in (self._rank_pid, -1):
-            self._repeat_account(agent)
+            # The agent's new program, after an exec, has not read the account of the kill.
+            self._rank_pidfd = self._close_pidfd(self._rank_pidfd)
+            with suppress(OSError):
+                agent.send(self._account.encode(), socket.MSG_DONTWAIT)
             return
         self._rank_pid, self._account = rank_pid, ""
         if self._record_file:
             with suppress(OSError, ValueError, IndexError):
                 self._write_record(rank_pid, _start_time(rank_pid), agent_pid, _start_time(agent_pid))
         self.send(self._lock_message)
-
-    def _repeat_account(self, agent: socket.socket) -> None:
-        """The rank was killed, and the new program of an agent that has re-exec'd itself has not read the account."""
-        self._rank_pidfd = self._close_pidfd(self._rank_pidfd)
-        with suppress(OSError):
-            agent.send(self._account.encode(), socket.MSG_DONTWAIT)
 
     def _write_record(self, *processes: int) -> None:
         """`processes`: pid and start time of the rank, then of its agent."""

@@ -105,23 +105,29 @@ def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     return made
 
 
+class Watch:
+    """A watch on a node's memory."""
+
+    least_mib: int
+    """The least that was available, once the watch has ended."""
+
+
 @contextmanager
-def watched(spark: SparkdNode) -> Iterator[list[int]]:
-    """The result gets one number at the end: the least MiB that were available in the node."""
+def watched(spark: SparkdNode) -> Iterator[Watch]:
     spark.node.sh("rm -f /root/least")
     spark.node.sh(f"setsid python3 -c '{SAMPLER}' sampler >/dev/null 2>&1 &")
-    found: list[int] = []
+    watch = Watch()
     try:
-        yield found
+        yield watch
     finally:
         for process in spark.node.found("sampler$"):
             process.end()
-        found.append(int(spark.node.read("/root/least")) >> 10)
-        print(f"least available: {found[0]} MiB")
+        watch.least_mib = int(spark.node.read("/root/least")) >> 10
+        print(f"least available: {watch.least_mib} MiB")
 
 
 def make_cold(spark: SparkdNode, total: float, weights: float, floor_mib: int, **env: object) -> None:
-    """Of a node of `total` GiB in small, and a model of so many."""
+    """Stop sparkd and drop its caches, on a node of `total` GiB in small, with a model of `weights` GiB."""
     spark.stop()
     spark.forget_failures()
     spark.node.sh("rm -rf /var/lib/sparkd/cache /var/lib/sparkd/warm.json")
@@ -133,12 +139,12 @@ def make_cold(spark: SparkdNode, total: float, weights: float, floor_mib: int, *
 
 
 def oom_kills(spark: SparkdNode) -> int:
-    """On the whole machine: in the other rows a compiler that is killed ends the load."""
+    """Processes that the kernel has killed for memory, on the whole machine."""
     return int(spark.node.sh("grep -w oom_kill /proc/vmstat").stdout.split()[1])
 
 
 def started(spark: SparkdNode) -> tuple[float, str]:
-    """Until it serves: the engine's own seconds, and the journal since."""
+    """Start sparkd, and wait until it serves. Returns the seconds that the engine took, and the journal since."""
     cursor = spark.cursor()
     spark.start()
     seconds = spark.engine_seconds(cursor)
@@ -152,11 +158,11 @@ def started(spark: SparkdNode) -> tuple[float, str]:
 def test_without_a_bound_the_memory_is_gone(spark: SparkdNode, _: int) -> None:
     make_cold(spark, *GB10, floor_mib=0, MAX_JOBS=22)
     before = oom_kills(spark)
-    with watched(spark) as least, spark.starting() as start:
+    with watched(spark) as watch, spark.starting() as start:
         wait_for(lambda: oom_kills(spark) > before or start.poll() is not None, 90, "the kernel to kill")
         assert oom_kills(spark) > before, spark.node.journal(spark.unit)
         spark.stop()
-    assert least[0] < UNIT_BYTES >> 20
+    assert watch.least_mib < UNIT_BYTES >> 20
 
 
 @pytest.mark.parametrize(
@@ -168,12 +174,12 @@ def test_bounded_by_the_plan_it_serves_and_the_second_start_is_warm(
     spark: SparkdNode, total: float, weights: float, jobs: int
 ) -> None:
     make_cold(spark, total, weights, floor_mib=FLOOR_MIB, LARGE_SECONDS=1)
-    with watched(spark) as least:
+    with watched(spark) as watch:
         cold_seconds, journal = started(spark)
     assert f"ninja -j {jobs}\n" in journal
     assert "engine.kernels.warming" in journal
     assert "engine.compilers.held" not in journal, "the bound alone was to do it"
-    assert least[0] > 2 * FLOOR_MIB
+    assert watch.least_mib > 2 * FLOOR_MIB
     spark.stop()
     warm_seconds, journal = started(spark)
     assert "ninja" not in journal
@@ -189,8 +195,8 @@ def test_bounded_by_the_plan_it_serves_and_the_second_start_is_warm(
 def test_compilers_that_nothing_bounds_are_held_back_and_it_serves(spark: SparkdNode, _: int) -> None:
     # Slower than by default: all of them take 12 GiB a second then, which is twelve times what was measured.
     make_cold(spark, *GB10, floor_mib=FLOOR_MIB, UNBOUNDED=1, LARGE_SECONDS=8)
-    with watched(spark) as least:
+    with watched(spark) as watch:
         journal = started(spark)[1]
     assert "ninja -j 22\n" in journal
     assert "engine.compilers.held" in journal
-    assert least[0] > FLOOR_MIB
+    assert watch.least_mib > FLOOR_MIB

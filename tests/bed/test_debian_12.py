@@ -10,6 +10,7 @@ from tests.bed.pair import Cluster
 from tests.bed.processes import wait_for
 
 pytestmark = pytest.mark.whole
+KILLED_TWICE = TAKING_OVER[0]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def serving(cluster: Cluster) -> Cluster:
     return cluster
 
 
-@pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in CRASHES + TAKING_OVER[:1]])
+@pytest.mark.parametrize("crash", [pytest.param(crash, id=crash.name) for crash in (*CRASHES, KILLED_TWICE)])
 def test_the_engine_outlives_its_agent_and_no_request_is_lost(serving: Cluster, crash: Crash) -> None:
     crashes.outlive(crash, serving)
 

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from tests.bed.conftest import MakeNode
 from tests.bed.faults import COOLING_SECONDS
 from tests.bed.pair import Cluster
 from tests.bed.processes import wait_for
-from tests.bed.sparkd_node import complete
+from tests.bed.sparkd_node import SparkdNode, complete
 from tests.bed.trial import RECOVERY_SECONDS, stops
 
 NODES = 4
@@ -30,9 +31,13 @@ def cluster(make_node: MakeNode, package: Path) -> Cluster:
     return made
 
 
+def is_serving(member: SparkdNode) -> bool:
+    return member.phase() == "serving"
+
+
 def test_four_nodes_serve_as_one_engine(cluster: Cluster) -> None:
     for rank, member in enumerate(cluster.members):
-        wait_for(lambda of=member: of.phase() == "serving", 5, f"rank {rank} to serve")  # type: ignore[misc]  # bound
+        wait_for(partial(is_serving, member), 5, f"rank {rank} to serve")
         assert member.containers() == [f"sparkd-rank{rank}"]
     assert complete(cluster.head.node)
 

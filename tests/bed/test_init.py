@@ -7,7 +7,7 @@ from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
 
 PLACES = "/etc /usr /var/lib/sparkd"
-PERSONS = "# mine\n[memory]\nheadroom_gib = 3 # as measured\n[engine.env]\nOMP_NUM_THREADS = '2'\n"
+WRITTEN_BY_HAND = "# mine\n[memory]\nheadroom_gib = 3 # as measured\n[engine.env]\nOMP_NUM_THREADS = '2'\n"
 TOML, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/conf.d/10-init.toml"
 
 
@@ -33,13 +33,13 @@ def state(node: Node) -> str:
     return node.sh(f"find {PLACES} -xdev {pruned}{links} -o {files} | sort").stdout
 
 
-def without_manifest(found: str) -> str:
-    """It comes before what it announces."""
-    return "\n".join(line for line in found.splitlines() if "/var/lib/sparkd/setup.json" not in line)
+def without_manifest(state_text: str) -> str:
+    """The state without `setup.json`, which `init` writes before the files that it lists."""
+    return "\n".join(line for line in state_text.splitlines() if "/var/lib/sparkd/setup.json" not in line)
 
 
 def test_what_init_writes_survives_a_power_cut_changes_nothing_again_and_is_taken_back(node: Node) -> None:
-    node.write(TOML, PERSONS)
+    node.write(TOML, WRITTEN_BY_HAND)
     node.run("sync", TOML, str(Path(TOML).parent))
     before = state(node)
     assert f"writes    {OWN}: engine.recipe = tiny-cpu" in node.run("sparkd", "init", "--plan").stdout
@@ -51,7 +51,7 @@ def test_what_init_writes_survives_a_power_cut_changes_nothing_again_and_is_take
     node.powercut(lose_unsynced=True)
     node.wait_booted()
     assert state(node) == written
-    assert node.read(TOML) == PERSONS
+    assert node.read(TOML) == WRITTEN_BY_HAND
     assert "nothing: all of it is there" in node.run("sparkd", "init", "--yes").stdout
     assert state(node) == written
     assert f"removed {OWN}" in node.run("sparkd", "deinit").stdout

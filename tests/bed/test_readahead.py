@@ -18,23 +18,23 @@ LOWERED_KIB = 16
 REMEMBERED = "/run/sparkd/readahead.json"
 
 
-def setting(spark: SparkdNode) -> str:
-    """Of the disk that the models are on."""
+def setting_path(spark: SparkdNode) -> str:
+    """The file with the readahead of the disk that the models are on."""
     number = spark.node.sh("stat --format %Hd:%Ld /srv/models").stdout.strip()
     return f"/sys/devices/virtual/bdi/{number}/read_ahead_kb"
 
 
 def readahead(spark: SparkdNode) -> int:
-    return int(spark.node.read(setting(spark)))
+    return int(spark.node.read(setting_path(spark)))
 
 
 def await_lowered(spark: SparkdNode) -> None:
-    """By the agent that runs now, for a container that runs."""
+    """Wait until the agent that runs now has lowered it for a container that runs."""
     wait_for(lambda: bool(spark.rank()) and readahead(spark) == LOWERED_KIB, 60, "the load to begin")
 
 
 def changes(spark: SparkdNode, cursor: str) -> list[int]:
-    """What it was set to since, in order."""
+    """The values in KiB to which it was set since the cursor, in order."""
     lines = spark.journal_since(cursor).splitlines()
     return [int(line.rpartition(" kib=")[2]) for line in lines if line.startswith("page_cache.readahead.changed ")]
 

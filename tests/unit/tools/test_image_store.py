@@ -25,7 +25,12 @@ IMAGE = Image("sha256:1", "arm64", "", 10, "", (), (), ())
 )
 def test_room_is_looked_for_where_docker_keeps_its_images(info: object, store: Store) -> None:
     assert find_store(info) == store
-    assert ImageSizes(1, 2).in_store(store) == (3 if store.keeps_packed else 2)
+
+
+def test_a_store_that_keeps_packed_layers_needs_room_for_both_forms() -> None:
+    sizes = ImageSizes(archive_bytes=1, unpacked_bytes=2)
+    assert sizes.in_store(Store("/", keeps_packed=False)) == 2
+    assert sizes.in_store(Store("/", keeps_packed=True)) == 3
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ def offer(model: str = "m", context: int | None = 200_000, *, keyed: bool = True
     return ClientEndpoint(f"http://127.0.0.1:{port}/v1", model, context, keyed)
 
 
-def document(name: str, one: ClientEndpoint) -> Any:
-    return yaml.safe_load(snippet(name, one))
+def document(name: str, endpoint: ClientEndpoint) -> Any:
+    return yaml.safe_load(snippet(name, endpoint))
 
 
 def sourced(text: str, folder: Path, *names: str) -> list[str]:
@@ -40,33 +40,48 @@ def sourced(text: str, folder: Path, *names: str) -> list[str]:
     [(200_000, ANSWER_TOKENS, 191_808), (4096, 1024, 3072), (1, 0, None), (None, None, None)],
 )
 def test_prompt_and_answer_are_the_context(context: int | None, answer: int | None, prompt: int | None) -> None:
-    assert (offer(context=context).answer_tokens, offer(context=context).prompt_tokens) == (answer, prompt)
+    endpoint = offer(context=context)
+    assert endpoint.answer_tokens == answer
+    assert endpoint.prompt_tokens == prompt
 
 
 @pytest.mark.parametrize("model", ["m", HOSTILE])
-def test_yaml_has_url_model_and_lengths(model: str) -> None:
-    offered = offer(model)
-    lite, hermes, cont = (document(name, offered) for name in IN_YAML)
-    (deployment,) = lite["model_list"]
-    params = deployment["litellm_params"]
-    assert (deployment["model_name"], params["model"]) == (model, f"hosted_vllm/{model}")
-    assert (params["api_base"], params["api_key"]) == (offered.url, f"os.environ/{KEY_VARIABLE}")
-    info = deployment["model_info"]
-    assert info["max_input_tokens"] + info["max_output_tokens"] == offered.context_tokens
-    assert params["max_tokens"] == info["max_output_tokens"] == offered.answer_tokens
-    assert lite["router_settings"] == {"enable_pre_call_checks": True}
-    (provider,) = hermes["custom_providers"]
-    assert hermes["model"]["provider"] == f"custom:{provider['name']}"
-    assert (provider["base_url"], provider["key_env"]) == (offered.url, KEY_VARIABLE)
-    assert provider["models"] == {model: {"context_length": offered.context_tokens}}
-    assert (hermes["model"]["default"], hermes["model"]["max_tokens"]) == (model, offered.answer_tokens)
-    (entry,) = cont["models"]
-    assert (entry["model"], entry["apiBase"]) == (model, offered.url)
+def test_litellm_gets_url_model_and_lengths_and_checks_prompts_first(model: str) -> None:
+    endpoint = offer(model)
+    settings = document("litellm", endpoint)
+    (deployment,) = settings["model_list"]
+    assert deployment["model_name"] == model
+    params, info = deployment["litellm_params"], deployment["model_info"]
+    assert params["model"] == f"hosted_vllm/{model}"
+    assert params["api_base"] == endpoint.url
+    assert params["api_key"] == f"os.environ/{KEY_VARIABLE}"
+    assert info["max_input_tokens"] + info["max_output_tokens"] == endpoint.context_tokens
+    assert params["max_tokens"] == info["max_output_tokens"] == endpoint.answer_tokens
+    assert settings["router_settings"] == {"enable_pre_call_checks": True}
+
+
+@pytest.mark.parametrize("model", ["m", HOSTILE])
+def test_hermes_gets_url_model_and_lengths(model: str) -> None:
+    endpoint = offer(model)
+    settings = document("hermes", endpoint)
+    (provider,) = settings["custom_providers"]
+    assert provider["base_url"] == endpoint.url
+    assert provider["key_env"] == KEY_VARIABLE
+    assert provider["models"] == {model: {"context_length": endpoint.context_tokens}}
+    assert settings["model"]["provider"] == f"custom:{provider['name']}"
+    assert settings["model"]["default"] == model
+    assert settings["model"]["max_tokens"] == endpoint.answer_tokens
+
+
+@pytest.mark.parametrize("model", ["m", HOSTILE])
+def test_continue_gets_url_model_and_lengths(model: str) -> None:
+    endpoint = offer(model)
+    (entry,) = document("continue", endpoint)["models"]
+    assert entry["model"] == model
+    assert entry["apiBase"] == endpoint.url
     assert entry["apiKey"] == f"${{{{ secrets.{KEY_VARIABLE} }}}}"
-    assert entry["defaultCompletionOptions"] == {
-        "contextLength": offered.context_tokens,
-        "maxTokens": offered.answer_tokens,
-    }
+    lengths = {"contextLength": endpoint.context_tokens, "maxTokens": endpoint.answer_tokens}
+    assert entry["defaultCompletionOptions"] == lengths
 
 
 @pytest.mark.parametrize("model", ["m", HOSTILE])
@@ -74,33 +89,35 @@ def test_a_shell_gets_what_open_webui_reads(model: str, tmp_path: Path) -> None:
     text = snippet("open-webui", offer(model))
     names = ("OPENAI_API_BASE_URL", "OPENAI_API_KEY", "DEFAULT_MODELS", "DEFAULT_MODEL_PARAMS")
     url, key, models, params = sourced(text, tmp_path, *names)
-    assert (url, key, models) == (offer().url, "k e'y", model)
+    assert url == offer().url
+    assert key == "k e'y"
+    assert models == model
     assert json.loads(params) == {"max_tokens": ANSWER_TOKENS}
     assert not list(tmp_path.iterdir()), "the name of a model is never run"
 
 
 @pytest.mark.parametrize("keyed", [True, False])
 def test_curl_sends_the_request_with_the_key(keyed: bool, tmp_path: Path) -> None:
-    seen: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     def reply(request: str, key: str) -> tuple[int, bytes]:
-        seen.append((request, key))
+        requests.append((request, key))
         return 200, b"{}"
 
     with engine(reply) as port:
         text = snippet("curl", offer(HOSTILE, keyed=keyed, port=port)).replace("curl ", "curl -fsS ", 1)
         assert sourced(text, tmp_path) == []
-    assert seen == [("POST /v1/chat/completions", "Bearer k e'y" if keyed else "")]
+    assert requests == [("POST /v1/chat/completions", "Bearer k e'y" if keyed else "")]
     assert not list(tmp_path.iterdir())
 
 
 def test_the_python_text_names_url_model_and_key_as_literals() -> None:
     calls = [node for node in ast.walk(ast.parse(snippet("openai", offer(HOSTILE)))) if isinstance(node, ast.Call)]
-    given = {word.arg: ast.unparse(word.value) for call in calls for word in call.keywords}
-    assert ast.literal_eval(given["model"]) == HOSTILE
-    assert ast.literal_eval(given["base_url"]) == offer().url
-    assert given["api_key"] == f"os.environ['{KEY_VARIABLE}']"
-    assert int(given["max_tokens"]) == ANSWER_TOKENS
+    arguments = {word.arg: ast.unparse(word.value) for call in calls for word in call.keywords}
+    assert ast.literal_eval(arguments["model"]) == HOSTILE
+    assert ast.literal_eval(arguments["base_url"]) == offer().url
+    assert arguments["api_key"] == f"os.environ['{KEY_VARIABLE}']"
+    assert int(arguments["max_tokens"]) == ANSWER_TOKENS
 
 
 @pytest.mark.parametrize("name", CLIENTS)

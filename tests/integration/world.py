@@ -19,7 +19,7 @@ UNSHARE = ("unshare", "--fork", "--pid", "--mount-proc", "--mount", "--net", "--
 
 
 def run(code: str, timeout_seconds: float = 60) -> object:
-    """Raises CalledProcessError with its output where the code fails."""
+    """Raises AssertionError with its output where the code fails."""
     script = f'{MOUNTS} && ip link set lo up && exec "$@"'
     done = subprocess.run(
         [*UNSHARE, "sh", "-c", script, "sh", sys.executable, "-B", "-c", code],

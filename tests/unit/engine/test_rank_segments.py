@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.processes import Process
 from sparkd.base.host.shm import Segment, Uses
 from sparkd.base.lib.endings import Ending, Stage
+from sparkd.base.lib.main_loop import MainLoop
 
 
 class SlowHost(Host):
@@ -38,27 +40,39 @@ def mapped(machine: Tree, name: str, age_seconds: float = 5.0) -> str:
     return f"7f0000000000-7f0040000000 rw-s 00000000 {device} {segment.st_ino} /dev/shm/{name}\n"
 
 
-@pytest.mark.parametrize("ends_during_a_look", [False, True])
-def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, ends_during_a_look: bool) -> None:
+@contextmanager
+def rank_with_a_segment(tree: Tree) -> Iterator[tuple[Running, MainLoop]]:
+    """A rank whose worker has a segment mapped, on a slow machine."""
     with agent_under_test(tree, 0, alone()) as node, running(node.agent) as (rank, process):
-        machine = Tree(tree.root / "node0")
+        machine, loop = Tree(tree.root / "node0"), node.agent.loop
         maps = mapped(machine, "psm_0123abcd")
         machine.process(process.pid, "tini")
         machine.process(process.pid + 1, "VLLM::Worker", parent=process.pid, maps=maps, uid=os.getuid())
-        host, loop = SlowHost(machine.root), node.agent.loop
-        slow = Running(rank.rank, rank.log, rank.record, bool, host, loop)
-        if ends_during_a_look:
-            loop.endings.end_by(Ending(end_run))
-            loop.wake()
-            with pytest.raises(LookupError):
-                slow.note_segments()
-            time.sleep(0.4)  # it ends by itself, and nobody takes its result
-        else:
-            slow.note_segments()
-            assert len(slow.segments) == 1
-        loop.endings.enter(Stage.END)
-        assert slow.kill(1.0)
-        assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_0123abcd"]
+        yield Running(rank.rank, rank.log, rank.record, bool, SlowHost(machine.root), loop), loop
+
+
+def end(rank: Running, loop: MainLoop) -> None:
+    loop.endings.enter(Stage.END)
+    assert rank.kill(1.0)
+
+
+def test_a_ranks_segments_are_known_before_and_after_its_end(tree: Tree) -> None:
+    with rank_with_a_segment(tree) as (rank, loop):
+        rank.note_segments()
+        assert [segment.path for segment in rank.segments] == ["/dev/shm/psm_0123abcd"]
+        end(rank, loop)
+        assert [segment.path for segment in rank.segments] == ["/dev/shm/psm_0123abcd"]
+
+
+def test_a_look_that_the_runs_end_has_cut_short_hides_no_segment_from_the_next_one(tree: Tree) -> None:
+    with rank_with_a_segment(tree) as (rank, loop):
+        loop.endings.end_by(Ending(end_run))
+        loop.wake()
+        with pytest.raises(LookupError):
+            rank.note_segments()
+        time.sleep(0.4)  # it ends by itself, and nobody takes its result
+        end(rank, loop)
+        assert [segment.path for segment in rank.segments] == ["/dev/shm/psm_0123abcd"]
 
 
 @pytest.mark.parametrize(

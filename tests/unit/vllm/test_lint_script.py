@@ -52,8 +52,11 @@ from sparkd.base.vllm.lint import script
         ("", WORKER, []),
     ],
 )
-def test_a_script_of_ones_own(text: str, place: tuple[int, int, str, int], expected: list[str]) -> None:
-    assert [one.rule for one in script.find_misplaced(script.parse_script(text, {}), *place)] == expected
+def test_words_that_do_not_fit_the_nodes_place_are_issues_and_unknown_ones_are_not(
+    text: str, place: tuple[int, int, str, int], expected: list[str]
+) -> None:
+    issues = script.find_misplaced(script.parse_script(text, {}), *place)
+    assert [issue.rule for issue in issues] == expected
 
 
 def test_a_script_is_read_as_the_shell_would() -> None:
@@ -94,6 +97,12 @@ def test_bash_gives_an_engine_the_words_that_are_read_here(tmp_path: Path, text:
     assert serve == first_values(words_file.read_text().split("\0")[1:-1])
 
 
+def test_a_long_line_in_an_open_quote_takes_no_second() -> None:
+    began = time.process_time()
+    script.parse_script("export A=1\n" + 'vllm serve --x "' + "9" * 200_000 + "\n" + "echo x\n" * 30, {})
+    assert time.process_time() - began < 1
+
+
 SHELL = st.lists(
     st.sampled_from(
         ["vllm serve", " ", "'", '"', "\\", "\n", "#", "$@", "--headless", "--nnodes=", "2", ";", "(", "A="]
@@ -102,14 +111,8 @@ SHELL = st.lists(
 ).map("".join) | st.text(max_size=20)
 
 
-def test_a_long_line_in_an_open_quote_takes_no_second() -> None:
-    began = time.process_time()
-    script.parse_script("export A=1\n" + 'vllm serve --x "' + "9" * 200_000 + "\n" + "echo x\n" * 30, {})
-    assert time.process_time() - began < 1
-
-
 @settings(max_examples=300, deadline=None)
 @given(SHELL)
 def test_no_script_is_too_odd(text: str) -> None:
-    for one in script.find_misplaced(script.parse_script(text, {}), *WORKER):
-        assert one.reason
+    for issue in script.find_misplaced(script.parse_script(text, {}), *WORKER):
+        assert issue.reason

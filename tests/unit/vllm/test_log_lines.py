@@ -10,6 +10,7 @@ from sparkd.base.vllm.log_lines import (
     NOTE_SECONDS,
     REQUEST_LINES,
     REQUEST_LINES_PER_SECOND,
+    USUAL_LENGTH,
     LineSplitter,
     LogForwarder,
 )
@@ -149,7 +150,7 @@ def test_requests_without_end_leave_the_journal_to_others(line: str) -> None:
 def test_a_long_line_of_a_request_counts_as_the_lines_that_it_takes_the_room_of() -> None:
     line = f'INFO:     10.0.0.9:33220 - "GET /{"x" * 16_000} HTTP/1.1" 404 Not Found'
     passed = [text for _, text in forwarded(*((0.0, line) for _ in range(1000))) if text.startswith("engine| INFO")]
-    assert sum(map(len, passed)) <= 256 * REQUEST_LINES + len(line)
+    assert sum(map(len, passed)) <= USUAL_LENGTH * REQUEST_LINES + len(line)
 
 
 def test_a_server_that_loads_writes_as_much_as_it_wants() -> None:

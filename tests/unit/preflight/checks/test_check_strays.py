@@ -61,17 +61,17 @@ def test_a_quiet_machine_has_none(tree: Tree) -> None:
     tree.process(20, "bash", argv=("bash",))
     tree.process(21, "python3", argv=("python3", "train.py", "vllm", "serve"))
     verdict = verdict_of(tree)
-    assert (verdict.level, verdict.reason) == (Level.OK, "none among 3 processes")
+    assert verdict.level is Level.OK
+    assert verdict.reason == "none among 3 processes"
 
 
 def test_workers_adopted_by_init_whose_group_lost_its_leader_are_ended_with_their_children(tree: Tree) -> None:
     orphans(tree)
     tree.process(12, "python3", parent=11, group=9)
     verdict = verdict_of(tree)
-    assert (verdict.level, verdict.clears) == (Level.BLOCK, True)
+    expect(verdict, Level.BLOCK, "pid 10 (VLLM::EngineCor) and 2 with it", clears=True)
     assert pids_to_end(verdict) == [10, 11, 12]
     assert EndProcess(11, OLD + 1, "VLLM::Worker_TP", frees_bytes=2048 * 1024) in verdict.fixes
-    assert "pid 10 (VLLM::EngineCor) and 2 with it" in verdict.reason
     assert "user uid 0" in verdict.reason
 
 
@@ -110,28 +110,28 @@ def test_a_living_engine_blocks_and_is_never_touched(tree: Tree) -> None:
     tree.process(10, "VLLM::EngineCor", parent=9, group=9, opened=("socket:[5]", "/dev/nvidia0"), uid=1000)
     tree.listening((29501, 5))
     verdict = verdict_of(tree)
-    assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
-    assert "a living engine: pid 9 (vllm) and 1 with it, user milo, port 29501" in verdict.reason
+    engine = "a living engine: pid 9 (vllm) and 1 with it, user milo, port 29501"
+    expect(verdict, Level.BLOCK, engine, clears=False, fixes=())
     assert "held by" not in verdict.reason, "the port is explained by the engine"
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "opened", "level"),
+    ("cgroup", "opened", "level", "reason"),
     [
-        pytest.param(SESSION, "/dev/null", Level.WARN, id="a name"),
-        pytest.param(SESSION, "/dev/nvidia0", Level.BLOCK, id="a name and the GPU"),
-        pytest.param(CGROUP, "/dev/null", Level.BLOCK, id="a name and a container"),
+        pytest.param(SESSION, "/dev/null", Level.WARN, "of this kind are 2, user uid 1000", id="a name"),
+        pytest.param(SESSION, "/dev/nvidia0", Level.BLOCK, "a living engine: pid 9", id="a name and the GPU"),
+        pytest.param(CGROUP, "/dev/null", Level.BLOCK, "a living engine: pid 9", id="a name and a container"),
     ],
 )
-def test_an_engine_of_a_user_is_one_by_more_than_its_name(tree: Tree, cgroup: str, opened: str, level: Level) -> None:
+def test_an_engine_of_a_user_is_one_by_more_than_its_name(
+    tree: Tree, cgroup: str, opened: str, level: Level, reason: str
+) -> None:
     tree.file("/dev/nvidia0")
     tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
     tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
     tree.process(11, "python3", parent=9, group=9, uid=1000, cgroup=cgroup, opened=(opened,))
     tree.process(10, "VLLM::EngineCor", group=9, uid=1000, cgroup=cgroup)
-    verdict = verdict_of(tree, container(ours=False))
-    assert (verdict.level, verdict.fixes) == (level, ())
-    assert ("of this kind are 2, user uid 1000" if level is Level.WARN else "a living engine: pid 9") in verdict.reason
+    expect(verdict_of(tree, container(ours=False)), level, reason, fixes=())
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["that runs", "that a user's file system keeps from its end"])
@@ -206,9 +206,9 @@ def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> Non
     orphans(tree)
     tree.process(30, "vllm", argv=SERVE)
     verdict = verdict_of(tree)
-    assert (verdict.level, verdict.clears) == (Level.BLOCK, False)
+    hint = f"stop it first: {SERVICE}; if it outlives that: sudo sparkd preflight --fix 30"
+    expect(verdict, Level.BLOCK, clears=False, hint=hint)
     assert verdict.reason.startswith("a living engine")
-    assert verdict.hint == f"stop it first: {SERVICE}; if it outlives that: sudo sparkd preflight --fix 30"
     assert [[process.pid for process in offer] for offer in verdict.offers] == [[30], [10, 11]]
 
 
@@ -321,10 +321,9 @@ def test_a_worker_of_a_containers_first_process_is_no_orphan(tree: Tree) -> None
 def test_our_container_whose_agent_is_gone_is_removed_whole(tree: Tree) -> None:
     tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, private_kib=1024)
     tree.process(11, "VLLM::EngineCor", parent=10, group=10, cgroup=CGROUP, private_kib=1024)
-    verdict = verdict_of(tree, container())
-    assert (verdict.level, verdict.clears) == (Level.BLOCK, True)
-    assert verdict.fixes == (RemoveContainer(ID, "sparkd-rank0", frees_bytes=2048 * 1024),)
-    assert f"container sparkd-rank0 ({ID[:12]})" in verdict.reason
+    removal = RemoveContainer(ID, "sparkd-rank0", frees_bytes=2048 * 1024)
+    reason = f"container sparkd-rank0 ({ID[:12]})"
+    expect(verdict_of(tree, container()), Level.BLOCK, reason, clears=True, fixes=(removal,))
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -346,7 +345,7 @@ def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
     tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, opened=("socket:[5]",))
     tree.listening((8000, 5))
     verdict = verdict_of(tree, container("alive"))
-    assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
+    expect(verdict, Level.BLOCK, clears=False, fixes=())
     assert verdict.reason.endswith("owns this node: pid 40 (sparkd run --role head)")
 
 
@@ -359,7 +358,8 @@ def test_what_a_check_of_this_agents_left_when_docker_went_away_is_removed(
     tree.process(pid, "python3")
     tree.owner(pid, "alive")
     verdict = verdict_of(tree, container("alive", running=False))
-    assert ([fix.kind for fix in verdict.fixes], verdict.clears) == (fixes, own)
+    assert [fix.kind for fix in verdict.fixes] == fixes
+    assert verdict.clears is own
 
 
 def recorded(tree: Tree, record: RankRecord, rank_id: str = "rank") -> DockerFacts:
@@ -456,24 +456,24 @@ def test_a_zombie_is_named_and_does_not_block(tree: Tree) -> None:
     tree.process(20, "bash")
     tree.process(10, "VLLM::Worker_TP", parent=20, state="Z")
     verdict = verdict_of(tree)
-    assert (verdict.level, verdict.fixes) == (Level.WARN, ())
+    expect(verdict, Level.WARN, fixes=())
     assert verdict.reason == "pid 10 (VLLM::Worker_TP) is a zombie that pid 20 (bash) has not reaped"
 
 
 def test_a_stray_asleep_in_the_kernel_is_tried_first_and_needs_a_person_then(tree: Tree) -> None:
     tree.process(10, "VLLM::Worker_TP", group=9, state="D", start_time=OLD)
     first = verdict_of(tree)
-    assert (pids_to_end(first), first.needs_person) == ([10], False)
-    assert "state D" in first.reason
+    expect(first, reason="state D", needs_person=False, required="inspect")
+    assert pids_to_end(first) == [10]
     second = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
-    assert (second.fixes, second.needs_person, second.hint) == ((), True, "reboot this node: sudo systemctl reboot")
-    assert (first.required, second.required) == ("inspect", "reboot")
+    reboot = "reboot this node: sudo systemctl reboot"
+    expect(second, fixes=(), needs_person=True, required="reboot", hint=reboot)
 
 
 def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
     tree.process(10, "VLLM::Worker_TP", group=9, start_time=OLD)
     second = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
-    assert (second.level, second.clears, second.fixes, second.needs_person) == (Level.BLOCK, False, (), False)
+    expect(second, Level.BLOCK, clears=False, fixes=(), needs_person=False)
     assert pids_to_end(verdict_of(tree, tried=frozenset({("end-process", 10, OLD + 1)}))) == [10], "another process"
 
 

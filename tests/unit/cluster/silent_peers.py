@@ -14,5 +14,5 @@ class SilentPeer(PeerReader):
     def __init__(self, rank: int) -> None:
         self.status = status(answer=report(rank, phase=Phase.SERVING, epoch="e"))
 
-    def silent(self, seconds: float) -> None:
+    def silent_for(self, seconds: float) -> None:
         self.heard_at = time.monotonic() - seconds

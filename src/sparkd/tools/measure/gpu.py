@@ -90,7 +90,7 @@ def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadlin
         return [Finding("gpu-compute", unknown(f"not measured: exit code {code}: {last_line}", hint), {}, 0.0)]
     # A process that held memory while the GPU was idle, such as a desktop, is no load.
     users = [user for user in users_before | users_after if was_busy or user not in users_before]
-    other_users = users or ["a process without a name"] * was_busy
+    other_users = users or (["a process without a name"] if was_busy else [])
     during_products = [clocks for at, clocks in samples if load.began <= at <= load.ended]
     return judge(load, gpu.names[0], during_products, tuple(other_users))
 

@@ -32,6 +32,8 @@ from sparkd.tools.node.recipe_lint import lint
 
 GOLDEN = Path(__file__).parent / "golden-recipes"
 NAMES = [*find_recipes([recipes_dir()])]
+REPORTED = [name for name in NAMES if not name.startswith("tiny-")]
+"""Recipes of a report: the others are those of the tests."""
 WORKER = Node(1, "10.0.0.2", "10.0.0.1", 2, "bond0", ("rocep1s0f0", "roceP2p1s0f0"))
 OWNED = {"nnodes", "node-rank", "master-addr", "master-port", "headless", "distributed-executor-backend"}
 """Flags that sparkd sets: cluster.nodes, cluster.master_port and the recipe's executor decide them."""
@@ -106,22 +108,34 @@ def test_no_script_is_left_of_a_recipe_that_is_gone() -> None:
     assert {path.name.partition(".")[0] for path in GOLDEN.iterdir()} == set(NAMES)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("tiny-")])
-def test_every_recipe_names_its_report_and_expected_figures(name: str) -> None:
-    loaded = load_recipe(name, [recipes_dir()])
-    recipe, text = loaded.recipe, loaded.files[0].read_text()
-    assert recipe.source.count(";") >= 2, "title; author; section"
-    assert recipe.source.partition(";")[0] in text.replace(f'source: "{recipe.source}"', "").replace("\n# ", " ")
-    if not recipe.expect:
-        assert "measured nothing of it" in text.replace("\n# ", " ")
-        return
+def read_comments(name: str) -> str:
+    """The recipe's text without its source, its comments joined."""
+    text = load_recipe(name, [recipes_dir()]).files[0].read_text()
+    return text.replace(f'source: "{shipped(name).source}"', "").replace("\n# ", " ")
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_every_recipe_names_its_report(name: str) -> None:
+    source = shipped(name).source
+    assert source.count(";") >= 2, "title; author; section"
+    assert source.partition(";")[0] in read_comments(name)
+
+
+@pytest.mark.parametrize("name", [name for name in REPORTED if not shipped(name).expect])
+def test_a_recipe_without_expected_figures_says_that_its_report_has_none(name: str) -> None:
+    assert "measured nothing of it" in read_comments(name)
+
+
+@pytest.mark.parametrize("name", [name for name in REPORTED if shipped(name).expect])
+def test_a_recipe_expects_rates_up_to_as_many_requests_as_it_takes_at_once(name: str) -> None:
+    recipe = shipped(name)
     rates = recipe.expect["decode_tokens_per_second"]
     assert isinstance(rates, dict)
     assert max(int(count) for count in rates) <= int(str(recipe.args["max-num-seqs"]))
 
 
 def test_the_reports_are_those_of_the_recipes() -> None:
-    assert {report.recipe for report in reported.REPORTS} == {name for name in NAMES if not name.startswith("tiny-")}
+    assert {report.recipe for report in reported.REPORTS} == set(REPORTED)
 
 
 @pytest.mark.parametrize("report", reported.REPORTS, ids=lambda report: report.recipe)

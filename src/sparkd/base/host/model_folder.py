@@ -40,21 +40,10 @@ class Flaw(Struct, frozen=True):
     unreadable: bool = False
 
 
-class Shards(Struct, frozen=True):
-    """The weights of a folder as the loader will read them, or their names alone."""
-
-    format: str = ""
-    count: int = 0
-    size_bytes: int = 0
-    indexed_bytes: int | None = None
-    flaws: tuple[Flaw, ...] = ()
-    opened: tuple[str, ...] = ()
-
-
 class ModelFolder(Struct, frozen=True):
     """A check's evidence has these values too: programs read them by the names in JSON."""
 
-    exists: bool = field(name="there")
+    exists: bool = field(default=True, name="there")
     """Whether there is a folder that is not empty."""
     download_cache: str = ""
     """A download, as a path below a folder that holds downloads instead of a model: that of refs/main, else any."""
@@ -90,19 +79,15 @@ def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
     reader = _Folder(files, folder, names)
     small_names = (name for name in names if name in weights.SMALL_FILES or name.endswith(_TOKENIZER_ENDS))
     small_flaws = [reader.find_small_flaw(name) for name in small_names]
-    shard_set = reader.examine_weights() if shards else reader.list_weights()
-    return ModelFolder(
-        exists=True,
+    loaded = reader.examine_weights() if shards else reader.list_weights()
+    return replace(
+        loaded,
         download_cache=reader.find_download(),
         has_config=any(name in names for name in CONFIGS),
         has_tokenizer=any(_is_tokenizer(name) for name in names),
-        format=shard_set.format,
-        shards=shard_set.count,
-        size_bytes=shard_set.size_bytes,
-        indexed_bytes=shard_set.indexed_bytes,
-        flaws=_group_flaws((*filter(None, small_flaws), *shard_set.flaws)),
+        flaws=_group_flaws((*filter(None, small_flaws), *loaded.flaws)),
         unfinished=reader.list_unfinished(),
-        opened=(*(name for name in names if name in CONFIGS), *shard_set.opened),
+        opened=(*(name for name in names if name in CONFIGS), *loaded.opened),
     )
 
 
@@ -164,7 +149,7 @@ class _Folder:
                 return ""
         return "is no JSON object"
 
-    def examine_weights(self) -> Shards:
+    def examine_weights(self) -> ModelFolder:
         """The first set of shards that has no flaw, else the first set with its flaws.
 
         Without a set of shards, the names of the weights alone.
@@ -183,24 +168,26 @@ class _Folder:
             first_set = first_set or examined
         return first_set or self.list_weights()
 
-    def list_weights(self) -> Shards:
+    def list_weights(self) -> ModelFolder:
         """The names of the weights, none of which is checked."""
         names = tuple(name for name in self._names if name.endswith(weights.WEIGHTS))
         suffix = "." + names[0].rpartition(".")[2] if names else ""
-        return Shards(suffix, len(names), opened=names)
+        return ModelFolder(format=suffix, shards=len(names), opened=names)
 
-    def _check_index(self, name: str) -> Shards:
+    def _check_index(self, name: str) -> ModelFolder:
         if flaw := self.find_small_flaw(name):
-            return Shards(SAFETENSORS, flaws=(flaw,))
+            return ModelFolder(format=SAFETENSORS, flaws=(flaw,))
         try:
             index = weights.read_index(self._files, f"{self._folder}/{name}")
         except OSError as error:
-            return Shards(SAFETENSORS, flaws=(self._explain(name, error),))
+            return ModelFolder(format=SAFETENSORS, flaws=(self._explain(name, error),))
         if not (index.whole and index.shards):
-            return Shards(SAFETENSORS, flaws=(Flaw(name, "names no shards" if index.whole else "is cut off"),))
+            return ModelFolder(
+                format=SAFETENSORS, flaws=(Flaw(name, "names no shards" if index.whole else "is cut off"),)
+            )
         return replace(self._check_shards(index.shards), indexed_bytes=index.total_bytes)
 
-    def _check_shards(self, shards: Iterable[str]) -> Shards:
+    def _check_shards(self, shards: Iterable[str]) -> ModelFolder:
         names = sorted(shards)
         if len(names) > weights.MOST_FILES:
             raise OSError(errno.EFBIG, f"more than {weights.MOST_FILES} files of weights", self._folder)
@@ -219,7 +206,8 @@ class _Folder:
             else:
                 size_bytes += shard_bytes
                 flaws += [Flaw(name, fault)] if fault else []
-        return Shards(SAFETENSORS, len(names), size_bytes, flaws=tuple(flaws), opened=tuple(opened))
+        found = ModelFolder(format=SAFETENSORS, shards=len(names), size_bytes=size_bytes)
+        return replace(found, flaws=tuple(flaws), opened=tuple(opened))
 
     def list_unfinished(self) -> tuple[str, ...]:
         names = [name for name in self._names if _UNFINISHED.fullmatch(name)]

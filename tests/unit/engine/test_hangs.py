@@ -11,7 +11,7 @@ import pytest
 from sparkd.agent.engine.health import Continue, Observation, decide, healthy
 from sparkd.agent.engine.health_monitor import PROBE_SECONDS, TROUBLED_PROBE_SECONDS
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host.pending_requests import PendingRequest
+from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.vllm.api import Completion
 from sparkd.base.vllm.counters import Counters
 

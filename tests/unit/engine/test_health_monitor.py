@@ -12,7 +12,7 @@ from sparkd.agent.engine.health import DOUBT_SECONDS
 from sparkd.agent.engine.health_monitor import HealthMonitor
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host.pending_requests import PendingRequest
+from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import EngineDeadError
 from sparkd.base.lib.main_loop import MainLoop

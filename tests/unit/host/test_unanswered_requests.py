@@ -11,8 +11,8 @@ import pytest
 from sparkd.agent.engine.health import Continue, Observation, decide, healthy
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host import Host, sock_diag
-from sparkd.base.host.pending_requests import BEGIN_MILLISECONDS
 from sparkd.base.host.sock_diag import TCP_LISTEN, dump_tcp
+from sparkd.base.host.sockets import BEGIN_MILLISECONDS
 from sparkd.base.vllm.counters import Counters
 
 REQUEST, ANSWER = b"POST /v1/completions HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sparkd.agent.engine.hang import IDLE_SECONDS
 from sparkd.agent.engine.readiness import MAX_EXTENSION
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host.pending_requests import PendingRequest
+from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.vllm.api import Completion
 from sparkd.base.vllm.counters import Counters

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sparkd.agent.engine.health import Continue, Failure, HealthState, Observation, decide, healthy
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
-from sparkd.base.host.pending_requests import PendingRequest
+from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import MainLoop, Outcome, never
 from sparkd.base.status.figures import HealthReport

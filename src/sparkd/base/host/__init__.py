@@ -10,16 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from sparkd.base.host import disks, gpu, meminfo, network, owner, pending_requests, processes, shm, sockets, units
+from sparkd.base.host import disks, gpu, meminfo, network, owner, processes, shm, sockets, units
 from sparkd.base.host.docker import DockerFacts, read_containers
 from sparkd.base.host.files import FIXTURE, Files
 from sparkd.base.host.gpu import GpuFacts
 from sparkd.base.host.meminfo import FreeMemory, MemInfo
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.host.pending_requests import PendingRequest
 from sparkd.base.host.processes import Details, OpenFiles, Process, ProcessTable
 from sparkd.base.host.shm import ANY, Segment, Uses
-from sparkd.base.host.sockets import Holder, Listener
+from sparkd.base.host.sockets import Holder, Listener, PendingRequest
 from sparkd.base.host.units import Unit
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, RecordedReader, connect
 from sparkd.base.lib.text import sanitize
@@ -110,9 +109,9 @@ class Host:
         If there are too many to read in time, one unknown request is returned.
         """
         try:
-            return pending_requests.read_pending(port) if self.live else ()
+            return sockets.read_pending(port) if self.live else ()
         except TimeoutError:
-            return (pending_requests.UNKNOWN_REQUEST,)
+            return (sockets.UNKNOWN_REQUEST,)
         except OSError:
             return ()
 

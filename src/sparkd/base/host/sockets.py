@@ -1,4 +1,4 @@
-"""Listening TCP ports, the processes that hold them, and the other end of a connection."""
+"""Listening TCP ports, the processes that hold them, requests that wait there, and the other end of a connection."""
 
 import re
 import socket
@@ -26,6 +26,9 @@ _LISTENING = re.compile(
 """Address and port, TCP_LISTEN, the socket's inode: proc(5)."""
 TABLE_BYTES = 16 << 20
 """Some 100,000 sockets."""
+BEGIN_MILLISECONDS = 1000
+"""Time in which a server that streams sends its headers: at once, or when it has tokenized the prompt. What is sent
+after that is the answer itself."""
 
 
 class Listener(Struct, frozen=True):
@@ -47,6 +50,18 @@ class Peer(Struct, frozen=True):
     uid: int
     """User of the process that made it."""
     inode: int
+
+
+class PendingRequest(Struct, frozen=True):
+    """A request, `seconds` after its last byte came. `begun`: its answer may have begun, by headers or some text."""
+
+    seconds: float
+    begun: bool = False
+
+
+UNKNOWN_REQUEST = PendingRequest(2.0)
+"""Stands for requests that can't be listed. It is old enough that the health monitor sends a test request, a canary
+(`health.DOUBT_SECONDS`)."""
 
 
 def read_proc_listeners(files: Files) -> tuple[Listener, ...]:
@@ -115,3 +130,23 @@ def find_peer(own: socket.socket) -> Peer | None:
     if peer is None or not peer.inode or peer.state not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
     return Peer(peer.uid, peer.inode)
+
+
+def read_pending(port: int) -> tuple[PendingRequest, ...]:
+    """Requests to this local port that have no answer yet, or at most its beginning.
+
+    The kernel reports when data last came and was sent on each TCP connection of this network namespace, not what. A
+    request is pending while nothing was sent since its last byte, or only within BEGIN_MILLISECONDS after it. So a
+    stream is not pending. A slow upload is, and an idle connection whose answer came at once: as begun. Raises OSError.
+    """
+    pending: list[PendingRequest] = []
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for connection in dump_tcp(family, 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT, info=True, port=port):
+            info = connection.info
+            if info is None or not info.segments_received:
+                continue
+            # From the last byte that came to the last data sent; below 0 where nothing was sent since.
+            answer_ms = info.ms_since_received - info.ms_since_sent if info.segments_sent else -1
+            if answer_ms <= BEGIN_MILLISECONDS:
+                pending.append(PendingRequest(info.ms_since_received / 1000, begun=answer_ms >= 0))
+    return tuple(pending)

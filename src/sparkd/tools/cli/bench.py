@@ -21,9 +21,9 @@ from sparkd.tools.cli import bench_table, console
 from sparkd.tools.cli.progress import Ticker
 from sparkd.tools.measure import measuring
 from sparkd.tools.measure.bench import Benchmark, Wanted
+from sparkd.tools.measure.measuring import warm_caches
 from sparkd.tools.measure.past import describe_slower_benches, find_runs, usual_figures
 from sparkd.tools.measure.soak_verdict import STEADY, judge
-from sparkd.tools.measure.warming import warm_caches
 from sparkd.tools.node.served import Served, open_endpoint
 
 SHORTEST_SOAK_SECONDS = 40

@@ -34,7 +34,7 @@ from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
 from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, parse, read_living_report, read_report
 from sparkd.base.status.publisher import status_line
-from sparkd.tools.node.next_start import NextStart
+from sparkd.tools.node.dry_run import NextStart
 
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""

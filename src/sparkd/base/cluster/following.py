@@ -168,7 +168,7 @@ def permitted_image_prefixes(settings: Settings, host: Host) -> tuple[str, ...]:
 def _load_recipe_here(name: str, host: Host) -> Recipe | None:
     """This node's recipe of a name; None without a valid one that root alone may change."""
     with suppress(ConfigError):
-        return load_own_recipe(name, host)
+        return load_own_recipe(name, host).recipe
     return None
 
 

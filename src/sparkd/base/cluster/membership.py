@@ -26,7 +26,7 @@ from sparkd.base.lib.errors import (
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.loader import LoadedRecipe, load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.known_good import read_known_good
@@ -114,7 +114,7 @@ def make_context(
     if chosen is None and follows_head(settings, node):
         return followed_context(read_kept(host, node), settings, host, node)
     if chosen is None:
-        recipe, in_force = load_own_recipe(settings.engine.recipe, host), settings
+        recipe, in_force = load_own_recipe(settings.engine.recipe, host).recipe, settings
     else:
         recipe, in_force = chosen.recipe, chosen.apply_to(settings)
     try:
@@ -147,11 +147,11 @@ def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False
     return replace(plan, image_id=node.plan.image_id, caches=node.plan.caches)
 
 
-def load_own_recipe(name: str, host: Host) -> Recipe:
+def load_own_recipe(name: str, host: Host) -> LoadedRecipe:
     """This node's recipe of a name. Raises ConfigError, AwaitedError where others than root may change its files."""
     loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
     check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])
-    return loaded.recipe
+    return loaded
 
 
 def find_place(settings: Settings, host: Host) -> Node:

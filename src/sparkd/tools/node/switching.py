@@ -21,13 +21,10 @@ from sparkd.base.cluster.membership import NodeContext, check_inputs
 from sparkd.base.config import Settings
 from sparkd.base.config.types import check_image
 from sparkd.base.host import Host, docker, docker_image
-from sparkd.base.host.ownership import refuse_writable
-from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, NotReadyError, UsageError
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import utc_now
-from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import End, LaunchHistory
@@ -97,11 +94,7 @@ def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
     Raises ConfigError; AwaitedError for a file that others may change.
     """
     engine = config.engine.model_copy(update={"recipe": name})
-    loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
-    for file in loaded.files:
-        if file.parent != recipes_dir():
-            refuse_writable(host.files, str(file), "recipe")
-    return Chosen(loaded.recipe, engine, until=time_after(span) if span else "")
+    return Chosen(membership.load_own_recipe(name, host).recipe, engine, until=time_after(span) if span else "")
 
 
 def time_after(seconds: int) -> str:

@@ -10,7 +10,7 @@ import pytest
 UNSET = "this node is not set up: engine.recipe names no recipe"
 TO_DO = "sudo sparkd init --plan"
 CHOSEN = """
-from sparkd.base.cluster.chosen_plan import fingerprint_config
+from sparkd.base.cluster.membership import fingerprint_config
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.state.switch import FILE, Stage, Switch

@@ -12,7 +12,7 @@ from tests.tree import Tree
 from tests.unit.plans import configured
 
 from sparkd.agent.actions.files import SETUP_LOCK, hold_command_lock
-from sparkd.base.cluster.chosen_plan import fingerprint_config
+from sparkd.base.cluster.membership import fingerprint_config
 from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError

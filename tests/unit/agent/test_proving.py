@@ -22,7 +22,7 @@ from tests.unit.nodes import until
 from sparkd.agent.daemon.agreed import MOST_LINES
 from sparkd.agent.daemon.proving import AGAIN_SECONDS, ProvingPeriod
 from sparkd.agent.daemon.shutdown import shutdown_on_error
-from sparkd.base.cluster import chosen_plan
+from sparkd.base.cluster import membership
 from sparkd.base.config.settings import Supervise
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
@@ -335,7 +335,7 @@ def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: Age
 def test_a_rollback_that_is_chosen_while_an_agent_starts_is_for_the_next_one(started: AgentUnderTest) -> None:
     agent = started.agent
     entry = known_good_with(started)
-    rollback = make_rollback(entry, chosen_plan.fingerprint_config(agent.context.configured, agent.host), "")
+    rollback = make_rollback(entry, membership.fingerprint_config(agent.context.configured, agent.host), "")
     assert rollback is not None
     Tree(Path(agent.host.files.root)).file(FILE.path, FILE.encode(rollback))
     agent.switching.settle()

@@ -14,7 +14,7 @@ from tests.unit.engine_server import Reply
 from tests.unit.nodes import until
 
 from sparkd.agent.actions.files import compare_and_swap
-from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster import membership
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.endings import StopRequested
@@ -70,7 +70,7 @@ def choose_new(world: World, min_nodes: int = 1, secrets: Mapping[str, str] = {}
     nodes = recipe.nodes.model_copy(update={"min": min_nodes, "max": min_nodes})
     recipe = recipe.model_copy(update={"name": "new", "nodes": nodes, "secrets": secrets})
     switch = Switch(
-        chosen_plan.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
+        membership.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
     )
     compare_and_swap(host.files, FILE, None, switch)
 

@@ -24,7 +24,7 @@ from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.startup import launch
 from sparkd.agent.daemon.switch_start import begin_switch, stamp_switch
 from sparkd.agent.daemon.switching import BLOCKED_SECONDS, Switching, SwitchRequested
-from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import (
@@ -72,7 +72,7 @@ def chosen(node: AgentUnderTest, name: str = "new", until: str = "") -> Chosen:
 
 def write_switch(node: AgentUnderTest, stage: Stage, tries: int = 0, until: str = "", **changes: object) -> Switch:
     """As `sparkd use` or an earlier process has left it."""
-    replaces = chosen_plan.fingerprint_config(node.agent.context.configured, node.agent.host)
+    replaces = membership.fingerprint_config(node.agent.context.configured, node.agent.host)
     switch = Switch(replaces, stage, chosen(node, until=until), (), tries, 60, "2026-01-01")
     switch = replace(switch, **changes)
     files = node.agent.host.files
@@ -210,7 +210,7 @@ def test_a_choice_that_can_t_be_read_now_is_no_other_one(started: AgentUnderTest
         wait_for_end(agent.switching, started, 0.1)
         assert begin(started) is None
         with pytest.raises(AwaitedError, match="Too many open files"):
-            chosen_plan.current_switch(agent.context.configured, agent.host)
+            membership.current_switch(agent.context.configured, agent.host)
     assert started.events.lines[-1].startswith(
         "state.read.failed reason=/var/lib/sparkd/switch.json can't be read: Too"
     )

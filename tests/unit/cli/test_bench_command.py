@@ -14,7 +14,7 @@ from tests.unit.commands import sparkd
 from tests.unit.stream_server import streaming
 
 from sparkd.base.lib.text import plain
-from sparkd.tools.cli import bench_table
+from sparkd.tools.cli import bench
 from sparkd.tools.cli.smoke import describe_cache, list_next
 from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import DECODE, FIRST, Depth, LevelFigures, Spread
@@ -51,7 +51,7 @@ def test_known_texts_that_fail_lead_to_a_download_of_the_model_that_serves() -> 
 
 def test_tables_fit_a_terminal_and_have_ratios_to_the_recipe_and_to_usual_results() -> None:
     usual = Usual(3, RESULT.made, same_plan=True, levels=(level(1, 40.0),))
-    text = plain(bench_table.tables(RESULT, EXPECT, usual))
+    text = plain(bench.tables(RESULT, EXPECT, usual))
     assert max(map(len, text.splitlines())) <= COLUMNS, text
     one = next(line.split() for line in text.splitlines() if line.startswith("1 "))
     assert one[:5] == ["1", "37.2", "33.5-40.9", "1.00", "0.93"]
@@ -63,7 +63,7 @@ def test_tables_fit_a_terminal_and_have_ratios_to_the_recipe_and_to_usual_result
 
 def test_a_position_that_accepts_nothing_is_named() -> None:
     text = plain(
-        bench_table.tables(
+        bench.tables(
             replace(RESULT, levels=(level(1, 37.2, accepted=(0.81, 0.0)), level(8, 90.0, accepted=(0.7, 0.0)))),
             EXPECT,
             None,
@@ -75,29 +75,29 @@ def test_a_position_that_accepts_nothing_is_named() -> None:
 
 def test_what_is_usual_is_said_with_its_runs() -> None:
     usual = Usual(3, RESULT.made, same_plan=False, levels=())
-    text = plain(bench_table.tables(RESULT, EXPECT, usual))
+    text = plain(bench.tables(RESULT, EXPECT, usual))
     assert "usual: the median of 3 runs since 2026-11-23 10:00 UTC, of another plan" in text
 
 
 def test_failures_and_an_early_end_are_named_on_one_line() -> None:
     bad = LevelFigures(4, "static", 12, 12, None, None, None, None, None, fault="HTTP 503 \x1b[31mdraining")
     found = Benchmark("2026-11-23T10:00", "n", "r", "m", "d", "1", 64, 128, levels=(bad,), fault=bad.fault)
-    text = plain(bench_table.tables(found, {}, None))
+    text = plain(bench.tables(found, {}, None))
     assert "4 requests: 12 of 12 failed: HTTP 503 \\x1b[31mdraining" in text
 
 
 def test_figures_during_which_a_kernel_was_compiled_are_called_cold() -> None:
     found = replace(RESULT, levels=(level(1, 37.2), level(4, 80.0, compiled=3)))
-    lines = bench_table.notes(found, None)
+    lines = bench.notes(found, None)
     assert lines[-2:] == ["cold, kernels were compiled meanwhile: 4 requests", "next, once more: sudo sparkd bench"]
-    assert not any("cold" in line for line in bench_table.notes(RESULT, None))
+    assert not any("cold" in line for line in bench.notes(RESULT, None))
 
 
 def test_markdown_is_tables_that_a_forum_takes() -> None:
-    lines = bench_table.markdown(RESULT, EXPECT, None).splitlines()
+    lines = bench.markdown(RESULT, EXPECT, None).splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 4 + 4
-    assert {line.count("|") for line in rows[:4]} == {len(bench_table.LEVEL_HEADINGS) + 1}
+    assert {line.count("|") for line in rows[:4]} == {len(bench.LEVEL_HEADINGS) + 1}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.unit.plans import configured
 from sparkd.agent.actions import history
 from sparkd.agent.actions.files import compare_and_swap
 from sparkd.agent.preflight.runner import IDS
-from sparkd.base.cluster import chosen_plan
+from sparkd.base.cluster import membership
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, UsageError
 from sparkd.base.state import switch
@@ -144,7 +144,7 @@ def test_it_says_how_many_steps_and_how_long(tree: Tree) -> None:
 
 
 def put(tree: Tree, stage: Stage, to: Chosen | None, *back: Chosen) -> Switch:
-    found = Switch(chosen_plan.fingerprint_config(CONFIG, Host(tree.root)), stage, to, back, 0, 60, "1")
+    found = Switch(membership.fingerprint_config(CONFIG, Host(tree.root)), stage, to, back, 0, 60, "1")
     tree.file(switch.FILE.path, switch.FILE.encode(found))
     return found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.base.host.container_links import Bind, find_outside
+from sparkd.agent.preflight.checks.weights import Bind, find_outside
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.safetensors import find_fault
 

@@ -15,7 +15,7 @@ from tests.unit.tools.test_planted_secrets import PLANTED
 from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.state_store import StateStore
-from sparkd.base.cluster.chosen_plan import load_switch
+from sparkd.base.cluster.membership import load_switch
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, DockerFacts
 from sparkd.base.lib import errors

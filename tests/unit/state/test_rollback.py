@@ -14,7 +14,7 @@ from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.paths import ScriptPaths
 from sparkd.agent.preflight.runner import build_checks
-from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
@@ -58,7 +58,7 @@ def good(**engine: object) -> known_good.Entry:
 
 
 def put_in_force(tree: Tree, config: Settings, image: str = "", **engine: object) -> Switch:
-    made = make_rollback(good(**engine), chosen_plan.fingerprint_config(config, Host(tree.root)), image)
+    made = make_rollback(good(**engine), membership.fingerprint_config(config, Host(tree.root)), image)
     assert made is not None
     tree.file(FILE.path, FILE.encode(made))
     return made

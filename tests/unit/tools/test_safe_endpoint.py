@@ -17,7 +17,7 @@ from tests.unit.plans import configured
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, network
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
-from sparkd.base.plan.secret_files import read_secrets
+from sparkd.base.plan.fingerprint import read_secrets
 from sparkd.tools.cli.main import build_parser, main
 from sparkd.tools.setup.choice import Wishes
 from sparkd.tools.setup.node_files import HEADER, NodeFiles

@@ -13,7 +13,7 @@ from tests.unit.limits import files_left
 from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.plans import configured
 
-from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, UsageError
@@ -117,7 +117,7 @@ def test_the_section_engine_holds_for_the_chosen_recipe_too(tree: Tree) -> None:
 
 
 def put(tree: Tree, found: Switch, config: Settings = CONFIG) -> Switch:
-    kept = replace(found, replaces=chosen_plan.fingerprint_config(config, Host(tree.root)))
+    kept = replace(found, replaces=membership.fingerprint_config(config, Host(tree.root)))
     tree.file(FILE.path, FILE.encode(kept))
     return kept
 

@@ -37,7 +37,7 @@ from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.times import utc_now
-from sparkd.base.plan.secret_files import read_secrets
+from sparkd.base.plan.fingerprint import read_secrets
 from sparkd.base.state.rank_record import read_boot_id
 from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase
 from sparkd.base.status.publisher import Published, Reporter, Sink, status_line

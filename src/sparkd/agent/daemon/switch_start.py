@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from sparkd.agent.actions import Actions
-from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.endings import StopRequested
@@ -36,7 +36,7 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     """
     stamp, current = stamp_switch(host), None
     with suppress(AwaitedError):  # `resolve_context` raises it too, and its caller waits
-        current = chosen_plan.current_switch(config, host)
+        current = membership.current_switch(config, host)
     if current is None:
         return None, stamp
     changed, reason = _step_further(config, host, current)

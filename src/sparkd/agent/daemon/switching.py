@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.switch_start import RETURNS_HINT, describe_return, stamp_switch
-from sparkd.base.cluster import chosen_plan
+from sparkd.base.cluster import membership
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import Action, AwaitedError, Cause, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.base.lib.main_loop import Outcome
@@ -78,7 +78,7 @@ class Switching:
 
     def _remove_if_over(self) -> None:
         agent, faults = self._agent, list[str]()
-        current_switch = chosen_plan.current_switch
+        current_switch = membership.current_switch
         if agent.store.read(lambda _files, _report: current_switch(agent.context.configured, agent.host)) is not None:
             return  # it was chosen after this process made its plan, and is for the next one
         choice = agent.store.read(lambda files, _report: FILE.load(files, faults.append))

@@ -1,6 +1,9 @@
-"""This node's place in the cluster, the plan that it makes there, and the inputs of its checks."""
+"""This node's place in the cluster, the plan that it makes there, and the inputs of its checks.
 
-from collections.abc import Iterable
+One chosen in place of the configured plan holds as long as the configuration that it replaces stands.
+"""
+
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -9,7 +12,6 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.base.cluster.chosen_plan import current_switch
 from sparkd.base.config import Settings, units
 from sparkd.base.host import Host, infiniband, network
 from sparkd.base.host.files import Files
@@ -29,9 +31,10 @@ from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.loader import LoadedRecipe, load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state.file import FolderError
 from sparkd.base.state.known_good import read_known_good
 from sparkd.base.state.shared_config import Kept
-from sparkd.base.state.switch import Chosen, Switch
+from sparkd.base.state.switch import FILE, Chosen, Switch, fingerprint_engine
 
 
 class Peer(NamedTuple):
@@ -193,3 +196,34 @@ def _find_own_rank(nodes: tuple[str, ...], host: Host) -> int:
             "it may come up yet; else: sudo netplan apply; if DHCP gives another one: cluster.nodes, on all nodes",
         )
     return ranks[0]
+
+
+def current_switch(settings: Settings, host: Host) -> Switch | None:
+    """The switch that replaces the configured plan, or will at the next start.
+
+    None also where the configuration has changed since it was chosen.
+
+    Raises as `load_switch`.
+    """
+    switch = load_switch(host, lambda _: None)
+    return switch if switch is not None and switch.replaces == fingerprint_config(settings, host) else None
+
+
+def load_switch(host: Host, report: Callable[[str], None]) -> Switch | None:
+    """The switch in the file. `report` gets a line where the file is not one that sparkd wrote.
+
+    Raises AwaitedError where the file can't be read, UsageError for a user who may not read it.
+    """
+    try:
+        return FILE.load(host.files, report)
+    except OSError as error:
+        hint = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
+        raise AwaitedError(str(error), error.hint if isinstance(error, FolderError) else hint) from None
+
+
+def fingerprint_config(settings: Settings, host: Host) -> str:
+    """Fingerprint of the configuration that a chosen plan replaces."""
+    recipe = None
+    with suppress(ConfigError):
+        recipe = load_recipe(settings.engine.recipe, recipe_folders(Path(host.files.root))).recipe
+    return fingerprint_engine(settings.engine, recipe)

@@ -15,9 +15,8 @@ from sparkd.base.config import Settings, load_with_origins, reference
 from sparkd.base.host import Host
 from sparkd.base.host.ownership import read_private
 from sparkd.base.lib.errors import ConfigError, SparkdError
-from sparkd.base.plan.fingerprint import hash_user_script
+from sparkd.base.plan.fingerprint import hash_user_script, read_secrets
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.plan.secret_files import read_secrets
 from sparkd.base.recipes.loader import LoadedRecipe, load_recipe
 from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT, recipe_folders
 from sparkd.base.state.shared_config import overridden_keys

@@ -5,8 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sparkd.base.cluster.chosen_plan import current_switch
-from sparkd.base.cluster.membership import find_place, follows_head, make_context
+from sparkd.base.cluster.membership import current_switch, find_place, follows_head, make_context
 from sparkd.base.config import load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files

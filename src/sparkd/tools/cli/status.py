@@ -116,8 +116,7 @@ def describe_endpoint(files: Files, _plan_digest: str) -> str:
 
 def _describe_idle(files: Files) -> Parts:
     """The state of a node whose agent has not run since boot, and what to do."""
-    from sparkd.base.cluster.chosen_plan import current_switch
-    from sparkd.base.cluster.membership import find_place, resolve_context
+    from sparkd.base.cluster.membership import current_switch, find_place, resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
-from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster import membership
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AS_ROOT, AddressAwaitedError, ConfigError, ExitCode, UsageError
@@ -132,7 +132,7 @@ def use(args: argparse.Namespace) -> int:
         raise UsageError("only root may choose what this node runs", AS_ROOT)
     config, host = load_settings(os.environ), Host()
     switching.refuse_worker(config, host)
-    if not config.engine.recipe and chosen_plan.current_switch(config, host) is None:
+    if not config.engine.recipe and membership.current_switch(config, host) is None:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if args.list:
         console.show_table(switching.list_usable(config, host), "recipes" * args.json)

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.actions import files
-from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster import membership
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -89,7 +89,7 @@ class Climb:
         """Raises BlockedError where the node is about to change its plan."""
         self.tuning, self._base, self._config, self._host, self._show = tuning, base, config, host, show
         self._gone_seconds = gone_seconds
-        self._fingerprint = chosen_plan.fingerprint_config(config, host)
+        self._fingerprint = membership.fingerprint_config(config, host)
         """Fingerprint of the configuration that the switches replace."""
         self._was_in_force = False
         """Whether the last step's plan came into force. From then on a missing file means that somebody else chose."""

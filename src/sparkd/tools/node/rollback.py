@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, UsageError
@@ -45,7 +45,7 @@ def roll_back(prefix: str, config: Settings, host: Host) -> Iterator[str]:
     configured_image = image_id(host, plan.image) if plan else None
     goal = choose(read_known_good(host), prefix, plan, configured_image or "")
     goal_image = image_id(host, goal.image_id)
-    replaces = chosen_plan.fingerprint_config(config, host)
+    replaces = membership.fingerprint_config(config, host)
     rollback = make_rollback(goal, replaces, goal.image_id if goal_image else "")
     if rollback is None or rollback.to is None:
         raise ConfigError(f"the plan {goal.plan_digest[:DIGITS]} can't be read by this version of sparkd", LIST)

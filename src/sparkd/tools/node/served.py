@@ -18,7 +18,7 @@ from sparkd.base.lib import log
 from sparkd.base.lib.errors import AS_ROOT, BlockedError, EngineEndedError, UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.plan.secret_files import read_secrets
+from sparkd.base.plan.fingerprint import read_secrets
 from sparkd.base.status.model import IN_SERVICE, NodeReport, read_living_report
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.args import API_KEY

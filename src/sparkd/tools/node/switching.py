@@ -16,7 +16,7 @@ from sparkd.agent.cluster.inventory_comparison import Inventories, find_missing_
 from sparkd.agent.cluster.inventory_requests import request_inventories
 from sparkd.agent.preflight.check import Finding
 from sparkd.agent.preflight.runner import build_checks, by_policy, examine, uncleared, without_skipped
-from sparkd.base.cluster import chosen_plan, membership
+from sparkd.base.cluster import membership
 from sparkd.base.cluster.membership import NodeContext, check_inputs
 from sparkd.base.config import Settings
 from sparkd.base.config.types import check_image
@@ -78,7 +78,7 @@ def read_choice(host: Host) -> Switch | None:
     def refuse(reason: str) -> None:
         raise ConfigError(reason, "sudo sparkd rollback --end, then: sudo systemctl restart sparkd-head")
 
-    return chosen_plan.load_switch(host, refuse)
+    return membership.load_switch(host, refuse)
 
 
 def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Settings, host: Host) -> None:
@@ -111,7 +111,7 @@ def exchange_image(ref: str, span: int, config: Settings, host: Host) -> Chosen 
         check_image(ref)
     except ValueError as error:
         raise UsageError(f"--image {sanitize(ref, 60)}: {error}") from None
-    current = chosen_plan.current_switch(config, host)
+    current = membership.current_switch(config, host)
     if current is not None and current.stage is not Stage.IN_FORCE:
         raise BlockedError(f"this node is on the way to {label(current.chosen)}", "sparkd status")
     chosen = current.to if current is not None else None
@@ -161,7 +161,7 @@ def make_switch(to: Chosen | None, drain: int, before: Switch | None, config: Se
 
     `before`: the switch in the file. Raises ConfigError, BlockedError where the node can't go there.
     """
-    replaces = chosen_plan.fingerprint_config(config, host)
+    replaces = membership.fingerprint_config(config, host)
     current = before if before is not None and before.replaces == replaces else None  # else the configuration holds
     node = membership.make_context(config, host, to)
     if current is None and to is None:
@@ -193,7 +193,7 @@ def plans_before(current: Switch | None, config: Settings, host: Host) -> tuple[
 
 def list_usable(config: Settings, host: Host) -> Table:
     """A line for each recipe: whether it could be used now, or why not."""
-    current = chosen_plan.current_switch(config, host)
+    current = membership.current_switch(config, host)
     next_start, nodes = NextStart(host), request_inventories(config, host)
     chosen = current.chosen if current is not None else None
     in_use = chosen.engine.recipe if chosen is not None else config.engine.recipe

@@ -4,9 +4,11 @@ Among them is a summary, to paste into a forum: what the agent reports, and what
 """
 
 import asyncio
+import io
 import json
 import os
 import re
+import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -31,7 +33,7 @@ from sparkd.base.host.gpu import read_clocks, read_driver
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import BlockedError, SparkdError, UsageError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
-from sparkd.base.lib.text import counted, sanitize
+from sparkd.base.lib.text import counted, parse_json, sanitize
 from sparkd.base.state.file import STACKS
 from sparkd.base.status import model
 from sparkd.base.status.model import read_report
@@ -41,7 +43,6 @@ from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.node.plan_text import plan_as_json
 from sparkd.tools.node.render import PreflightReport
-from sparkd.tools.support.archive import MOST_BYTES, Archive
 from sparkd.tools.support.capture_tree import read_machine, redact_docker
 from sparkd.tools.support.nodes_reader import NodesReader, find_failures
 
@@ -56,6 +57,51 @@ INSPECTED_KEYS = (
 """Keys of docker's description of a container that the archive has."""
 LEAST_NAME_LENGTH = 3
 """A node's shorter name stays in the text: it may be a part of any sentence."""
+MOST_BYTES = 19 << 20
+"""The archive's limit: forums and mail take 20 MB."""
+
+
+class Archive:
+    """A tar file. Every text in it is redacted, JSON as a document. Once it is too long, members are left out."""
+
+    def __init__(self, name: str, at: datetime, redact: Redaction) -> None:
+        """`name`: of the folder that all members are in; `at`: their time of change."""
+        self._name, self._at, self._redact = name, at.timestamp(), redact
+        self._buffer = io.BytesIO()
+        self._tar = tarfile.open(fileobj=self._buffer, mode="w:gz", compresslevel=6)  # noqa: SIM115 - until `close`
+        self.left_out = 0
+        """Members that did not fit."""
+
+    def add(self, path: str, content: bytes | str | None, target: str = "", *, executable: bool = False) -> None:
+        """Add a file, or with None as `content` a folder or a symlink to `target`. A file that is no UTF-8 is empty."""
+        if self._buffer.getbuffer().nbytes > MOST_BYTES:
+            self.left_out += 1
+            return
+        member = tarfile.TarInfo(f"{self._name}/{self._redact(path)}")
+        member.mtime, member.mode = int(self._at), 0o700 if content is None or executable else 0o600
+        if target:
+            member.type, member.linkname = tarfile.SYMTYPE, self._redact(target)
+        elif content is None:
+            member.type = tarfile.DIRTYPE
+        packed = self._redact_content(path, content or b"")
+        member.size = len(packed)
+        self._tar.addfile(member, io.BytesIO(packed))
+
+    def _redact_content(self, path: str, content: bytes | str) -> bytes:
+        """The content without secrets; empty where it is not UTF-8."""
+        if path.endswith(".json"):
+            with suppress(ValueError, RecursionError):
+                document = self._redact.document(parse_json(content))
+                return json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        with suppress(UnicodeDecodeError):
+            text = content if isinstance(content, str) else content.decode()
+            return self._redact(text).encode("utf-8", "backslashreplace")
+        return b""
+
+    def close(self) -> bytes:
+        """The complete file."""
+        self._tar.close()
+        return self._buffer.getvalue()
 
 
 class Collector:

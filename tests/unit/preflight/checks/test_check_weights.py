@@ -16,11 +16,10 @@ from tests.unit.plans import ALONE, configured, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
-from sparkd.agent.preflight.checks.weights import ModelWeights, WeightsFacts
+from sparkd.agent.preflight.checks.weights import Bind, ModelWeights, WeightsFacts, find_outside
 from sparkd.base.cluster.membership import node_of_rank
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, safetensors
-from sparkd.base.host.container_links import Bind, find_outside
 from sparkd.base.host.files import Files
 from sparkd.base.host.model_folder import Flaw
 from sparkd.base.plan.build import make_plan

@@ -1,13 +1,14 @@
 """Weights: whether the model's folder is complete, as far as metadata show without reading 149 GB."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from shlex import quote
+from typing import NamedTuple
 
 from msgspec.structs import asdict, replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, unknown, warn
 from sparkd.base.host import Host, docker_image, model_folder
-from sparkd.base.host.container_links import Bind, find_outside
+from sparkd.base.host.files import Files, follow
 from sparkd.base.host.model_folder import ModelFolder
 from sparkd.base.lib.text import counted, sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
@@ -16,6 +17,45 @@ from sparkd.base.vllm.container_paths import is_below
 from sparkd.base.vllm.flag_values import SAFETENSORS_FORMATS
 
 MOST_SHOWN = 8
+
+
+class Bind(NamedTuple):
+    """A folder or file of the node, and its path in a container."""
+
+    source: str
+    target: str
+
+
+class _OutsideError(Exception):
+    """A path that no mount of a container holds."""
+
+
+def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
+    """The first path outside of all mounts that the links of a container's path lead to; empty where they stay inside.
+
+    Such a link may be valid on the node, and lead to nothing in the container. A path of too many links counts too.
+    """
+
+    def read_link(here: str, rest: list[str]) -> str:
+        containing = (bind for bind in binds if _is_below(here, bind.target))
+        innermost = max(containing, key=lambda bind: len(bind.target), default=None)
+        if innermost is None and not any(_is_below(bind.target, here) for bind in binds):
+            raise _OutsideError("/".join([here, *rest[::-1]]))
+        if innermost is None or here == innermost.target:
+            raise FileNotFoundError  # a folder of the container, no link
+        return files.link(innermost.source + here[len(innermost.target) :])
+
+    try:
+        follow(path, read_link)
+    except _OutsideError as error:
+        return str(error)
+    except OSError as error:  # too many links
+        return str(error.filename)
+    return ""
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
 
 
 class WeightsFacts(ModelFolder, frozen=True):

@@ -13,6 +13,7 @@ from sparkd.agent.actions import files as file_actions
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.state.file import StateFile
+from sparkd.tools.setup.unit_files import remove, write
 
 LIMIT_BYTES = 1 << 20
 
@@ -106,8 +107,7 @@ class Setup:
         for file in reversed(self.written()):
             with file_actions.usage_error(f"{file.path} can't be changed"):
                 yield self._take_back(file)
-        with file_actions.usage_error(f"{FILE.path} can't be removed"):
-            file_actions.remove(self._root / FILE.path.lstrip("/"))
+        remove(self._root, FILE.path)
 
     def _take_back(self, file: WrittenFile) -> str:
         current_text, path = self.read(file.path), self._root / file.path.lstrip("/")
@@ -125,10 +125,7 @@ class Setup:
         return f"restored {file.path}"
 
     def _save(self, entries: tuple[WrittenFile, ...]) -> None:
-        with file_actions.usage_error(f"{FILE.path} can't be written"):
-            file_actions.write(
-                self._root / FILE.path.lstrip("/"), FILE.encode(Manifest(entries)), FILE.mode, durable=True
-            )
+        write(self._root, FILE.path, FILE.encode(Manifest(entries)), FILE.mode)
 
 
 def _hash(text: str | None) -> str:

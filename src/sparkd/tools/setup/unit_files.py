@@ -49,10 +49,10 @@ class UnitFiles:
             raise SparkdError(f"systemd did not reload: {stderr.strip()}", "sudo systemctl daemon-reload") from None
 
 
-def write(root: Path, path: str, text: str) -> None:
+def write(root: Path, path: str, text: str, mode: int = 0o644) -> None:
     """Write a file below `root`. Raises UsageError."""
     with files.usage_error(f"{path} can't be written"):
-        files.write(root / path.lstrip("/"), text, 0o644, durable=True)
+        files.write(root / path.lstrip("/"), text, mode, durable=True)
 
 
 def remove(root: Path, path: str) -> None:

@@ -188,12 +188,17 @@ def how_to_get(ref: str, build: str) -> str:
     return f"{get}, or sparkd image sync on a node that has it"
 
 
+def find_image(host: Host, ref: str) -> Image | None:
+    """The image in docker. None also where docker does not answer this user."""
+    with suppress(DockerError):
+        return query(host, lambda docker: read_image(docker, ref))
+    return None
+
+
 def read_user(host: Host, ref: str) -> str | None:
     """The user that an image of this node runs as, without the group; empty is root. None where unknown."""
-    with suppress(DockerError):
-        image = query(host, lambda docker: read_image(docker, ref))
-        return image.user.partition(":")[0] if image else None
-    return None
+    image = find_image(host, ref)
+    return image.user.partition(":")[0] if image else None
 
 
 def _texts(listed: object) -> tuple[str, ...]:

@@ -195,9 +195,6 @@ class _Stream(httpcore.AsyncNetworkStream):
     async def aclose(self) -> None:
         await self._stream.aclose()
 
-    async def start_tls(self, *tls: Any, **options: Any) -> httpcore.AsyncNetworkStream:
-        return await self._stream.start_tls(*tls, **options)
-
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
 

@@ -5,20 +5,17 @@ import os
 import shlex
 import sys
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from msgspec.structs import replace
 
 from sparkd.base.config import load_settings
-from sparkd.base.host import Host
-from sparkd.base.host.docker import query
-from sparkd.base.host.docker_image import Image, read_image
+from sparkd.base.host import Host, docker_image
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import printable, sanitize
 from sparkd.base.lib.text_file import LIMIT_BYTES, read_owned_file
@@ -104,7 +101,8 @@ def _read_input() -> str:
 
 def _make_place(args: argparse.Namespace) -> Place:
     """The folders of the import, by absolute paths from which docker can mount. Raises ConfigError."""
-    place = Place(mods=args.mods, find_image=cache(_find_image), service=args.service, image=args.image)
+    find_image = cache(partial(docker_image.find_image, Host()))  # one that docker does not show may be pulled again
+    place = Place(mods=args.mods, find_image=find_image, service=args.service, image=args.image)
     with suppress(SparkdError):  # the printed commands report a wrong configuration
         place = replace(place, models=load_settings(os.environ).engine.models_dir)
     if not args.write:
@@ -116,13 +114,6 @@ def _make_place(args: argparse.Namespace) -> Place:
         raise ConfigError(f"{folder}: is no folder")
     used_folder = ADMINISTRATORS if find_writable(Files(), folder) else Path(folder)
     return replace(place, folder=used_folder, write_folder=Path(folder))
-
-
-def _find_image(ref: str) -> Image | None:
-    """The image in docker. None also where docker does not answer this user: the commands may then pull it again."""
-    with suppress(DockerError):
-        return query(Host(), lambda docker: read_image(docker, ref))
-    return None
 
 
 def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> ExitCode:

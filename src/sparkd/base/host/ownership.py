@@ -31,21 +31,19 @@ def find_writable(files: Files, path: str, *trusted: int, sticky: bool = False) 
     anybody may make it, while nobody can replace another owner's. `sticky`: `path` itself may be such a folder. A step
     that root can't look at counts, as in a user's own file system; for anybody else it ends the search.
     """
-    steps, sticky_folders = ["/", *_list_steps(files, path)], set[str]()
+    steps, others_may_write = ["/", *_list_steps(files, path)], dict[str, bool]()
     owners = (files.owner_uid, *trusted)
     for step in steps:
         try:
             facts = files.lstat(step)
         except (FileNotFoundError, NotADirectoryError):
-            return parent if (parent := step.rpartition("/")[0] or "/") in sticky_folders else ""
+            return parent if others_may_write.get(parent := step.rpartition("/")[0] or "/") else ""
         except OSError:
             return "" if os.geteuid() else step
-        may_write = facts.writable_by_others and facts.kind is not Kind.LINK
+        others_may_write[step] = facts.writable_by_others and facts.kind is not Kind.LINK
         is_fixed = facts.permissions & S_ISVTX and (sticky or step != steps[-1])
-        if facts.uid not in owners or (may_write and not is_fixed):
+        if facts.uid not in owners or (others_may_write[step] and not is_fixed):
             return step
-        if may_write:
-            sticky_folders.add(step)
     return ""
 
 

@@ -4,7 +4,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 from threading import Event, Thread
@@ -88,11 +88,14 @@ def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadlin
         last_line = sanitize(log.strip().rpartition("\n")[2], 300) or "no output"
         hint = "has the image torch for CUDA, and docker the GPU? sudo sparkd preflight --dry-run"
         return [Finding("gpu-compute", unknown(f"not measured: exit code {code}: {last_line}", hint), {}, 0.0)]
-    # A process that held memory while the GPU was idle, such as a desktop, is no load.
-    users = [user for user in users_before | users_after if was_busy or user not in users_before]
-    other_users = users or (["a process without a name"] if was_busy else [])
     during_products = [clocks for at, clocks in samples if load.began <= at <= load.ended]
-    return judge(load, gpu.names[0], during_products, tuple(other_users))
+    return judge(load, gpu.names[0], during_products, _find_other_users(users_before, users_after, was_busy))
+
+
+def _find_other_users(before: Mapping[str, int], after: Mapping[str, int], was_busy: bool) -> tuple[str, ...]:
+    """Who else loads the GPU. A process that held memory while it was idle, such as a desktop, does not."""
+    users = tuple(user for user in {**before, **after} if was_busy or user not in before)
+    return users or (("a process without a name",) if was_busy else ())
 
 
 @contextmanager

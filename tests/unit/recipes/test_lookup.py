@@ -41,6 +41,20 @@ def test_an_unknown_recipe_gives_the_nearest_name_and_the_folders(tmp_path: Path
     assert f"{tmp_path} and {tmp_path / 'absent'}" in caught.value.reason
 
 
+def test_no_shipped_recipe_stands_in_for_one_that_may_come_with_its_folder(tmp_path: Path) -> None:
+    """It would be another plan, and would end the choice of `sparkd use`, as after a change of what is configured."""
+    folder, shipped = tmp_path / "etc", tmp_path / "shipped"
+    write(shipped, "x", MINIMAL_RECIPE)
+    assert find_recipes([folder, shipped]) == {"x": shipped / "x.yaml"}  # without the folder there is nothing to await
+    folder.symlink_to(tmp_path / "share")
+    with pytest.raises(AwaitedError, match="etc: is a link to a file that does not exist"):
+        load_recipe("x", [folder, shipped])
+    with pytest.raises(AwaitedError):
+        find_recipes([folder, shipped])
+    mine = write(tmp_path / "share", "x", MINIMAL_RECIPE)
+    assert find_file("x", [folder, shipped]).samefile(mine)
+
+
 def test_a_recipe_may_come_with_the_folder_that_a_link_leads_to(tmp_path: Path) -> None:
     """Such as one on a share whose server takes longer after a power cut; a folder that is there has all names."""
     folder = tmp_path / "recipes"

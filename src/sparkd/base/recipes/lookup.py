@@ -19,12 +19,17 @@ def recipe_folders(root: Path = Path("/")) -> tuple[Path, ...]:
 
 
 def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
-    """The file of every recipe, sorted by name."""
+    """The file of every recipe, sorted by name.
+
+    Raises ConfigError where a folder can't be read, AwaitedError where it may come by a late mount: it may have any of
+    the names.
+    """
     recipes: dict[str, Path] = {}
     for folder in folders:
         try:
             files = sorted(folder.iterdir())
         except FileNotFoundError:
+            refuse_dangling(folder)
             continue
         except OSError as error:
             raise unreadable(error)(f"{folder}: cannot be read: {error.strerror}", f"sudo ls -ld {folder}") from None
@@ -35,10 +40,7 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def find_file(name: str, folders: Sequence[Path]) -> Path:
-    """The file of a recipe, by its name or absolute path.
-
-    Raises ConfigError where no folder has the name, AwaitedError where a folder may come by a late mount.
-    """
+    """The file of a recipe, by its name or absolute path. Raises as `find_recipes`, ConfigError for an unknown name."""
     if not name:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if name.startswith("/"):
@@ -46,9 +48,6 @@ def find_file(name: str, folders: Sequence[Path]) -> Path:
     known = find_recipes(folders)
     if name in known:
         return known[name]
-    for folder in folders:
-        if not folder.exists():
-            refuse_dangling(folder)
     searched = " and ".join(str(folder) for folder in folders) or "no folder"
     raise ConfigError(
         f"there is no recipe {name}{did_you_mean(name, known)} (looked in {searched})",

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 from tests.unit.agent.late_files import RECIPE, LateFiles
+from tests.unit.agent.opened_files import opened_by_main_thread
 from tests.unit.agent_runs import record
 from tests.unit.cluster_nodes import EventLines, base_under_test
 from tests.unit.plans import configured
@@ -34,6 +36,8 @@ from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.recipes.loader import load_recipe
+
+READ_SECONDS = 1.5
 
 
 @pytest.fixture
@@ -67,13 +71,13 @@ def test_what_a_machine_can_not_read_just_now_is_waited_for(number: int) -> None
     assert unreadable(OSError(errno.EACCES, os.strerror(errno.EACCES))) is ConfigError
 
 
-def await_settings(late: LateFiles, config: Path, come: Callable[[], object]) -> str:
-    """The only line of an agent whose settings `come` half a second after its start. They are read, and wrong."""
+def await_settings(late: LateFiles, config: Path, come: Callable[[], object], seconds: float = 0.5) -> str:
+    """The only line of an agent whose settings `come` so long after its start. They are read, and wrong."""
 
     def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        timer = threading.Timer(0.5, come)
+        timer = threading.Timer(seconds, come)
         timer.start()
-        env, pace = {"SPARKD_CONFIG": str(config)}, Pace(look_seconds=0.05)
+        env, pace = {"SPARKD_CONFIG": str(config)}, Pace(look_seconds=0.05, read_seconds=READ_SECONDS)
         with pytest.raises(ConfigError, match=r"engine.* must be"):
             build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
         timer.join()
@@ -108,6 +112,30 @@ def test_settings_by_a_link_to_a_late_mount_are_waited_for(late: LateFiles, link
     line = await_settings(late, own, come)
     assert f"{link}: is a link to a file that does not exist" in line
     assert "mount what it leads to" in line
+
+
+def test_a_share_with_settings_that_hangs_does_not_hang_the_main_thread(late: LateFiles) -> None:
+    """A start would end by systemd's timeout, again and again, without a line of sparkd's own."""
+    late.appear(late.secret, "abc\n")
+    come = ("own.yaml: does not exist", lambda: late.appear(late.recipe, RECIPE))
+    with opened_by_main_thread() as opened, late.meanwhile(come):
+        late.start()
+    assert [path for path in opened if "/etc/sparkd" in path] == []
+    assert [path for path in opened if "/run/sparkd/" in path], "these are seen"
+
+
+def test_settings_whose_share_hangs_are_waited_for(late: LateFiles) -> None:
+    own, is_back = late.tree.file("/etc/sparkd/own.toml", "engine = 1\n"), threading.Event()
+    folder = late.tree.folder("/etc/sparkd/conf.d")
+
+    def hang(event: str, args: tuple[object, ...]) -> None:
+        if event == "os.listdir" and str(args[0]) == str(folder):
+            is_back.wait(10)
+
+    sys.addaudithook(hang)
+    line = await_settings(late, own, is_back.set, READ_SECONDS + 0.5)
+    assert f"reading the settings did not end within {READ_SECONDS} s" in line
+    assert "sparkd waits for it; look at: sudo dmesg" in line
 
 
 def test_settings_that_were_replaced_while_they_were_awaited_count_as_read(late: LateFiles) -> None:

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent.kept_ranks import kept_rank
+from tests.unit.agent.opened_files import opened_by_main_thread
 from tests.unit.agent_runs import World, end, run_agent
 from tests.unit.agent_runs import record as in_main_loop
 from tests.unit.rank_records import rank_record
@@ -204,19 +204,22 @@ def test_a_stamp_that_another_version_made_otherwise_is_no_change_of_the_configu
 
 
 def test_a_disk_that_hangs_keeps_no_agent_from_the_rank_since_the_main_thread_opens_nothing_there(left: World) -> None:
-    opened, watching = list[str](), threading.Event()
-
-    def watch(event: str, args: tuple[object, ...]) -> None:
-        if event == "open" and watching.is_set() and threading.current_thread() is threading.main_thread():
-            opened.append(str(args[0]))
-
-    sys.addaudithook(watch)
-    watching.set()
-    taken_over, _ = take_over(left)
-    watching.clear()
+    with opened_by_main_thread() as opened:
+        taken_over, _ = take_over(left)
     assert taken_over
     assert [path for path in opened if "/var/lib/" in path] == []
+    assert [path for path in opened if "/etc/sparkd" in path] == [], "a link there may lead to a share"
     assert [path for path in opened if "/run/sparkd/" in path], "these are seen"
+
+
+def test_a_stop_during_a_reload_ends_the_rank_as_any_stop_and_not_by_a_sweep(left: World) -> None:
+    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> bool:
+        loop.endings.request_stop(signal.SIGTERM)
+        agent = build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, left.tree.root)
+        agent.actions.release()
+        return agent.rank.running is not None
+
+    assert in_main_loop(build)[0]
 
 
 def test_a_new_cluster_key_is_no_configuration_that_counts_at_the_next_restart(world: World) -> None:

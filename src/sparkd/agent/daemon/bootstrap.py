@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 from sparkd.agent.actions import Actions
 from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.assembly import assemble, read_keys_beside, report_sinks, serve_observers, unplaced_status
-from sparkd.agent.daemon.configuration_stamp import stamp_configuration
+from sparkd.agent.daemon.configuration_stamp import Stamp, look_at_configuration, stamp_configuration
 from sparkd.agent.daemon.context import USUAL_PACE, Agent, AgentProcess, Base, Pace
 from sparkd.agent.daemon.head_config import HeadFollower, use_kept
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
@@ -69,15 +69,16 @@ def build_agent(
     Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node or the
     configuration changes meanwhile, StopRequested, OSError where the machine fails.
     """
-    configured_at, host, handed = stamp_configuration(root), Host(root), take_handed(os.environ)
+    host, handed = Host(root), take_handed(os.environ)
     if handed is not None:
         reap_inherited()
     invocation = invocation_id(env) or (handed.invocation if handed else "") or uuid.uuid4().hex
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation)
-    process = AgentProcess(role, host, owner, loop, notifier, journal, log, configured_at, pace)
     log.bind(node=host.name())
     log.events(Redaction())  # loads structlog, and routes libraries' records, while the machine can still be read
     loop.listen()
+    configured_at = look_at_configuration(loop, root, {})
+    process = AgentProcess(role, host, owner, loop, notifier, journal, log, configured_at, pace)
     refusals = list[str]()
     adoptable = find_adoptable_rank(host, role, owner.invocation, refusals.append, handed=handed is not None)
     if adoptable is not None:
@@ -95,20 +96,25 @@ def _await_settings(
     stamp. Raises ConfigError, and BlockedError (exit 10) where the lock was handed on: while it is held, the guard ends
     no rank.
     """
+
+    def read() -> tuple[Stamp, Loaded]:
+        return stamp_configuration(root), load_with_origins(env, root)
+
     reported = ""
     while True:
         try:
-            return process, load_with_origins(env, root)
-        except AwaitedError as error:
-            hint = f"sparkd waits for it; {error.hint or 'look at: sudo dmesg'}"
+            stamp, loaded = process.loop.beside(read, process.pace.read_seconds, "reading the settings")
+            return replace(process, configured_at=stamp), loaded
+        except (AwaitedError, TimeoutError) as error:  # a share is late, or hangs
+            reason, hint = getattr(error, "reason", str(error)), getattr(error, "hint", "") or "look at: sudo dmesg"
+            hint = f"sparkd waits for it; {hint}"
             if handed is not None:
-                raise BlockedError(error.reason, hint) from None
-            if error.reason != reported:
-                reported = error.reason
+                raise BlockedError(reason, hint) from None
+            if reason != reported:
+                reported = reason
                 process.log.events(Redaction()).warning("agent.start.awaited", reason=reported, hint=hint)
                 process.notifier.status(f"waiting for the settings: {reported}")
             process.loop.wait(process.pace.look_seconds)
-            process = replace(process, configured_at=stamp_configuration(root))
 
 
 def _adopt_rank(process: AgentProcess, adoptable: AdoptableRank, handed: Handed | None) -> Agent | None:
@@ -204,7 +210,7 @@ def _resolve_place(process: AgentProcess, settings: Settings) -> NodeContext:
     """
     try:
         resolve = partial(resolve_context, settings, process.role, process.host)
-        return process.loop.beside(resolve, 20.0, "reading the plan")
+        return process.loop.beside(resolve, process.pace.read_seconds, "reading the plan")
     except OSError as error:
         hint = "what holds /var/lib/sparkd, or a file that the configuration names? look at: sudo dmesg"
         raise BlockedError(str(error), hint) from None
@@ -253,8 +259,8 @@ def _await(base: Base, events: Events, attempt: Callable[[], T], limit_seconds: 
 
 
 def _raise_if_outdated(base: Base) -> None:
-    stamps = stamp_configuration(base.host.files.root), stamp_switch(base.host)
-    if stamps != (base.configured_at, base.switch_seen):
+    stamp = look_at_configuration(base.loop, base.host.files.root, base.configured_at)
+    if (stamp, stamp_switch(base.host)) != (base.configured_at, base.switch_seen):
         raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
 
 

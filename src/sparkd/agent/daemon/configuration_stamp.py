@@ -15,16 +15,31 @@ from pathlib import Path
 from sparkd.agent.daemon.context import Agent
 from sparkd.base.cluster.head_key import PRIVATE, PUBLIC
 from sparkd.base.lib.errors import OutdatedPlanError
+from sparkd.base.lib.main_loop import MainLoop
 
 FOLDER = "etc/sparkd"
 FORM = "2:"
 """What a digest is made of, by number: those of two versions of sparkd are compared only where it is the same."""
+LOOK_SECONDS = 2.0
+"""Limit for a look: milliseconds, unless a file server hangs. The other nodes wait for an agent meanwhile."""
+Stamp = Mapping[Path, tuple[int, ...]]
 
 
-def stamp_configuration(root: str | os.PathLike[str]) -> Mapping[Path, tuple[int, ...]]:
+def stamp_configuration(root: str | os.PathLike[str]) -> Stamp:
     """A stamp that changes with every edit below /etc/sparkd. Folders that can't be listed are left out."""
-    walked = os.walk(Path(root, FOLDER))
+    path = Path(root, FOLDER)  # named where a share that a link leads to hangs: `find_path`
+    walked = os.walk(path)
     return _stamp_files(Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
+
+
+def look_at_configuration(loop: MainLoop, root: str | os.PathLike[str], unknown: Stamp) -> Stamp:
+    """Its stamp, taken beside the loop; `unknown` where a share that a link leads to hangs. A stop waits for it: one
+    that comes during a reload ends the rank once that is taken over.
+    """
+    with suppress(OSError):
+        look = partial(stamp_configuration, root)
+        return loop.beside(look, LOOK_SECONDS, "looking at the configuration", shielded=True)
+    return unknown
 
 
 def digest_stamp(agent: Agent) -> str:
@@ -38,7 +53,7 @@ def digest_stamp(agent: Agent) -> str:
     return FORM + sha256(repr(stamps).encode()).hexdigest()
 
 
-def _stamp_files(paths: Iterable[Path]) -> Mapping[Path, tuple[int, ...]]:
+def _stamp_files(paths: Iterable[Path]) -> Stamp:
     """A stamp of these files and folders. Those that can't be read are left out."""
     stamps = dict[Path, tuple[int, ...]]()
     for path in sorted(paths):
@@ -64,13 +79,9 @@ class ConfigurationWatch:
         named_files = self._stamp_named_files(self._named_files)
         if self._named_files is None:
             self._named_files = named_files
-        if named_files != self._named_files or self._stamp_configuration() != self._agent.configured_at:
+        agent, stamp = self._agent, self._agent.configured_at
+        if named_files != self._named_files or look_at_configuration(agent.loop, agent.host.files.root, stamp) != stamp:
             raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
-
-    def _stamp_configuration(self) -> object:
-        agent = self._agent
-        look = partial(stamp_configuration, agent.host.files.root)
-        return agent.look(look, agent.pace.look_seconds, "looking at the configuration", agent.configured_at)
 
     def _stamp_named_files(self, previous: object) -> object:
         """The stamp of files that the configuration names, and a process reads once. `previous` where they hang."""

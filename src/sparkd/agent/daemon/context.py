@@ -67,6 +67,8 @@ class Pace(Struct, frozen=True):
     """Largest share of one core that these looks use."""
     hang_seconds: float = LOOK_SECONDS
     """Limit for one of these looks."""
+    read_seconds: float = 20.0
+    """Limit for reading the settings, or the plan."""
     rdma_seconds: float = 3.0
     """Pause between two looks for RDMA devices while the other nodes are awaited."""
     message_seconds: float = 35.0

@@ -274,7 +274,8 @@ def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
         hint = f"nothing is to be done; how that one ended: journalctl -u sparkd-{agent.context.role}"
         agent.events.warning("engine.rank.taken_over", container=rank.container_id[:12], reason=reason, hint=hint)
     changed = None
-    if digest_stamp(agent) != adoptable.kept.stamp and adoptable.kept.stamp.startswith(FORM):
+    is_known = agent.configured_at and adoptable.kept.stamp.startswith(FORM)  # it is empty while a share hangs
+    if is_known and digest_stamp(agent) != adoptable.kept.stamp:
         reason = "it has changed since this engine was started, and counts at the next restart"
         hint = f"sudo systemctl restart sparkd-{agent.context.role}"
         agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)

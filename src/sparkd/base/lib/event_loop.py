@@ -152,7 +152,7 @@ def find_path(name: str) -> str:
     idents = [thread.ident for thread in threading.enumerate() if thread.name == name]
     frame = sys._current_frames().get(idents[0] or 0) if idents else None
     while frame is not None:
-        if isinstance(path := frame.f_locals.get("path"), str) and path.startswith("/"):
+        if (path := str(frame.f_locals.get("path"))).startswith("/"):  # or a Path
             return path
         frame = frame.f_back
     return ""

@@ -212,6 +212,16 @@ def test_a_disk_that_hangs_keeps_no_agent_from_the_rank_since_the_main_thread_op
     assert [path for path in opened if "/run/sparkd/" in path], "these are seen"
 
 
+def test_an_agent_that_takes_a_rank_over_is_ready_once_its_report_says_that_it_serves(
+    left: World, notifications: Callable[[], list[str]]
+) -> None:
+    left.tree.folder("/var/lib/sparkd/history.db")  # the look at earlier launches would publish it by the way
+    taken_over, journal = take_over(left)
+    assert taken_over and "history.read.failed" in journal
+    messages = notifications()
+    assert messages.index("STATUS=serving") < messages.index("READY=1")
+
+
 def test_a_stop_during_a_reload_ends_the_rank_as_any_stop_and_not_by_a_sweep(left: World) -> None:
     def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> bool:
         loop.endings.request_stop(signal.SIGTERM)

@@ -266,7 +266,6 @@ def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
     if agent.context.is_head:
         with suppress(SparkdError):  # only a worker that starts again needs it
             share_config(agent)
-    agent.loop.report_ready()
     if adoptable.reloaded:
         agent.events.info("agent.reload.ended", version=__version__, hint="")
     else:
@@ -283,3 +282,4 @@ def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
     agent.reporter.replace_finding(CHANGED, changed)
     begin_restore(agent)  # the agent before may have been killed before it did that
     agent.reporter.publish()
+    agent.loop.report_ready()  # only now, as in `serve`

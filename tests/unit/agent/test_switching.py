@@ -478,8 +478,8 @@ def test_a_plan_that_works_is_in_force_and_its_finding_says_so(started: AgentUnd
     ]
 
 
-class ReadOnlyDisk(MemoryActions):
-    def write_state(self, name: str, text: str, mode: int) -> None:
+class ReadOnlyDisk(FullDisk):
+    def _require_room(self) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
@@ -520,6 +520,15 @@ def test_a_choice_that_cannot_be_read_any_more_is_logged_once_while_its_plan_ser
     for _ in range(3):
         started.agent.proving.tick()
     assert sum("state.read.failed" in line for line in started.events.lines) == 1
+
+
+def test_a_step_that_a_read_only_disk_does_not_take_is_logged_with_what_to_look_at(started: AgentUnderTest) -> None:
+    agent = started.agent
+    write_switch(started, Stage.DRAINING)
+    disk = ReadOnlyDisk(agent.host, agent.loop, "read-only")
+    begin_switch(agent.context.configured, agent.host, disk, agent.events)
+    (line,) = (line for line in started.events.lines if line.startswith("state.write.failed file=switch.json"))
+    assert line.endswith("reason=Read-only file system hint=why it fails, or is read-only: sudo dmesg")
 
 
 def test_no_plan_is_launched_without_its_try_where_a_full_disk_kept_that_from_being_written(

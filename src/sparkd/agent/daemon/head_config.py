@@ -16,6 +16,7 @@ from msgspec import Struct
 from sparkd.agent.cluster.client import UnsignedError
 from sparkd.agent.cluster.peer_reader import PeerReader
 from sparkd.agent.daemon.context import Agent, Base, Context, beside_or_blocked
+from sparkd.agent.daemon.state_store import find_remedy
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import SIGNATURE_HEADER
 from sparkd.base.cluster.following import followed_context
@@ -164,10 +165,9 @@ class HeadFollower(Struct):
                 file = launch_history.FILE
                 self.base.actions.write_state(file.name, file.encode(reset_history), file.mode)
             self.base.actions.write_state(FILE.name, body.decode(), FILE.mode)
-        except (OSError, TimeoutError) as error:
-            hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
+        except OSError as error:  # TimeoutError among them
             reason = f"the configuration of the head can't be kept: {error.strerror or error}"
-            raise HeadRefusedError(reason, hint) from None
+            raise HeadRefusedError(reason, find_remedy(error)) from None
         self.events.info("cluster.config.changed", head=self.place.head_address, digest=document.digest[:12])
         raise OutdatedPlanError("the configuration of the head has changed", "sparkd restarts with it")
 

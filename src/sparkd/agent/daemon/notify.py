@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from sparkd.agent.actions.files import write
 from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
+from sparkd.agent.daemon.state_store import find_remedy
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.agent.status.notice_formats import as_json, render
 from sparkd.base.config import Notify
@@ -160,7 +161,7 @@ class Outbox:
         try:
             write(self._folder / FILE.name, FILE.encode(state), FILE.mode, durable=True)
         except OSError as error:
-            self._report_once(FILE.name, f"{FILE.path}: {error.strerror}", "df -h /var/lib/sparkd")
+            self._report_once(FILE.name, f"{FILE.path}: {error.strerror}", find_remedy(error))
         else:
             self._failed.pop(FILE.name, None)
 

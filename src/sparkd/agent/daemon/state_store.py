@@ -24,9 +24,14 @@ from sparkd.base.state.shared_config import digest_of
 READ_SECONDS = 10.0
 """Limit for a read: as long as a write may take."""
 UNREAD_HINT = f"what holds {FOLDER}? look at: sudo dmesg; a file that stays unreadable: move it away"
-FAILED_HINT = "why it fails, or is read-only: sudo dmesg"
 
 T = TypeVar("T")
+
+
+def find_remedy(error: OSError, folder: str = FOLDER) -> str:
+    """What to do where a file in the folder can't be written: the error's own hint, as a SharedFolderError has one."""
+    is_disk = error.errno in (errno.EROFS, errno.EIO, None)  # None: it hangs
+    return getattr(error, "hint", "why it fails, or is read-only: sudo dmesg" if is_disk else f"df -h {folder}")
 
 
 class StateStore(Struct):
@@ -113,11 +118,9 @@ class StateStore(Struct):
             is_written = write() is not False
         except OSError as write_error:
             error = FolderError(f"{folder}/{name}") if isinstance(write_error, IsADirectoryError) else write_error
-            is_disk = error.errno in (errno.EROFS, errno.EIO, None)  # None: it hangs
-            hint = getattr(error, "hint", FAILED_HINT if is_disk else f"df -h {folder}")  # a SharedFolderError's, too
-            self.last_failure = error.strerror or str(error), hint
+            self.last_failure = reason, hint = error.strerror or str(error), find_remedy(error, folder)
             if name not in self._unwritten:
-                self.events.error("state.write.failed", file=name, reason=self.last_failure[0], hint=hint)
+                self.events.error("state.write.failed", file=name, reason=reason, hint=hint)
             self._unwritten.add(name)
             return False
         self._unwritten.discard(name)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from sparkd.agent.actions import Actions
+from sparkd.agent.daemon.state_store import find_remedy
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -22,7 +23,6 @@ from sparkd.base.lib.errors import (
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.times import utc_now
 from sparkd.base.state import launch_history
-from sparkd.base.state.file import FOLDER
 from sparkd.base.state.launch_history import End
 from sparkd.base.state.switch import FILE, NO_REASON, NOTICE, Event, Stage, Switch, label, step
 
@@ -47,8 +47,8 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
             return begin_switch(config, host, actions, events)  # somebody has chosen again meanwhile
         stamp = _stamp_written(host, changed)
     except OSError as error:  # `raise_if_unwritten` ends this process before a launch
-        hint = getattr(error, "hint", f"df -h {FOLDER}; ls -la {FOLDER}")  # a FolderError's
-        events.error("state.write.failed", file=FILE.name, reason=error.strerror or str(error), hint=hint)
+        reason, hint = error.strerror or str(error), find_remedy(error)
+        events.error("state.write.failed", file=FILE.name, reason=reason, hint=hint)
     if current.stage in (Stage.DRAINING, Stage.TRYING) and (changed is None or changed.stage is Stage.IN_FORCE):
         _report_return(host, actions, events, current, reason)
     return changed, stamp

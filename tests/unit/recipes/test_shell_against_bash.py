@@ -46,6 +46,7 @@ class Writer:
             f"{name}={digit} | :", f": | export {name}={digit}", f"unset {name} |& :", f"(( {name} = 1 << {digit} ))",
             f"[[ {name} =~ (if|{name}) && ( x ) ]]", f"for {name} in {digit}; do :; done", f"read {name} <<<{digit}",
             f"IFS= read -r {name} <<<{digit}", f"printf -v {name} %s {digit}",
+            f"{name}=$(( {name} * 2 + ({digit} - 1) ))", f": $(( {name} += {digit} ))", f"{name}=$A-$B",
             f"let {name}={digit}", f"let '{name} += {digit}' {name}++", f"L=({digit}) | :", f"L+=({digit}) | :",
             f': "${{{name}:={digit}}}" | :', f': | : "${{{name}:={digit}}}"',
             f"for (({name} = 1; {name} < 1 << 3; {name} <<= 1)); do :; done", f"if (( {name} ++ )); then :; fi",
@@ -120,3 +121,28 @@ def test_a_file_of_settings_is_noted_with_its_line_since_it_is_not_read() -> Non
     (note,) = sourced.notes
     assert (note.line, note.text) == (2, ". $D/.env: not read: give what it sets by -o NAME=VALUE")
     assert launch.words[-1] == "80"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("cd /a/b\ncd ../c || exit 1\nvllm serve $(pwd) $PWD", ["/a/c", "/a/c"]),
+        ("(cd /a)\nif x; then cd /b; fi\nvllm serve $(cd /c/d/.. && pwd) $PWD", ["/c", "?"]),
+        ('Y="a b"\nX=$Y\nexport Z=$Y\nvllm serve "$X" "$Z" $Y', ["a b", "a b", "a", "b"]),
+        ('D="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." &>/dev/null && pwd -P)"\nvllm serve $D', ["/home"]),
+        (
+            'N=$(basename "$0")\nM=$(cd "$(dirname "$0")" && pwd)/m\nvllm serve $N $(basename $M) $M',
+            ["s", "m", "/home/o/m"],
+        ),
+        ("A=3 B=1+1\nvllm serve $((A * ($A - 1))) $(($B*2)) $((B*2)) $((1+${C:-2}))", ["6", "3", "4", "3"]),
+        ("A=08\nvllm serve $((A)) $((C)) $((10#7)) $((7 / 2)) $((2**3)) $((" + "1+" * 120 + "1))", ["?"] * 6),
+        ("A=1\nvllm serve $((A++)) $A", ["?", "?"]),
+        ("vllm serve \"$(cat <<'E'\na) it's $X\nE\n)\" $(cat <<E\n$HOME\nE\n)", ["a) it's $X", "/root"]),
+        ('X="$(python3 - <<P\nprint(")")\nP\n)"\nvllm serve $X y', ["?", "y"]),
+        ('vllm serve "$(( 1 << 2 ))" y', ["?", "y"]),
+    ],
+)
+def test_a_value_that_needs_no_run_is_known(script: str, words: list[str]) -> None:
+    values = {"PWD": "/home/o", "HOME": "/root", "0": "/home/o/s", "BASH_SOURCE": "/home/o/s"}
+    (launch,) = read_script(script, Variables(values, frozenset()))
+    assert ["?" if unknown(word) else word for word in launch.words[2:]] == words

@@ -48,7 +48,8 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     # that nothing of a fenced block starts anything.
     is_markdown = kind == "command line" and may_be_markdown(text, path)
     folder = str(path.absolute().parent) if owner is not None else ""
-    values = {"HOME": find_home(), **({"PWD": folder} if folder else {}), **overrides}
+    beside = {"PWD": folder, "0": f"{folder}/{path.name}", "BASH_SOURCE": f"{folder}/{path.name}"} if folder else {}
+    values = {"HOME": find_home(), **beside, **overrides}
     variables = Variables(values, frozenset(overrides))
     try:
         launches = _read_launches(text, kind, variables, service, path, owner)

@@ -8,7 +8,6 @@ from msgspec import Struct, field
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
 from sparkd.tools.importers.shell_commands import (
     ASSIGNMENT,
-    COMPUTED,
     COST_CHARACTERS,
     DECLARING,
     KEYWORDS,
@@ -123,7 +122,7 @@ class Script(Struct):
         if self.text.startswith('$"', at):  # a text to translate, which stays as it is without a catalogue
             return at + 1
         value, end = self._use_variable(at)
-        first, *others = re.split(r"[ \t\n]+", value)
+        first, *others = [value] if self._is_assignment() else re.split(r"[ \t\n]+", value)
         if first:
             self._add_text(first)
         for other in others:
@@ -135,6 +134,8 @@ class Script(Struct):
     def _use_variable(self, at: int) -> tuple[str, int]:
         """The value, and the position behind its use."""
         value, end = self.state.variables.use(self.text, at, in_shell=True)
+        if self.text.startswith("$((", at):
+            self.state.lose_computed(self.text[at:end])
         if default := _DEFAULT.match(self.text, at):
             self.state.keep_default(default[1], value)
         return value, end
@@ -144,7 +145,7 @@ class Script(Struct):
         if comment := _COMMENT.match(self.text, at):
             return comment.end()
         if (arithmetic := _ARITHMETIC.match(self.text, at)) and self._begins_command():
-            self.state.lose(before or behind for before, behind in COMPUTED.findall(arithmetic[0]))
+            self.state.lose_computed(arithmetic[0])
             self._add_text("((")
             self._end_word()
             return arithmetic.end()
@@ -240,6 +241,11 @@ class Script(Struct):
             self.current.words.append(self._expand(self.word))
         self.word, self.is_redirected = None, False
 
+    def _is_assignment(self) -> bool:
+        words = self.current.words
+        is_place = len(words) == self.current.assigned or words[0] in DECLARING
+        return is_place and bool(ASSIGNMENT.match(self.word or ""))
+
     def _begins_command(self) -> bool:
         return not self.current.words or self.current.words[-1] in ("for", *KEYWORDS)
 
@@ -248,8 +254,7 @@ class Script(Struct):
 
         Elsewhere a pattern of files, or a list in braces, becomes a mark: bash would expand it.
         """
-        earlier_words = self.current.words
-        if ASSIGNMENT.match(word) and (len(earlier_words) == self.current.assigned or earlier_words[0] in DECLARING):
+        if self._is_assignment():
             self.current.assigned += 1
             home = _HOME.match(self.masked)  # bash expands nothing else in an assignment
             return home[1] + self.state.variables.values.get("HOME", mark("~")) + word[home.end() :] if home else word

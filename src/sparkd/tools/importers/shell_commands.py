@@ -29,7 +29,7 @@ _SUCCEEDING = (
 """Programs that a script relies on: what follows their && runs."""
 _SETTING = {"for": 2, "select": 2, "getopts": 3, "read": None, "mapfile": None, "readarray": None}
 """Words that give variables what only a run knows, with the place behind the last of their names."""
-COMPUTED = re.compile(
+_COMPUTED = re.compile(
     r"(?:\+\+|--)\s*+([A-Za-z_]\w*)|\b([A-Za-z_]\w*+)\s*+(?:\+\+|--|(?:<<|>>|[-+*/%&^|])?=(?!=))", re.ASCII
 )
 """Variables to which arithmetic assigns. What they get is not computed."""
@@ -147,7 +147,14 @@ class ShellState(Struct):
             command.env |= self.exported
             _take_prefix(command)
             self._lose_set(command.words)
+            self._change_folder(command.words)
         return bool(command.words)
+
+    def _change_folder(self, words: list[str]) -> None:
+        if words[0] == "cd" and not self.is_piped:
+            is_named = words[1:] and not words[-1].startswith("-")
+            folder = self.variables.find_folder(words[-1]) if is_named else ""
+            self._set_variable("PWD", folder or _mark_variable("PWD"))
 
     def _lose_set(self, words: list[str]) -> None:
         """Lose the variables that a command sets to what only a run knows."""
@@ -156,7 +163,7 @@ class ShellState(Struct):
         if words[:2] == ["printf", "-v"]:
             names = words[2:3]
         elif setting == "let":
-            names = [before or behind for before, behind in COMPUTED.findall(" ".join(words[1:]))]
+            self.lose_computed(" ".join(words[1:]))
         self.lose(name for name in names if name.isidentifier())
 
     def _unset(self, names: list[str]) -> None:
@@ -178,6 +185,10 @@ class ShellState(Struct):
             self.lists[name] = [_mark_list(name)]
             if name in self.exported:
                 self.exported[name] = self.variables.value(name)
+
+    def lose_computed(self, text: str) -> None:
+        """Lose the variables to which arithmetic assigns."""
+        self.lose(before or behind for before, behind in _COMPUTED.findall(text))
 
     def find_list(self, name: str) -> list[str]:
         """The words of a list, with those that the user gives for its unknown part; else for the whole list."""
@@ -256,7 +267,7 @@ class ShellState(Struct):
             return
         for word, assignment in () if self.is_piped else zip(words, assignments, strict=True):
             if assignment:
-                self._set_variable(assignment)
+                self._set_variable(assignment[1], assignment[3], is_appended=bool(assignment[2]))
             self._export(assignment[1] if assignment else word, is_exported)
         command.drop_words(len(command.words))
 
@@ -266,9 +277,8 @@ class ShellState(Struct):
             self.exported[name] = self.variables.value(name)
             self.inherited.add(name)
 
-    def _set_variable(self, assignment: re.Match[str]) -> None:
+    def _set_variable(self, name: str, value: str, *, is_appended: bool = False) -> None:
         """Assign or append. Where a condition decides whether that happens, the value is not known."""
-        name, is_appended, value = assignment.groups()
         earlier_value = self.variables.values.get(name, "") if is_appended else ""
         blank = " " if is_appended and value[:1].isspace() else ""  # the words before it stay known
         uncertain_value = f"{earlier_value}{blank}{_mark_variable(name)}"

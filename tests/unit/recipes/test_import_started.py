@@ -563,7 +563,7 @@ def test_an_env_file_of_another_user_is_not_read(tmp_path: Path) -> None:
     path, other = tmp_path / "compose.yaml", os.getuid() + 1
     text = COMPOSE + "    environment: {D: '${DB_PASS}'}\n"
     (tmp_path / ".env").write_text("DB_PASS=k3pt\n")
-    with pytest.raises(ConfigError, match=r"\.env: is of uid \d+, the compose file of \d+: its values are not taken"):
+    with pytest.raises(ConfigError, match=r"\.env: is of uid \d+, what reads it of \d+: its values are not taken"):
         read_form(text, path, {}, owner=other)
     (tmp_path / ".env").rename(tmp_path / "elsewhere")
     (tmp_path / ".env").symlink_to(tmp_path / "elsewhere")
@@ -1313,3 +1313,59 @@ def test_a_comment_between_options_is_nothing_and_an_unknown_image_is_named(tmp_
     assert imported(tmp_path, text)[0].image.ref == IMAGE
     with pytest.raises(ConfigError, match=r"line 2: image: what \$OPTIONS stands for .* -o OPTIONS=VALUE"):
         imported(tmp_path, f"\ndocker run $OPTIONS {IMAGE} --model org/m\n")
+
+
+SOURCED = {
+    "0/a.env": "export P=8001\nT=hf_abcdefghijklmnopqrstuvwxyz\n",
+    "0/lib/b.sh": "f() { Q=1; }\nS=$((P * 2))\n",
+    "c.env": "P=3\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "port", "noted"),
+    [
+        ("source a.env", 8001, 0),
+        ('if [[ -f $D/a.env ]]; then\n  set -a; . "$D/a.env"\n  set +a\nfi', 8001, 0),
+        ("[ -f ./a.env ] && . ./a.env", 8001, 0),
+        ('if [ -f "a.env" ]; then source a.env; fi', 8001, 0),
+        ("f() { . ./a.env; }", None, 1),
+        ('[ -f a.env ]\nif [ "$1" = x ]; then . a.env; fi', None, 0),
+        ("q && . ./a.env", None, 0),
+        (". ./a.env | q", None, 1),
+        (". $D/../c.env", None, 1),
+        (". $D/lib/none.sh", None, 1),
+        ("cd lib && . ./b.sh\nP=$S", None, 0),
+        ("P=4; . lib/b.sh; P=$S", 8, 0),
+        (". $D/link.env", None, 1),
+        (". linked/a.env", None, 1),
+    ],
+)
+def test_a_file_that_a_script_sources_is_read_if_it_lies_beside_it(
+    tmp_path: Path, before: str, port: int | None, noted: int
+) -> None:
+    for name, text in SOURCED.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "0/link.env").symlink_to("a.env")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/a.env").write_text("P=9\n")
+    (tmp_path / "0/linked").symlink_to("../other")
+    recipe, notes, text = imported(tmp_path, f'D="$(cd "$(dirname "$0")" && pwd)"\n{before}\n{RUN} --seed $T')
+    assert recipe.args.get("port") == port
+    assert len([note for note in notes if "not read: give what it sets" in note]) == noted
+    assert "hf_abc" not in text
+
+
+def test_a_fault_in_a_sourced_file_is_named_with_both_lines(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/a.env").write_text("A=1\nB='\n")
+    with pytest.raises(ConfigError, match=r"given: line 2: \S+/a\.env: line 2: the quote ' has no end"):
+        imported(tmp_path, f":\n. ./a.env\n{LINE}")
+    (tmp_path / "0/a.env").write_text(f"if x; then\n{LINE}\nfi\n")
+    assert imported(tmp_path, "docker ps\n\n. ./a.env")[1] == [
+        "line 3: what begins in line 3 decides whether it runs: taken as if it does"
+    ]
+    (tmp_path / "0/a.env").write_text(". ./a.env\n" * 20)
+    with pytest.raises(ConfigError, match=r"is too long once it is filled in"):
+        imported(tmp_path, f". ./a.env\n{LINE}")

@@ -16,10 +16,10 @@ def read_file(path: Path) -> str:
     return read_owned_file(path)[0]
 
 
-def read_owned_file(path: Path) -> tuple[str, int]:
-    """As `read_file`, with the uid of the file's owner."""
+def read_owned_file(path: Path, flags: int = 0) -> tuple[str, int]:
+    """As `read_file`, with the uid of the file's owner. `flags`: more of open(2)."""
     try:
-        content, owner = _read_regular(path)
+        content, owner = _read_regular(path, flags)
     except FileNotFoundError:
         refuse_dangling(path)
         raise
@@ -42,9 +42,9 @@ def refuse_dangling(path: Path) -> None:
         raise AwaitedError(f"{path}: is a link to a file that does not exist", hint) from None
 
 
-def _read_regular(path: Path) -> tuple[bytes, int]:
+def _read_regular(path: Path, flags: int) -> tuple[bytes, int]:
     """At most LIMIT_BYTES and one more, and the owner. What is judged is read: a user may put a device there."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

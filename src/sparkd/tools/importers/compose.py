@@ -1,6 +1,6 @@
 """Reads services of a compose file, and its `.env`, into the options of `docker run` (the Compose Specification)."""
 
-import errno
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -8,10 +8,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable
-from sparkd.base.lib.text_file import LIMIT_BYTES
+from sparkd.base.lib.text_file import read_owned_file
 from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option, make_fault, port_text
 from sparkd.tools.importers.source import as_mapping, shorten
@@ -41,29 +40,26 @@ _IGNORED_KEYS = (
 
 
 def read_env_file(path: Path, owner: int, variables: Variables) -> dict[str, str]:
-    """Read the file that docker reads beside a compose file. A link is not followed. Raises ConfigError.
-
-    It must belong to `owner`, as the compose file does: else a user who puts another folder in the place of their own
-    could have root's values written into a recipe that all may read.
-    """
+    """Read the file that docker reads beside a compose file. Raises ConfigError."""
     try:
-        file = Files().itself(str(path.absolute()), LIMIT_BYTES)
-        if file.facts.kind is not Kind.FILE:
-            return {}
-        if file.facts.uid != owner:
-            reason = f"{path}: is of uid {file.facts.uid}, the compose file of {owner}: its values are not taken"
-            raise ConfigError(printable(reason), "copy both into a folder of your own")
-        return _parse_env_file(file.content.decode("utf-8-sig"), variables)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR):
-            return {}
-        raise ConfigError(printable(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}")) from None
-    except UnicodeDecodeError:
-        raise ConfigError(printable(f"{path}: is no UTF-8 text")) from None
+        return _parse_env_file(read_beside(path, owner), variables)
     except CommandError as error:
         raise make_fault(str(path), 1, str(error)) from None
+
+
+def read_beside(path: Path, owner: int) -> str:
+    """Read a file beside another; empty text where there is none. A link is not followed. Raises ConfigError.
+
+    It must belong to `owner`, as the other file does: else a user who puts another folder in the place of their own
+    could have root's values written into a recipe that all may read.
+    """
+    if path.is_symlink() or not path.is_file():
+        return ""
+    text, uid = read_owned_file(path, os.O_NOFOLLOW)
+    if uid != owner:
+        reason = f"{path}: is of uid {uid}, what reads it of {owner}: its values are not taken"
+        raise ConfigError(printable(reason), "copy both into a folder of your own")
+    return text
 
 
 def _parse_env_file(text: str, variables: Variables) -> dict[str, str]:

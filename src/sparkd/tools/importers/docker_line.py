@@ -1,7 +1,7 @@
 """Finds what starts an engine in the commands of a script: `docker run`, `docker exec`, or vLLM itself."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from sparkd.tools.importers.command import find_server, is_ray
@@ -28,9 +28,9 @@ _OWN_OPTION = re.compile(r"(?!(?:-D|--debug|--tls|--tlsverify)\Z)(?:-\w|--[^=]+)
 """An option of docker itself, before the verb, whose value is the next word."""
 
 
-def read_script(text: str, variables: Variables) -> list[Launch]:
-    """Read what the commands of a script start. Raises LaunchError."""
-    script = Script(text, ShellState(variables))
+def read_script(text: str, variables: Variables, read_beside: Callable[[str], str] = lambda _: "") -> list[Launch]:
+    """Read what the commands of a script start. `read_beside`: reads a file that it sources. Raises LaunchError."""
+    script = Script(text, ShellState(variables), read_beside=read_beside)
     try:
         overrides = {name: variables.values[name] for name in variables.fixed}
         return [launch for command in script.read() for launch in find_launches(command, overrides)]

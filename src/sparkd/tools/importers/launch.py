@@ -133,14 +133,11 @@ def inner_commands(
     if not option_at or not text_at or not _SHELL.fullmatch(shell[0]):
         return None
     try:
-        commands = commands_in_container(shell[text_at], env, overrides, shell[text_at + 2 :])
+        return commands_in_container(shell[text_at], env, overrides, shell[text_at + 2 :], line)
     except CommandError as error:
         if words[0] == "eval":
             return None
         raise LaunchError(line, f"{shell[0]} {shell[option_at]}: {error}") from None
-    for command in commands:  # their lines are those of the text, which the file's reader does not know
-        command.lines, command.block = [line for _ in command.lines], command.block and line
-    return commands
 
 
 def _find_shell(words: list[str], env: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:

@@ -1,7 +1,7 @@
 """Reads the plain commands of a shell script, with its variables filled in. Runs nothing."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct, field
 
@@ -14,7 +14,7 @@ from sparkd.tools.importers.shell_commands import (
     Command,
     ShellState,
 )
-from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, Variables, hide, mark, shown
+from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, Variables, hide, is_brace_list, mark, shown
 
 _MASK = "\0"
 _TOKEN = re.compile(
@@ -70,6 +70,10 @@ class Script(Struct):
     """Whether [[ is open: up to its ]], operators and parentheses are the test's own."""
     line: int = 1
     """The line of the token that is read now."""
+    at_line: int = 0
+    """The line of all words of a text that stands in another; 0 for their own."""
+    read_beside: Callable[[str], str] = lambda _path: ""
+    """Reads a file that lies beside the script; empty text for another path."""
 
     def read(self) -> list[Command]:
         """Read the commands. Assignments only set variables. Raises CommandError; then `line` has its line."""
@@ -134,8 +138,7 @@ class Script(Struct):
     def _use_variable(self, at: int) -> tuple[str, int]:
         """The value, and the position behind its use."""
         value, end = self.state.variables.use(self.text, at, in_shell=True)
-        if self.text.startswith("$((", at):
-            self.state.lose_computed(self.text[at:end])
+        self.state.lose_computed(self.text[at:end] if self.text.startswith("$((", at) else "")
         if default := _DEFAULT.match(self.text, at):
             self.state.keep_default(default[1], value)
         return value, end
@@ -224,7 +227,7 @@ class Script(Struct):
 
     def _add_text(self, text: str, masked: str = _MASK) -> None:
         if self.word is None:
-            self.current.lines.append(self.line)
+            self.current.lines.append(self.at_line or self.line)
             self.masked = ""
         self.word, self.masked = (self.word or "") + text, self.masked + masked
         if len(self.word) > LONGEST:
@@ -243,8 +246,9 @@ class Script(Struct):
 
     def _is_assignment(self) -> bool:
         words = self.current.words
-        is_place = len(words) == self.current.assigned or words[0] in DECLARING
-        return is_place and bool(ASSIGNMENT.match(self.word or ""))
+        return bool(ASSIGNMENT.match(self.word or "")) and (
+            len(words) == self.current.assigned or words[0] in DECLARING
+        )
 
     def _begins_command(self) -> bool:
         return not self.current.words or self.current.words[-1] in ("for", *KEYWORDS)
@@ -258,12 +262,13 @@ class Script(Struct):
             self.current.assigned += 1
             home = _HOME.match(self.masked)  # bash expands nothing else in an assignment
             return home[1] + self.state.variables.values.get("HOME", mark("~")) + word[home.end() :] if home else word
-        return mark(shown(word)) if re.search(r"[*?]", self.masked) or _is_brace_list(self.masked) else word
+        return mark(shown(word)) if re.search(r"[*?]", self.masked) or is_brace_list(self.masked) else word
 
     def _end_command(self, operator: str) -> None:
         """Keep the command, if it runs a program. `operator`: what ends it; a parenthesis begins or ends a subshell."""
         self._end_word()
         command, self.current, self.operator = self.current, Command(), operator
+        self._read_sourced(command, operator)
         runs_program = self.state.take(command, operator)
         # A ) that closes no subshell is behind a pattern of `case`, which is a block.
         ends_subshell = self.outer_states and len(self.state.blocks) <= len(self.outer_states[-1].blocks)
@@ -276,22 +281,38 @@ class Script(Struct):
             subshell, self.state = self.state, self.outer_states.pop()
             self.state.join(subshell)
 
-
-def _is_brace_list(masked: str) -> bool:
-    """Whether bash would make several words of the word, as of {a,b} or {1..3}."""
-    inner = masked[masked.find("{") + 1 : masked.rfind("}")] if "{" in masked else ""
-    return "," in inner or ".." in inner
+    def _read_sourced(self, command: Command, operator: str) -> None:
+        """Read the file beside the script that `source` names, in place of the command. Raises CommandError."""
+        words, state = command.words, self.state
+        if words[-1:] in (["]"], ["]]"]):
+            state.tested = state.variables.find_folder(words[-2]) if words[-3:-2] == ["-f"] else ""
+        path = state.variables.find_folder("".join(words[-1:]))
+        is_source = words[-2:-1] in (["."], ["source"]) and words[:-2] in ([], ["then"])
+        if not is_source or state.is_piped or operator in ("|", "&") or not (text := self.read_beside(path)):
+            return
+        state.variables.spend(1 << 18)  # 16 files are read at most
+        blocks, condition = state.blocks, state.condition
+        is_sure = len(blocks) + bool(condition) <= (path == state.tested)
+        state.blocks, state.condition = command.lines[: not is_sure], ""
+        file = Script(text, state, at_line=command.lines[0], read_beside=self.read_beside)
+        try:
+            self.commands += file.read()
+        except CommandError as error:
+            raise CommandError(f"{path}: line {file.line}: {error}") from None
+        state.blocks, state.condition = blocks, condition
+        command.words[-2:] = [":", path]
 
 
 def commands_in_container(
-    text: str, env: Mapping[str, str], overrides: Mapping[str, str], words: Iterable[str] = ()
+    text: str, env: Mapping[str, str], overrides: Mapping[str, str], words: Iterable[str] = (), line: int = 0
 ) -> list[Command]:
     """Read the commands of a text for a container's shell. Raises CommandError.
 
     `env`: the container's variables. `overrides`: variables that no assignment changes. `words`: the text's $@.
+    `line`: the text's in its file, where that has more.
     """
     hidden = {name: hide(name, value) for name, value in env.items()}
     values = {name: mark(f"${name}") for name in SET_BY_IMAGE} | hidden | {**overrides}
     inherited = set(values.keys() - overrides.keys())
     variables = Variables(values, frozenset(overrides))
-    return Script(text, ShellState(variables, inherited=inherited, lists={"@": [*words]})).read()
+    return Script(text, ShellState(variables, inherited=inherited, lists={"@": [*words]}), at_line=line).read()

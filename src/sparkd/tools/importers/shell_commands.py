@@ -76,6 +76,8 @@ class ShellState(Struct):
     """Lists, likewise."""
     defaulted: set[str] = field(default_factory=set)
     """Variables and lists that the command that is read has set so far, as by a use such as ${NAME:=VALUE}."""
+    tested: str = ""
+    """The path of the file that the last test was of, as in [ -f .env ]."""
     is_piped: bool = False
     """Whether the command is a part of a pipeline, or runs beside the shell: what it assigns ends with it."""
 
@@ -147,14 +149,10 @@ class ShellState(Struct):
             command.env |= self.exported
             _take_prefix(command)
             self._lose_set(command.words)
-            self._change_folder(command.words)
+            if command.words[0] == "cd" and not self.is_piped:
+                folder = self.variables.find_folder("".join(command.words[1:][-1:]))
+                self._set_variable("PWD", folder or _mark_variable("PWD"))
         return bool(command.words)
-
-    def _change_folder(self, words: list[str]) -> None:
-        if words[0] == "cd" and not self.is_piped:
-            is_named = words[1:] and not words[-1].startswith("-")
-            folder = self.variables.find_folder(words[-1]) if is_named else ""
-            self._set_variable("PWD", folder or _mark_variable("PWD"))
 
     def _lose_set(self, words: list[str]) -> None:
         """Lose the variables that a command sets to what only a run knows."""

@@ -4,12 +4,11 @@ A value that only a shell or its user knows stays in the words as a mark, which 
 the value is used.
 """
 
-import ast
-import operator
 import os
 import pwd
 import re
 from contextlib import suppress
+from math import prod
 from os.path import basename, dirname, normpath
 from pathlib import Path
 
@@ -34,23 +33,18 @@ _SIGNS = {code: sign for sign, code in _CODES.items()}
 _MARK = re.compile(f"(?<!{_OPEN}){_OPEN}++([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
 """Matches a mark of a mark, too: a text may be read twice."""
 _NAMED = re.compile(
-    r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
+    r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?<=BASH_SOURCE)\[0\])?(?:(?P<mode>:?[-?+=])|\}))",
+    re.ASCII,
 )
 """$NAME and ${NAME} in full; of ${NAME:-ALTERNATIVE}, what comes before the alternative."""
 _PATH = r'"?((?:\$\(dirname (?:-- )?\S+\))?[^\s"|;&<>]*)"?'
 _OF_PATH = re.compile(
-    rf"\$\((?:(dirname|basename) (?:-- )?{_PATH}|cd (?:-- )?{_PATH}(?: &?>/dev/null)? && pwd(?: -P)?)\)"
+    rf"\$\((?:(dirname|basename) (?:-- )?{_PATH}|(?:cd (?:-- )?{_PATH}(?: &?>/dev/null)? && )?pwd(?: -P)?)\)|`pwd`"
 )
 """A part of a path, or the folder of a script, as in $(cd "$(dirname "$0")/.." && pwd)."""
-_DOCUMENT = re.compile(r"<<[ \t]*(['\"]?)(\w+)\1[^\n]*")
-"""The begin of a here-document, with the word that ends it."""
-_PRINTED = re.compile(r"\$\(cat <<(['\"]?)(\w+)\1\n([\s\S]*)\n\2\n?[ \t]*\)")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
-_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 _CLOSING = {"(": (")", "\\)"), "$(": (")",), "${": ("}",)}
 """What ends each. An escaped ) ends no $(, but a group in an expression of sed."""
-_MOST_OF_DOCUMENT = 1 << 16
-"""Characters in which the end of a here-document is looked for: many without one must end soon."""
 _MOST_FILLED_IN = 1 << 22
 """Characters, of all values of one file together: text that doubles itself must end."""
 
@@ -73,6 +67,12 @@ def unknown(text: str) -> str:
 def is_unknown(word: str, end: str = "") -> bool:
     """Whether the word is a mark alone, of an expression that ends with `end`, such as [@]} for a list."""
     return bool(_MARK.fullmatch(word)) and shown(word).endswith(end)
+
+
+def is_brace_list(masked: str) -> bool:
+    """Whether bash would make several words of the word, as of {a,b} or {1..3}."""
+    inner = masked[masked.find("{") + 1 : masked.rfind("}")] if "{" in masked else ""
+    return "," in inner or ".." in inner
 
 
 def shown(text: str) -> str:
@@ -154,47 +154,37 @@ class Variables(Struct):
     def _evaluate_other(self, text: str, depth: int) -> str:
         """The value of an expression that names no variable: a mark, such as for the output of a program.
 
-        Known are parts of paths, the script and its folder, arithmetic, a text that `cat` prints, and a comment in
-        backquotes: it is empty.
+        Known are parts of paths, the script and its folder, arithmetic, and a comment in backquotes: it is empty.
         """
         if re.fullmatch(r"`\s*#[^`\n]*`", text):
             return ""
-        if text == "${BASH_SOURCE[0]}":
-            return self.value("BASH_SOURCE")
         if part := _OF_PATH.fullmatch(text):
-            return self._evaluate_path(part, depth) or mark(text)
+            path = self._expand_alternative(part[2] or part[3] or ".", depth).rstrip("/")
+            of_path = {"dirname": dirname, "basename": basename}.get(part[1], self.find_folder)
+            return (not unknown(path) and of_path(path)) or mark(text)
         if arithmetic := _ARITHMETIC.fullmatch(text):
             return self._compute(arithmetic[1], depth) or mark(text)
-        if (printed := _PRINTED.fullmatch(text)) and (printed[1] or not re.search(r"[\\`]", printed[3])):
-            return (printed[3] if printed[1] else self.fill(printed[3], depth + 1)).rstrip("\n")
         if (base := re.fullmatch(r"\$\{(\w+)##\*/\}", text)) and base[1] in self.values:
             return self.values[base[1]].rpartition("/")[2]
-        folder = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") else ""
-        return text if text == "$" else folder or mark(text)
+        return text if text == "$" else mark(text)
 
     def find_folder(self, path: str) -> str:
-        """The absolute path of a folder that may be relative to the current one; empty where that is not known."""
+        """The absolute form of a path from the current folder; empty where that is not known."""
         folder = path if path.startswith("/") else f"{self.values.get('PWD', '.')}/{path}"
-        return normpath(folder) if folder.startswith("/") and not unknown(folder) else ""
-
-    def _evaluate_path(self, part: re.Match[str], depth: int) -> str:
-        """The value of `dirname`, `basename` or `cd` with `pwd`; empty where it is not known."""
-        path = self._expand_alternative(part[2] or part[3] or "", depth)
-        if unknown(path) or (part[1] == "dirname" and not path.strip("/")):
-            return ""
-        return {"dirname": dirname, "basename": basename}.get(part[1], self.find_folder)(path.rstrip("/"))
+        is_known = path[:1] not in ("", "-") and folder.startswith("/") and not unknown(folder)
+        return normpath(folder) if is_known else ""
 
     def _compute(self, text: str, depth: int) -> str:
         """The sum or product of whole numbers; empty for any other arithmetic."""
-        text = self._expand_alternative(text, depth)[:201]
-        text = re.sub(r"[A-Za-z_]\w*", lambda name: f"({self.values.get(name[0], '?')[:201]})", text)
+        text = "".join(self._expand_alternative(text, depth).split())
+        text = text if len(text) <= 200 else "?"
+        text = re.sub(r"[A-Za-z_]\w*", lambda name: f"({self.values.get(name[0], '')[:20]})", text)
         self.spend(100)
-        if not re.fullmatch(r"[-+*()\s\d]{1,200}", text):
-            return ""
-        try:
-            return str(_compute(ast.parse(" ".join(text.split()), mode="eval").body))
-        except (LookupError, SyntaxError):
-            return ""
+        with suppress(ValueError):
+            while inner := re.search(r"\(([^()]*)\)", text):
+                text = text.replace(inner[0], _add(inner[1]))
+            return _add(text)
+        return ""
 
 
 def _find_end(text: str, at: int) -> int:
@@ -217,14 +207,7 @@ def _find_end(text: str, at: int) -> int:
 def _find_closing(text: str, at: int) -> int:
     """The position after what closes the $( or ${ at `at`; 0 where nothing does."""
     opened = [""]  # what opens each expression that is not closed, the innermost last
-    signs = re.compile(r"\\?\)|\$?\(|\$\{|\}|<<(?!<)")
-    while sign := signs.search(text, at):
-        at = sign.end()
-        if sign[0] == "<<":
-            if document := _DOCUMENT.match(text, sign.start()):
-                end = text.find(f"\n{document[2]}\n", document.end(), document.end() + _MOST_OF_DOCUMENT)
-                at = max(at, end)
-            continue
+    for sign in re.compile(r"\\?\)|\$?\(|\$\{|\}").finditer(text, at):
         # Among commands, as in $( ), a plain ( opens, too; in ${ } it is text.
         if sign[0] in (("(", "$(") if "(" in opened[-1] else ("$(", "${")):
             opened.append(sign[0])
@@ -235,11 +218,6 @@ def _find_closing(text: str, at: int) -> int:
     return 0
 
 
-def _compute(node: ast.expr) -> int:
-    """The value of an expression of whole numbers. Raises LookupError for another."""
-    match node:
-        case ast.BinOp(left, sign, right):
-            return _OPERATORS[type(sign)](_compute(left), _compute(right))
-        case ast.Constant(value=int(number)):
-            return number
-    raise LookupError
+def _add(text: str) -> str:
+    """The sum of products of whole numbers. Raises ValueError for another text, and for octal numbers."""
+    return str(sum(prod(int(word, 0) for word in term.split("*")) for term in text.replace("-", "+-").split("+")))

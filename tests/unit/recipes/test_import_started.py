@@ -1369,3 +1369,36 @@ def test_a_fault_in_a_sourced_file_is_named_with_both_lines(tmp_path: Path) -> N
     (tmp_path / "0/a.env").write_text(". ./a.env\n" * 20)
     with pytest.raises(ConfigError, match=r"is too long once it is filled in"):
         imported(tmp_path, f". ./a.env\n{LINE}")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            f"case $1 in\na) {LINE};;\nb)\n{LINE};;\nesac",
+            "line 2: vLLM is started by 2 commands, in lines 2, 4: keep one",
+        ),
+        ("cd x\ndocker compose -f a.yaml --env-file e up -d", "line 2: .*, but runs a.yaml: import that file"),
+        ("sudo docker compose run --rm vllm vllm serve m", "line 1: .*, but runs its compose file: import that file"),
+    ],
+)
+def test_what_stays_refused_is_named_with_its_line(tmp_path: Path, text: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        imported(tmp_path, text)
+
+
+def test_what_runs_the_module_of_the_server_stays_before_it(tmp_path: Path) -> None:
+    module = "python3 -u -m vllm.entrypoints.openai.api_server --model org/m"
+    for before, entrypoint in (
+        ("taskset -c 5-9 ", ("taskset", "-c", "5-9", "vllm", "serve")),
+        ("A=1 ", ("vllm", "serve")),
+    ):
+        recipe = imported(tmp_path, f"docker run --entrypoint bash {IMAGE} -c '{before}{module}'")[0]
+        assert recipe.image.entrypoint == entrypoint
+
+
+def test_no_tool_builds_an_image_that_a_compose_file_builds_itself(tmp_path: Path) -> None:
+    text = COMPOSE.replace(IMAGE, "vllm-node-tf5-mine") + "    build: .\n"
+    recipe, notes, _ = imported(tmp_path, text)
+    assert recipe.image.build == ""
+    assert any("vllm-node-tf5-mine: no registry has it, nor is a build known" in note for note in notes)

@@ -34,7 +34,9 @@ def find_server(words: list[str]) -> tuple[tuple[str, ...], int]:
         if word == "serve" and at and "vllm" in words[at - 1].rpartition("/")[2]:
             return _drop_prefix(words[: at + 1]), at + 1
         if _SERVER.fullmatch(word) and (word.endswith(".py") or words[at - 1 : at] == ["-m"]):
-            return VLLM_SERVE, at + 1  # the same server, which as a module ignores a model without a flag
+            start = next((place for place, word in enumerate(words[:at]) if "python" in word), 0)
+            # The same server, which as a module ignores a model without a flag.
+            return _drop_prefix([*words[:start], *VLLM_SERVE]), at + 1
     return (), 0
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from os.path import realpath
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable
 from sparkd.base.lib.text_file import read_owned_file
 from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
+from sparkd.base.vllm.container_paths import is_below
 from sparkd.tools.importers.options import Launch, LaunchError, Option, make_fault, port_text
 from sparkd.tools.importers.source import as_mapping, shorten
 from sparkd.tools.importers.variables import CommandError, Variables, unknown
@@ -42,18 +44,19 @@ _IGNORED_KEYS = (
 def read_env_file(path: Path, owner: int, variables: Variables) -> dict[str, str]:
     """Read the file that docker reads beside a compose file. Raises ConfigError."""
     try:
-        return _parse_env_file(read_beside(path, owner), variables)
+        return _parse_env_file(read_beside(path, path, owner), variables)
     except CommandError as error:
         raise make_fault(str(path), 1, str(error)) from None
 
 
-def read_beside(path: Path, owner: int) -> str:
-    """Read a file beside another; empty text where there is none. A link is not followed. Raises ConfigError.
+def read_beside(form: Path, path: Path, owner: int | None) -> str:
+    """Read a file in the folder of a form or below it; empty text where there is none. Raises ConfigError.
 
-    It must belong to `owner`, as the other file does: else a user who puts another folder in the place of their own
-    could have root's values written into a recipe that all may read.
+    A link is not followed. It must belong to `owner`, as the form does: else a user who puts another folder in the
+    place of their own could have root's values written into a recipe that all may read. None: the form is no file.
     """
-    if path.is_symlink() or not path.is_file():
+    is_below_form = is_below(realpath(path.parent), realpath(form.parent))
+    if owner is None or path.is_symlink() or not path.is_file() or not is_below_form:
         return ""
     text, uid = read_owned_file(path, os.O_NOFOLLOW)
     if uid != owner:

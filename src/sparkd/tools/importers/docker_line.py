@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from sparkd.tools.importers.command import find_server, is_ray
 from sparkd.tools.importers.launch import inner_commands, note_condition
@@ -53,6 +53,8 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         for nested in inner:
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
             yield from find_launches(nested, overrides, depth + 1)
+    elif words[at + 1 : at + 2] == ["compose"] and at >= 0:
+        yield Launch(line, words=[*takewhile("run".__ne__, words)], entrypoint=[])
     elif at < 0 and (find_server(words)[1] or may_be_docker(words)):
         env = {name: Option(name, value, line) for name, value in command.env.items()}
         launch = Launch(line, words=words, entrypoint=[], env=env)

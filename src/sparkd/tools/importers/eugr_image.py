@@ -37,7 +37,8 @@ def set_image(source: Source, bundle: Bundle) -> None:
     if source.has_local_image or (is_published(image) and not arguments):
         return
     checkouts = [folder for folder in trees(source.path) if (folder / _BUILD_TOOL).is_file()]
-    if not image.startswith(_BUILT_NAMES) and not _is_built(source, checkouts, arguments):
+    is_built_by_compose = any(note.text.startswith("build: not done") for note in source.notes)
+    if is_built_by_compose or not (image.startswith(_BUILT_NAMES) or _is_built(source, checkouts, arguments)):
         if not bundle.is_here:
             source.need(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return

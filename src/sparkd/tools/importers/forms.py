@@ -1,8 +1,6 @@
 """Reads command lines, scripts, compose files, units and containers: what each of them starts."""
 
 import re
-from contextlib import suppress
-from os.path import realpath
 from pathlib import Path
 
 from msgspec import Struct
@@ -12,7 +10,6 @@ from sparkd.base.host.docker import query, running
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable, sanitize
-from sparkd.base.vllm.container_paths import is_below
 from sparkd.tools.importers.compose import read_beside, read_compose, read_env_file
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import read_script
@@ -71,17 +68,9 @@ def _read_launches(
     if kind == "systemd unit":
         return read_unit(text, variables)
     if kind == "command line":
-        return read_script(text, variables, lambda name: "" if owner is None else _read_sourced(path, owner, name))
+        return read_script(text, variables, lambda name: read_beside(path, Path(name), owner))
     env_file = {} if owner is None else read_env_file(path.parent / ".env", owner, variables)
     return read_compose(text, variables, service, env_file)
-
-
-def _read_sourced(script: Path, owner: int, name: str) -> str:
-    """The text of a file in the folder of a script, or below it, that is its owner's; empty text for any other."""
-    with suppress(ConfigError):
-        if is_below(realpath(Path(name).parent), realpath(script.absolute().parent)):
-            return read_beside(Path(name), owner)
-    return ""
 
 
 def read_container_form(name: str, host: Host) -> Form:

@@ -167,7 +167,7 @@ def find_script(words: list[str]) -> str:
     plain = [word for word in words[: text_at + 1] if not re.search(r"\A-|\s", word)]
     files = [word for before, word in pairwise(["", *plain]) if word.endswith(".sh") or _SHELL.fullmatch(before)]
     if any(word.endswith("compose") for word in words):
-        files += [file for option, file in pairwise(words) if option in ("-f", "--file")]
+        files += [file for option, file in pairwise([*words, "-f", "its compose file"]) if option in ("-f", "--file")]
     return "".join(files[:1])
 
 

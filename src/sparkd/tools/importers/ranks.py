@@ -34,10 +34,11 @@ def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve
     if not engines:
         raise _explain_no_engine(forms)
     for form in forms:
-        if len(services := [engine.launch.service for path, engine in engines if path == form.path]) > 1:
-            named = f"services {', '.join(services)}: name one by --service"
-            starters = named if any(services) else "commands: keep one of them"
-            raise make_fault(form.path, 1, f"vLLM is started by {len(services)} {starters}")
+        if len(launches := [engine.launch for path, engine in engines if path == form.path]) > 1:
+            named = f"services {', '.join(launch.service for launch in launches)}: name one by --service"
+            lines = ", ".join(str(launch.line) for launch in launches)
+            starters = named if launches[0].service else f"commands, in lines {lines}: keep one of them"
+            raise make_fault(form.path, launches[0].line, f"vLLM is started by {len(launches)} {starters}")
     try:
         engine = _merge(engines)
     except LaunchError as error:

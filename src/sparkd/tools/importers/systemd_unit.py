@@ -45,8 +45,9 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                     notes.append(Note(line, reason))
             elif key == "ExecStart" and value:
                 words = _split_exec(_fill_specifiers(value.lstrip("-@:+!|"), home), variables)
-                started = [*find_launches(Command(words, [line] * len(words), dict(env)), {})]
-                launches += started or [_make_other_launch(line, words, env)]
+                started = find_launches(Command(words, [line] * len(words), dict(env)), {})
+                engines = [launch for launch in started if "compose" not in launch.words]
+                launches += engines or [_make_other_launch(line, words, env)]
         except (CommandError, ValueError) as error:
             raise LaunchError(line, f"{key}: {str(error).lower()}") from None
     for launch in launches:

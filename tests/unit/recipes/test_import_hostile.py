@@ -20,14 +20,15 @@ REPOSITORY = Path(__file__).parents[3]
 TRAP = "touch RAN"
 OPTIONS = (
     f"--name '../../RAN' --label 'x=$({TRAP})' --label $'\\e[2J' -e A=\"$({TRAP})\" -e B=`{TRAP}` -e HF_TOKEN={SECRET} "
-    f'-v "$({TRAP})":/x -v ../../../../../../etc:/e -v /:/host --env-file /etc/shadow --entrypoint sh'
+    f'-e C=$A_TOKEN -v "$({TRAP})":/x -v ../../../../../../etc:/e -v /:/host --env-file /etc/shadow --entrypoint sh'
 )
 LINE = f"docker run {OPTIONS} {IMAGE} -c '{TRAP}; eval {TRAP}; exec vllm serve ../../../RAN; {TRAP}'\n"
 SCRIPT = f"""\
 #!/bin/sh -c '{TRAP}'
 PROMPT_COMMAND='{TRAP}' BASH_ENV=./trap.sh PATH=.:$PATH
 trap '{TRAP}' EXIT DEBUG
-. ./trap.sh
+. ./trap.sh; . ./pipe; . ../../../../../../etc/shadow
+source "$({TRAP})"; source <({TRAP})
 curl() {{ {TRAP}; }}
 x=$({TRAP}); : ${{y:=$({TRAP})}} <(touch RAN) >RAN 2>>./RAN
 cat > RAN <<END
@@ -89,6 +90,8 @@ def folder(tmp_path: Path) -> Path:
     for name in ("trap.sh", "curl", "docker", "vllm"):
         (below / name).write_text(f"#!/bin/sh\n{TRAP}\n")
         (below / name).chmod(0o755)
+    (below / "trap.sh").write_text(f"{TRAP}\nA_TOKEN={SECRET}\n$({TRAP})\n")
+    os.mkfifo(below / "pipe")
     (below / ".env").write_text(f"D=$({TRAP})\nE=`{TRAP}`\nF='\\e[2J'\n")
     for name, text in FORMS.items():
         (below / name).write_text(text)
@@ -120,7 +123,8 @@ def test_of_a_hostile_form_the_recipe_alone_is_written(name: str, folder: Path) 
 @pytest.mark.parametrize(
     "line",
     ['p&&A+=" y"\n', "{ ", ": ${A:=1}\n", "unset A\n", '[ -z "$A" ]&&A=1\n', "A=1 | x\n", "read A\n", "((", "((A))\n",
-     "((A ", "[[ (a|b) ]]\n", "$A run\n", "docker -c "],
+     "((A ", "[[ (a|b) ]]\n", "$A run\n", "docker -c ", "A=$((1+(2)+(3)*(4)))\n", "cd a/b/c/d/e/f/g\n",
+     pytest.param("A=$(cd $(dirname " + "(" * 120_000 + ")" * 120_001 + "x)\n", id="parentheses")],
 )  # fmt: skip
 def test_a_script_of_one_line_many_times_is_read_in_seconds(line: str) -> None:
     """1 MB takes up to 3.7 s of CPU; where each line copied what the ones before it had made, it took 27 to 33 s.

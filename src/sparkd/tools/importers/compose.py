@@ -55,8 +55,8 @@ def read_beside(form: Path, path: Path, owner: int | None) -> str:
     A link is not followed. It must belong to `owner`, as the form does: else a user who puts another folder in the
     place of their own could have root's values written into a recipe that all may read. None: the form is no file.
     """
-    is_below_form = is_below(realpath(path.parent), realpath(form.parent))
-    if owner is None or path.is_symlink() or not path.is_file() or not is_below_form:
+    is_file = owner is not None and path.is_file() and not path.is_symlink()
+    if not is_file or not is_below(realpath(path.parent), realpath(form.parent)):
         return ""
     text, uid = read_owned_file(path, os.O_NOFOLLOW)
     if uid != owner:

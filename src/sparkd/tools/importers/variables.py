@@ -158,7 +158,7 @@ class Variables(Struct):
         """
         if re.fullmatch(r"`\s*#[^`\n]*`", text):
             return ""
-        if part := _OF_PATH.fullmatch(text):
+        if len(text) <= 200 and (part := _OF_PATH.fullmatch(text)):
             path = self._expand_alternative(part[2] or part[3] or ".", depth).rstrip("/")
             of_path = {"dirname": dirname, "basename": basename}.get(part[1], self.find_folder)
             return (not unknown(path) and of_path(path)) or mark(text)
@@ -171,8 +171,8 @@ class Variables(Struct):
     def find_folder(self, path: str) -> str:
         """The absolute form of a path from the current folder; empty where that is not known."""
         folder = path if path.startswith("/") else f"{self.values.get('PWD', '.')}/{path}"
-        is_known = path[:1] not in ("", "-") and folder.startswith("/") and not unknown(folder)
-        return normpath(folder) if is_known else ""
+        is_path = path[:1] not in ("", "-") and folder.startswith("/") and len(folder) < 4096  # PATH_MAX
+        return normpath(folder) if is_path and not unknown(folder) else ""
 
     def _compute(self, text: str, depth: int) -> str:
         """The sum or product of whole numbers; empty for any other arithmetic."""

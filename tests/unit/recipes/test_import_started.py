@@ -354,7 +354,7 @@ def test_the_value_is_known_where_the_assignment_surely_counts(script: str, tmp_
         (f"if x; then D=docker; fi\nsudo $D run {IMAGE} --model org/m", "line 2: what .* or give -o D=VALUE"),
         (f"if [[ -n $x ]\n{LINE}", r"line 2: \[\[ has no end: close it"),
         ("docker run redis", "line 1: starts no vLLM server by itself: import the file"),
-        ("cat >a.yml <<E\nservices:\nE\ndocker compose up", "line 1: starts no vLLM server by itself: import the file"),
+        ("cat >a.yml <<E\nservices:\nE\ndocker compose up", "line 4: .*, but runs its compose file: import that file"),
         ("docker run -Z x --model y", "line 1: docker's option -Z is not known"),
         (COMPOSE + f"  b:\n    image: {IMAGE}\n    command: --model org/b\n",
          "2 services vllm, b: name one by --service"),

@@ -47,6 +47,7 @@ class Writer:
             f"[[ {name} =~ (if|{name}) && ( x ) ]]", f"for {name} in {digit}; do :; done", f"read {name} <<<{digit}",
             f"IFS= read -r {name} <<<{digit}", f"printf -v {name} %s {digit}",
             f"{name}=$(( {name} * 2 + ({digit} - 1) ))", f": $(( {name} += {digit} ))", f"{name}=$A-$B",
+            f'{name}="${name} {digit}"',
             f"let {name}={digit}", f"let '{name} += {digit}' {name}++", f"L=({digit}) | :", f"L+=({digit}) | :",
             f': "${{{name}:={digit}}}" | :', f': | : "${{{name}:={digit}}}"',
             f"for (({name} = 1; {name} < 1 << 3; {name} <<= 1)); do :; done", f"if (( {name} ++ )); then :; fi",
@@ -137,6 +138,7 @@ def test_a_file_of_settings_is_noted_with_its_line_since_it_is_not_read() -> Non
         ("A=3 B=1+1\nvllm serve $((A * ($A - 1))) $(($B*2)) $((B*2)) $((1+${C:-2}))", ["6", "3", "4", "3"]),
         ("A=08\nvllm serve $((A)) $((C)) $((10#7)) $((7 / 2)) $((2**3)) $((" + "1+" * 120 + "1))", ["?"] * 6),
         ("A=1\nvllm serve $((A++)) $A", ["?", "?"]),
+        ('C="vllm serve m"\nif x; then C="$C --y"; fi\n[ -n "$D" ] && C="$C $D"\nexec $C', ["serve", "m", "?", "?"]),
         ('vllm serve "$(( 1 << 2 ))" y', ["?", "y"]),
     ],
 )

@@ -260,12 +260,12 @@ class ShellState(Struct):
         words = command.words
         if is_declared:
             words = [word for word in words[1:] if not word.startswith("-")]
-        assignments = [ASSIGNMENT.fullmatch(word) for word in words]
-        if not words or not (is_declared or all(assignments)):
+        if not words or not (is_declared or all(map(ASSIGNMENT.fullmatch, words))):
             return
-        for word, assignment in () if self.is_piped else zip(words, assignments, strict=True):
-            if assignment:
-                self._set_variable(assignment[1], assignment[3], is_appended=bool(assignment[2]))
+        for word in () if self.is_piped else words:
+            if assignment := ASSIGNMENT.fullmatch(word):
+                name, is_appended, value = assignment.groups()
+                self._set_variable(name, (self.variables.values.get(name, "") if is_appended else "") + value)
             self._export(assignment[1] if assignment else word, is_exported)
         command.drop_words(len(command.words))
 
@@ -275,12 +275,13 @@ class ShellState(Struct):
             self.exported[name] = self.variables.value(name)
             self.inherited.add(name)
 
-    def _set_variable(self, name: str, value: str, *, is_appended: bool = False) -> None:
-        """Assign or append. Where a condition decides whether that happens, the value is not known."""
-        earlier_value = self.variables.values.get(name, "") if is_appended else ""
-        blank = " " if is_appended and value[:1].isspace() else ""  # the words before it stay known
+    def _set_variable(self, name: str, value: str) -> None:
+        """Assign a value. Where a condition decides whether that happens, what it adds to the last one is not known."""
+        known_value = self.variables.values.get(name, "")
+        earlier_value = known_value if value.startswith(known_value) else ""
+        blank = " " if value[len(earlier_value) :][:1].isspace() else ""  # the words before it stay known
         uncertain_value = f"{earlier_value}{blank}{_mark_variable(name)}"
-        self.variables.assign(name, uncertain_value if self._is_uncertain() else earlier_value + value)
+        self.variables.assign(name, uncertain_value if self._is_uncertain() else value)
         if self.blocks or self.condition:
             self.variables.spend(len(earlier_value))  # it grows by a mark with each
         if self.condition == "&&":

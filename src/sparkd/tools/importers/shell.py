@@ -138,7 +138,7 @@ class Script(Struct):
     def _use_variable(self, at: int) -> tuple[str, int]:
         """The value, and the position behind its use."""
         value, end = self.state.variables.use(self.text, at, in_shell=True)
-        self.state.lose_computed(self.text[at:end] if self.text.startswith("$((", at) else "")
+        self.state.make_computed_unknown(self.text[at:end] if self.text.startswith("$((", at) else "")
         if default := _DEFAULT.match(self.text, at):
             self.state.keep_default(default[1], value)
         return value, end
@@ -148,7 +148,7 @@ class Script(Struct):
         if comment := _COMMENT.match(self.text, at):
             return comment.end()
         if (arithmetic := _ARITHMETIC.match(self.text, at)) and self._begins_command():
-            self.state.lose_computed(arithmetic[0])
+            self.state.make_computed_unknown(arithmetic[0])
             self._add_text("((")
             self._end_word()
             return arithmetic.end()
@@ -165,12 +165,12 @@ class Script(Struct):
             self.is_redirected = not redirect["to"]
             return redirect.end()
         if array := _ARRAY.match(self.text, at):
-            self._add_list(array[2] or "@")
+            self._add_array(array[2] or "@")
             return array.end()
         return 0
 
-    def _add_list(self, name: str) -> None:
-        for value in self.state.find_list(name):
+    def _add_array(self, name: str) -> None:
+        for value in self.state.find_array(name):
             self.state.variables.spend(len(value) + COST_CHARACTERS)
             self._add_text(value)
             self._end_word()
@@ -182,7 +182,7 @@ class Script(Struct):
     def _take_end(self, text: str, end: int) -> int:
         """Take what ends a command: it may also begin or end an array, or begin here-documents, which are skipped."""
         if text == "(" and self.word is not None and (name := ASSIGNMENT.fullmatch(self.word)) and not name[3]:
-            self.state.take_before_list(self.current)
+            self.state.take_before_array(self.current)
             self.open_array, self.word = self.word, None
             return end
         self._end_word()
@@ -203,8 +203,8 @@ class Script(Struct):
 
     def _end_array(self) -> None:
         name, is_appended = self.open_array.rstrip("=").rstrip("+"), self.open_array.endswith("+=")
-        lists = [*self.current.lists, (name, self.current.words, is_appended)]
-        self.open_array, self.current, self.operator = "", Command(lists=lists), ""
+        arrays = [*self.current.arrays, (name, self.current.words, is_appended)]
+        self.open_array, self.current, self.operator = "", Command(arrays=arrays), ""
 
     def _take_double_quoted(self, at: int) -> int:
         self._add_text("")
@@ -315,4 +315,4 @@ def commands_in_container(
     values = {name: mark(f"${name}") for name in SET_BY_IMAGE} | hidden | {**overrides}
     inherited = set(values.keys() - overrides.keys())
     variables = Variables(values, frozenset(overrides))
-    return Script(text, ShellState(variables, inherited=inherited, lists={"@": [*words]}), at_line=line).read()
+    return Script(text, ShellState(variables, inherited=inherited, arrays={"@": [*words]}), at_line=line).read()

@@ -1,4 +1,4 @@
-"""What the commands of a shell script do to its variables, lists and blocks, without running any of them."""
+"""What the commands of a shell script do to its variables, arrays and blocks, without running any of them."""
 
 import re
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ class Command(Struct):
     """Variables that are exported so far, and those that are assigned right before the program."""
     assigned: int = 0
     """The number of its words that are assignments, also behind `export`."""
-    lists: list[tuple[str, list[str], bool]] = field(default_factory=list)
+    arrays: list[tuple[str, list[str], bool]] = field(default_factory=list)
     """Arrays that it sets: name, words, and whether these are appended."""
     block: int = 0
     """Line where a block begins that decides whether the command runs; 0 outside of any."""
@@ -64,18 +64,18 @@ class ShellState(Struct):
     exported: dict[str, str] = field(default_factory=dict)
     inherited: set[str] = field(default_factory=set)
     """Names of variables that a program gets, from the start or by `export`."""
-    lists: dict[str, list[str]] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
     """Words by the array's name; `@` has the script's arguments."""
     blocks: list[int] = field(default_factory=list)
     """Lines where the open blocks begin."""
     condition: str = ""
     """The operator that decides whether the next command runs: && behind a program, or ||; empty for none."""
     doubtful: dict[str, str] = field(default_factory=dict)
-    """Variables that are assigned behind such a &&, each with what is known of it from the end of its list on."""
-    doubtful_lists: dict[str, list[str]] = field(default_factory=dict)
-    """Lists, likewise."""
+    """Variables that are assigned behind such a &&, each with what is known of it once its && list has ended."""
+    doubtful_arrays: dict[str, list[str]] = field(default_factory=dict)
+    """Arrays, likewise."""
     defaulted: set[str] = field(default_factory=set)
-    """Variables and lists that the command that is read has set so far, as by a use such as ${NAME:=VALUE}."""
+    """Variables and arrays that the command that is read has set so far, as by a use such as ${NAME:=VALUE}."""
     tested: str = ""
     """The path of the file that the last test was of, as in [ -f .env ]."""
     is_piped: bool = False
@@ -90,7 +90,7 @@ class ShellState(Struct):
         is_next_sure = not self.condition and self._is_next_sure(command.words, operator)
         self.is_piped = self.is_piped or operator in ("|", "&")
         runs_program = self._carry_out(command)
-        self.lose(self.defaulted if self.is_piped else ())
+        self.make_unknown(self.defaulted if self.is_piped else ())
         self.defaulted.clear()
         self.is_piped = operator == "|"
         may_fail = first_word in _BLOCK_CLOSING or (runs_program and first_word not in _SUCCEEDING)
@@ -108,10 +108,10 @@ class ShellState(Struct):
     def fork(self) -> Self:
         """The state of a subshell, in parentheses. Raises CommandError where too much is copied."""
         values, exported, inherited = {**self.variables.values}, {**self.exported}, {*self.inherited}
-        lists, blocks = {**self.lists}, [*self.blocks]
-        copied = sum(map(len, (values, exported, inherited, lists, blocks)))
+        arrays, blocks = {**self.arrays}, [*self.blocks]
+        copied = sum(map(len, (values, exported, inherited, arrays, blocks)))
         self.variables.spend((_COST_OF_SUBSHELL + copied) * COST_CHARACTERS)
-        return type(self)(replace(self.variables, values=values), exported, inherited, lists, blocks)
+        return type(self)(replace(self.variables, values=values), exported, inherited, arrays, blocks)
 
     def join(self, subshell: Self) -> None:
         """Take the place of a subshell that has ended, and may have failed: its variables are lost."""
@@ -120,7 +120,7 @@ class ShellState(Struct):
 
     def _follow_operator(self, operator: str, *, may_fail: bool) -> None:
         """Follow the operator behind a command. `may_fail`: whether a && decides about the next command."""
-        if operator in ("&&", "|", "("):  # in the same list
+        if operator in ("&&", "|", "("):  # in the same && list
             if operator == "&&" and (may_fail or self.condition == "||"):
                 self.condition = "&&"  # also behind a ||: what follows runs where one of those before it has not failed
             return
@@ -129,17 +129,17 @@ class ShellState(Struct):
             self.variables.assign(name, value)
             if name in self.exported:
                 self.exported[name] = self.variables.value(name)
-        self.lists |= self.doubtful_lists
-        self.doubtful, self.doubtful_lists = {}, {}
+        self.arrays |= self.doubtful_arrays
+        self.doubtful, self.doubtful_arrays = {}, {}
 
     def _carry_out(self, command: Command) -> bool:
         self._follow_blocks(command)
         if command.words[:1] == ["function"]:
             command.drop_words(2)  # and its name
             self._follow_blocks(command)
-        self._set_lists(command)
+        self._set_arrays(command)
         if command.words[:2] == ["set", "--"]:
-            self.set_list("@", command.words[2:])
+            self.set_array("@", command.words[2:])
             return False
         self._take_declaration(command)
         if command.words[:1] == ["unset"] and not self.is_piped:
@@ -148,52 +148,52 @@ class ShellState(Struct):
             self.variables.spend(len(self.exported) * COST_CHARACTERS)
             command.env |= self.exported
             _take_prefix(command)
-            self._lose_set(command.words)
+            self._follow_setting(command.words)
             if command.words[0] == "cd" and not self.is_piped:
                 folder = self.variables.find_folder("".join(command.words[1:][-1:]))
                 self._set_variable("PWD", folder or _mark_variable("PWD"))
         return bool(command.words)
 
-    def _lose_set(self, words: list[str]) -> None:
-        """Lose the variables that a command sets to what only a run knows."""
+    def _follow_setting(self, words: list[str]) -> None:
+        """Make the variables unknown that a command such as `read` sets."""
         setting = "".join(words[:1])
         names = words[1 : _SETTING[setting]] if setting in _SETTING else []
         if words[:2] == ["printf", "-v"]:
             names = words[2:3]
         elif setting == "let":
-            self.lose_computed(" ".join(words[1:]))
-        self.lose(name for name in names if name.isidentifier())
+            self.make_computed_unknown(" ".join(words[1:]))
+        self.make_unknown(name for name in names if name.isidentifier())
 
     def _unset(self, names: list[str]) -> None:
-        """Forget variables and lists. Where a condition decides whether that happens, they are not known."""
+        """Forget variables and arrays. Where a condition decides whether that happens, they are not known."""
         if self.blocks or self.condition:
-            self.lose(names)
+            self.make_unknown(names)
             return
         for name in names:
             if name not in self.variables.fixed:
                 self.variables.values.pop(name, None)
-            self.lists.pop(name, None)
+            self.arrays.pop(name, None)
             self.exported.pop(name, None)
             self.inherited.discard(name)
 
-    def lose(self, names: Iterable[str]) -> None:
-        """Take the values of variables and lists as unknown."""
+    def make_unknown(self, names: Iterable[str]) -> None:
+        """Take the values of variables and arrays as unknown."""
         for name in names:
             self.variables.assign(name, _mark_variable(name))
-            self.lists[name] = [_mark_list(name)]
+            self.arrays[name] = [_mark_array(name)]
             if name in self.exported:
                 self.exported[name] = self.variables.value(name)
 
-    def lose_computed(self, text: str) -> None:
-        """Lose the variables to which arithmetic assigns."""
-        self.lose(before or behind for before, behind in _COMPUTED.findall(text))
+    def make_computed_unknown(self, text: str) -> None:
+        """Make the variables unknown to which arithmetic assigns."""
+        self.make_unknown(before or behind for before, behind in _COMPUTED.findall(text))
 
-    def find_list(self, name: str) -> list[str]:
-        """The words of a list, with those that the user gives for its unknown part; else for the whole list."""
+    def find_array(self, name: str) -> list[str]:
+        """The words of an array, with those that the user gives for its unknown part; else for the whole array."""
         if name == "@":
-            return self.lists.get("@", [])
-        chosen, open_part = self.variables.override(name).split(), _mark_list(name)
-        words = self.lists.get(name, [open_part])
+            return self.arrays.get("@", [])
+        chosen, open_part = self.variables.override(name).split(), _mark_array(name)
+        words = self.arrays.get(name, [open_part])
         if chosen and open_part in words:
             at = words.index(open_part)
             if any(word.startswith("--") and word in words[at:] for word in chosen):
@@ -201,18 +201,18 @@ class ShellState(Struct):
             return [word for word in (*words[:at], *chosen, *words[at:]) if word != open_part]
         return chosen or words
 
-    def take_before_list(self, command: Command) -> None:
-        """Carry out what is before a list's name on its line: a block's begin, `declare -a`, another assignment."""
+    def take_before_array(self, command: Command) -> None:
+        """Carry out what is before an array's name on its line: a block's begin, `declare -a`, another assignment."""
         self._follow_blocks(command)
         self._take_declaration(command)
         command.drop_words(len(command.words))
-        self.defaulted |= {name for name, _words, _is_appended in command.lists}  # the next list may have their words
-        self._set_lists(command)
+        self.defaulted |= {name for name, _words, _is_appended in command.arrays}  # the next array may have their words
+        self._set_arrays(command)
 
-    def _set_lists(self, command: Command) -> None:
-        for name, words, is_appended in command.lists:
-            self.set_list(name, words, is_appended=is_appended)
-        command.lists.clear()
+    def _set_arrays(self, command: Command) -> None:
+        for name, words, is_appended in command.arrays:
+            self.set_array(name, words, is_appended=is_appended)
+        command.arrays.clear()
 
     def keep_default(self, name: str, value: str) -> None:
         """Keep the value that a use such as ${NAME:=VALUE} has given, unless a condition decides whether it does."""
@@ -223,19 +223,19 @@ class ShellState(Struct):
         if name in self.inherited:
             self.exported[name] = self.variables.value(name)
 
-    def set_list(self, name: str, words: list[str], *, is_appended: bool = False) -> None:
-        """Set a list, or append to it. Where a condition decides whether that happens, the words are not known."""
+    def set_array(self, name: str, words: list[str], *, is_appended: bool = False) -> None:
+        """Set an array, or append to it. Where a condition decides whether that happens, the words are not known."""
         if self.is_piped:
             return
-        earlier_words = self.lists.get(name, []) if is_appended else []
-        uncertain_words = [*earlier_words, _mark_list(name)]
-        self.lists[name] = uncertain_words if self._is_uncertain() else [*earlier_words, *words]
+        earlier_words = self.arrays.get(name, []) if is_appended else []
+        uncertain_words = [*earlier_words, _mark_array(name)]
+        self.arrays[name] = uncertain_words if self._is_uncertain() else [*earlier_words, *words]
         if self.condition == "&&":
-            self.doubtful_lists.setdefault(name, uncertain_words)
-        self.variables.spend(len(self.lists[name]) * COST_CHARACTERS)
+            self.doubtful_arrays.setdefault(name, uncertain_words)
+        self.variables.spend(len(self.arrays[name]) * COST_CHARACTERS)
 
     def _is_uncertain(self) -> bool:
-        """Whether what an assignment sets is not known, not even to the end of its list."""
+        """Whether what an assignment sets is not known, not even to the end of its && list."""
         return bool(self.blocks) or self.condition == "||"
 
     def _follow_blocks(self, command: Command) -> None:
@@ -292,7 +292,7 @@ def _mark_variable(name: str) -> str:
     return mark(f"${{{name}}}")
 
 
-def _mark_list(name: str) -> str:
+def _mark_array(name: str) -> str:
     return mark(f"${{{name}[@]}}")
 
 

@@ -166,9 +166,11 @@ def test_the_check_of_the_link_reads_this_kernels_interfaces() -> None:
     printed = run("""
         from sparkd.agent.preflight.checks.fabric import FabricAddress
         from sparkd.agent.preflight.checks.fabric import FabricLink
+        from sparkd.base.config import Settings
+        from tests.unit.plans import HEAD, plan
 
         def looked():
-            checks = (FabricAddress("10.0.0.1", 2), FabricLink("spark0", ("10.0.0.2",), 29510, 9000))
+            checks = (FabricAddress(plan(HEAD), Settings()), FabricLink("spark0", ("10.0.0.2",), 29510, 9000))
             return [[verdict.level.value, verdict.reason] for _, verdict in (check.run(Host()) for check in checks)]
 
         direct()

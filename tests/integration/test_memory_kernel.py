@@ -23,7 +23,8 @@ def run(code: str) -> object:
 
 def test_a_shared_memory_that_somebody_mounted_tiny_is_seen_with_what_fills_it() -> None:
     printed = run("""
-        check = ShmSize(own_bytes=None, is_head=True, cluster_size=2)
+        from tests.unit.plans import HEAD, plan
+        check = ShmSize(plan(HEAD), host_ipc=True)
         readings = []
         def look():
             facts = check.probe(Host())

@@ -9,6 +9,7 @@ from tests.integration.stranger import UID, Stranger
 
 from sparkd.agent.engine.memory_guard.tenants import Tenants, describe_growth, name_tenants
 from sparkd.agent.preflight.checks.memory import UnifiedMemory
+from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.text import MIB
 from sparkd.base.plan.inputs import MemoryNeed
@@ -105,7 +106,7 @@ def test_a_user_who_took_memory_since_the_launch_is_named(segment: Path, program
 
 def test_page_tables_are_not_taken_for_memory_that_the_driver_holds() -> None:
     """That would bring "reboot this node"."""
-    check = UnifiedMemory(MemoryNeed(1, None, 0), 60, uses_gpu=False)
+    check = UnifiedMemory(MemoryNeed(1, None, 0), Settings(), uses_gpu=False)
     before = check.probe(Host()).process_bytes
     with Stranger(PAGE_TABLES, str(PAGE_TABLE_BYTES)) as stranger:
         stranger.wait_for("ready")

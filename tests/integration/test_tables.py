@@ -105,6 +105,7 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
         import json, os, time, types
         from pathlib import Path
         from tests.integration.stranger import Stranger
+        from tests.unit.plans import plan
         from tests.unit.rank_records import rank_record
         from sparkd.agent.engine.rank import Running
         from sparkd.base.host import Host
@@ -125,7 +126,7 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
             for _ in range(3):
                 running.note_segments()
             seconds = time.monotonic() - began
-            checks = SharedMemory(), ShmSize(own_bytes=None, is_head=True, cluster_size=1)
+            checks = SharedMemory(), ShmSize(plan(), host_ipc=True)
             verdicts = [[finding.verdict.level.value, finding.verdict.reason] for finding in examine(checks, Host())]
         print(json.dumps([seconds, *verdicts]))
     """)

@@ -70,9 +70,11 @@ def test_settings_are_applied_and_exactly_taken_back() -> None:
 def test_the_preflight_check_sees_what_tune_would_set() -> None:
     printed = run("""
         from sparkd.base.host import Host
+        from msgspec.structs import replace
         from sparkd.agent.preflight.checks.kernel import KernelSettings
+        from tests.unit.plans import plan
         recipe({"net.ipv4.tcp_fin_timeout": 33})
-        check = KernelSettings((("net.ipv4.tcp_fin_timeout", "33"),))
+        check = KernelSettings(replace(plan(), sysctls=(("net.ipv4.tcp_fin_timeout", "33"),)))
         levels = []
         for action in ("show", "apply", "revert"):
             assert tune(action)["code"] == 0

@@ -9,9 +9,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.clock import unstalled
 from tests.unit.docker_server import dockerd, json_response, listening
+from tests.unit.plans import plan
 
 from sparkd.agent.preflight.check import AnyCheck, Level, Verdict
 from sparkd.agent.preflight.checks.compile_cache import CompileCache
@@ -21,14 +23,16 @@ from sparkd.agent.preflight.checks.shared_memory import RemoveIpc
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.base.host import CachedHost, Host
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, RecordedReader, connect
+from sparkd.base.plan.inputs import MemoryNeed
 from sparkd.base.plan.model import Cache
 
 SECONDS = 1.2
+PLAN = replace(plan(), image="engine", caches=(Cache(name="vllm", target="/root/.cache/vllm"),))
 DOCKER_CHECKS: tuple[AnyCheck, ...] = (
     StaleContainer("sparkd-rank0"),
     StrayWorkers(),
     Docker(uses_gpu=True),
-    EngineImage("engine"),
+    EngineImage(PLAN),
 )
 
 
@@ -88,8 +92,8 @@ def test_a_docker_that_hangs_is_waited_for_once_and_each_check_reports_it(machin
 
 def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: DockerReader) -> None:
     machine.file("/usr/lib/systemd/systemd-logind", "")
-    cache = CompileCache("engine", (Cache(name="vllm", target="/root/.cache/vllm"),))
-    others: tuple[AnyCheck, ...] = (ForeignUnits(), RemoveIpc("engine", host_ipc=True), cache)
+    cache = CompileCache(PLAN, MemoryNeed(None, None, 0))
+    others: tuple[AnyCheck, ...] = (ForeignUnits(), RemoveIpc(PLAN, host_ipc=True), cache)
     cached = CachedHost(HostWithDocker(machine, silent))
     StaleContainer("sparkd-rank0").run(cached)
     began = unstalled()

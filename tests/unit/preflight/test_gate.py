@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import HEAD, plan
 
 from sparkd.agent.preflight.check import AnyCheck, Finding, Level, Verdict
 from sparkd.agent.preflight.checks.free_memory import PageCache
@@ -17,6 +19,7 @@ from sparkd.agent.preflight.checks.shared_memory import SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, UnlinkSegment
 from sparkd.agent.preflight.gate import MAX_ROUNDS, BuildChecks, Gate, GateIO, GateResult
+from sparkd.base.config import Settings
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
@@ -27,10 +30,12 @@ from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.lib.text import GIB, MIB
 from sparkd.base.plan.inputs import MemoryNeed, MemorySample
+from sparkd.base.recipes.schema import Container
 
 POLICY = Preflight(wait_seconds=100)
 NEED = MemoryNeed(memory_bytes=90 * GIB, gpu_memory_utilization=None, headroom_bytes=0)
 GB10 = GpuFacts(("NVIDIA GB10",), None, ())
+CLUSTERED = replace(plan(replace(HEAD, hcas=())), env=(), container=Container(gpus="all", devices=("/dev/infiniband",)))
 NO_CONTAINERS = DockerFacts(True, ())
 ID = "0123456789abcdef" * 4
 
@@ -40,7 +45,7 @@ def build(baseline: MemorySample | None) -> Sequence[AnyCheck]:
         StrayWorkers(),
         SharedMemory(),
         PageCache(NEED),
-        UnifiedMemory(NEED, settle_seconds=60, baseline=baseline),
+        UnifiedMemory(NEED, Settings(), memory_baseline=baseline),
     )
 
 
@@ -239,7 +244,7 @@ def test_a_wait_for_docker_ends_after_its_time(machine: Machine) -> None:
 
 
 def test_what_a_warning_awaits_is_waited_for_once_and_gone_without(machine: Machine) -> None:
-    lacks = Rdma({}, (), reaches_verbs=True)
+    lacks = Rdma(CLUSTERED, Settings())
     machine.gate(Preflight(wait_seconds=3), lambda _: (lacks,)).admit()
     assert machine.waits == [], "without a card none can come"
     machine.tree.file(f"{PCI}/0000:01:00.0/vendor", f"{CONNECTX}\n")
@@ -266,7 +271,7 @@ def test_a_device_that_comes_while_awaited_ends_the_wait(machine: Machine) -> No
 
     machine.on_wait = on_wait
     machine.tree.file(f"{PCI}/0000:01:00.0/vendor", f"{CONNECTX}\n")
-    admission = machine.gate(build_checks=lambda _: (Rdma({}, (), reaches_verbs=True),)).admit()
+    admission = machine.gate(build_checks=lambda _: (Rdma(CLUSTERED, Settings()),)).admit()
     assert len(machine.waits) == 2
     assert levels(admission.findings) == {"rdma": Level.OK}
 

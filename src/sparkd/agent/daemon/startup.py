@@ -21,7 +21,6 @@ from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
-from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import launch_history
 from sparkd.base.state.history import count_out_of_memory_loads
@@ -196,7 +195,7 @@ def _read_rdma(agent: Agent) -> tuple[tuple[str, ...], str]:
     The transport is empty where devices can't be read: then NCCL decides.
     """
     hcas = infiniband.hcas_of(agent.host.files, agent.plan.node.interface)
-    check = Rdma.from_inputs(CheckInputs(agent.plan, agent.settings))
+    check = Rdma(agent.plan, agent.settings)
     try:
         return hcas, check.transport(check.probe(agent.host))
     except (OSError, ValueError):

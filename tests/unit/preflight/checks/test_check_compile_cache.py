@@ -22,7 +22,8 @@ from sparkd.base.state.launch_history import FILE, LaunchHistory
 ID, OTHER = "ab" * 32, "cd" * 32
 REF = "ghcr.io/x/vllm:1"
 CACHES = (Cache("vllm", "/root/.cache/vllm"), Cache("triton", "/root/.triton"))
-CHECK = CompileCache(REF, CACHES)
+PLAN = replace(plan(HEAD), image=REF, caches=CACHES)
+CHECK = CompileCache(PLAN, MemoryNeed(None, 0.85, 0))
 FULL = Folder(caches.path(ID, "vllm"), "folder", 100, 3 << 30)
 EMPTY = Folder(caches.path(ID, "vllm"), "folder")
 MISSING = Folder(caches.path(ID, "vllm"), "missing")
@@ -73,11 +74,12 @@ def test_a_cache_that_is_gone_or_closed_warns_and_one_that_is_no_folder_blocks(
 
 
 def test_an_engine_that_does_not_compile_may_leave_its_caches_empty() -> None:
-    assert replace(CHECK, compiles=False).judge(facts(EMPTY, UNUSED, used=USED)).level is Level.OK
+    eager = replace(PLAN, argv=(*PLAN.argv, "--enforce-eager"))
+    assert replace(CHECK, plan=eager).judge(facts(EMPTY, UNUSED, used=USED)).level is Level.OK
 
 
 GIB = 1 << 30
-CUSTOM = replace(CHECK, need=MemoryNeed(None, 0.85, 0))
+CUSTOM = replace(CHECK, plan=replace(plan(HEAD, **COMPILES), image=REF, caches=CACHES))
 GONE, WARM = Folder(caches.path(ID, "tilelang"), "folder"), Folder(caches.path(ID, "tilelang"), "folder", 3, 9)
 
 
@@ -151,12 +153,12 @@ def test_a_shipped_plan_is_judged_by_what_is_in_its_folders(machine: Tree) -> No
         machine.file(f"{path}/x", "1")
         assert "empty" not in own.run(Host(machine.root))[1].reason
     eager = plan(HEAD, args={**COMPILES["args"], "enforce-eager": True})
-    assert CompileCache.from_inputs(CheckInputs(eager, Settings())).need is None
+    assert not CompileCache.from_inputs(CheckInputs(eager, Settings())).compiles_ops
 
 
 def test_caches_of_a_heads_plan_are_known_by_where_they_are() -> None:
     gone = Folder(caches.path(ID, "_head/vllm"), "missing")
-    check = replace(CHECK, caches=(Cache("_head/vllm", "/root/.cache/vllm"),))
+    check = replace(CHECK, plan=replace(PLAN, caches=(Cache("_head/vllm", "/root/.cache/vllm"),)))
     verdict = check.judge(CacheFacts("known", (gone,), used_before=("_head/vllm",)))
     expect(verdict, Level.WARN, "the cache _head/vllm is gone")
     own = check.judge(CacheFacts("known", (gone,), used_before=("vllm",)))
@@ -178,7 +180,7 @@ def test_a_good_start_of_the_same_plan_shows_what_the_model_compiles(machine: Tr
 
 
 def test_a_plan_without_caches_reads_nothing(tree: Tree) -> None:
-    check = CompileCache(REF, ())
+    check = replace(CHECK, plan=replace(PLAN, caches=()))
     assert check.judge(check.probe(Host(tree.root))).reason == "the recipe keeps none"
 
 
@@ -222,7 +224,7 @@ def test_caches_that_the_last_good_start_had_not_filled_are_not_lost(machine: Tr
     history = LaunchHistory(tried=values)
     for filled, level in (((), Level.OK), (("vllm",), Level.WARN)):
         machine.file(FILE.path, FILE.encode(history.record_serving("boot", filled)))
-        check = CompileCache(REF, CHECK.caches[:1])
+        check = replace(CHECK, plan=replace(PLAN, caches=CACHES[:1]))
         assert check.judge(check.probe(Host(machine.root))).level is level
 
 

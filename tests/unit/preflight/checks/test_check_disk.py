@@ -5,6 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
@@ -12,6 +13,7 @@ from sparkd.agent.preflight.checks.disk import CACHES, LOGS, STATE, DiskFacts, D
 from sparkd.base.host import Host, disks, docker_config
 from sparkd.base.host.disks import Room
 from sparkd.base.lib.text import GIB, MIB
+from sparkd.base.plan.model import Cache
 
 DOCKER = Place("/var/lib/docker", "docker's", 256 * MIB, 5 * GIB, optional=True)
 ROOM = Room(100 * GIB, 50 * GIB, 1_000_000, "", "/", read_only=False)
@@ -71,11 +73,15 @@ def record_disks(tree: Tree, **rooms: object) -> None:
     tree.file("/.sparkd/disks.json", json.dumps(rooms))
 
 
+PLAN = replace(plan(), caches=(Cache("vllm", "/root/.cache/vllm"),))
 COUNTS = {"total_bytes": 10, "free_bytes": 5, "free_inodes": None}
 
 
 def places(tree: Tree, *, caches: bool = True) -> dict[str, Room]:
-    return {facts.place.path: facts.room for facts in DiskRoom(caches).probe(Host(tree.root)).places}
+    return {
+        facts.place.path: facts.room
+        for facts in DiskRoom(PLAN if caches else replace(PLAN, caches=())).probe(Host(tree.root)).places
+    }
 
 
 def test_a_folder_is_on_the_nearest_disk_above_it(tree: Tree) -> None:

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 from tests.machines.areas import fabric as machine
 from tests.tree import Tree
+from tests.unit.plans import HEAD, configured, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, ok
@@ -17,7 +18,7 @@ from sparkd.base.plan.inputs import CheckInputs
 
 UP = Link("enp1s0f0np0", True, "up", True, 200_000, 9000, physical=True, loopback=False, wireless=False)
 ON_UP = FabricAddressFacts(True, ("enp1s0f0np0",), UP, (), ())
-ADDRESS = FabricAddress("10.0.0.1", 2)
+ADDRESS = FabricAddress(plan(HEAD), Settings())
 LINK = FabricLink("enp1s0f0np0", ("10.0.0.2", "10.0.0.3"), 29510, 9000)
 ARRIVES = (PathMtu("10.0.0.2", True), PathMtu("10.0.0.3", True))
 NO_CARRIER = replace(ON_UP, carriers=(), link=None)
@@ -41,7 +42,9 @@ def test_the_address_is_on_an_interface_that_is_fit_and_the_one_of_the_settings(
     interface: str, facts: FabricAddressFacts, level: Level, words: str
 ) -> None:
     awaits = "" if facts.owned else "the fabric's address 10.0.0.1"
-    expect(replace(ADDRESS, interface=interface).judge(facts), level, words, awaits=awaits)
+    expect(
+        replace(ADDRESS, settings=configured(fabric={"interface": interface})).judge(facts), level, words, awaits=awaits
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,7 @@ def test_the_command_of_the_hint_sends_a_datagram_of_the_whole_mtu() -> None:
 
 def test_a_node_alone_has_no_fabric(tree: Tree) -> None:
     host = Host(tree.root)
-    assert FabricAddress("127.0.0.1", 1).run(host)[1].reason == "one node"
+    assert FabricAddress(plan(), Settings()).run(host)[1].reason == "one node"
     assert FabricLink("", (), 29510, 9000).run(host)[1].reason == "one node"
 
 
@@ -105,7 +108,7 @@ def test_probes_read_the_machine(tree: Tree) -> None:
     host = Host(tree.root)
     assert ADDRESS.probe(host) == ON_UP
     tree.file("/sys/class/net/bonding_masters", "bond0\n")
-    named = replace(ADDRESS, interface="enp9").probe(host).interfaces
+    named = replace(ADDRESS, settings=configured(fabric={"interface": "enp9"})).probe(host).interfaces
     assert named[0] == "enP2p1s0f0np0"
     assert "bonding_masters" not in named
     check = FabricLink("enp1s0f0np0", ("10.0.0.2",), 29510, 9000)

@@ -2,18 +2,20 @@
 
 import pytest
 from tests.tree import Tree
+from tests.unit.plans import configured
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.free_memory import FragmentedMemory
 from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory
 from sparkd.agent.preflight.runner import examine
+from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import FreeMemory, read_free_memory
 from sparkd.base.lib.text import GIB, MIB
 
 KIB = 1024
-CHECK = FragmentedMemory(8 * GIB)
+CHECK = FragmentedMemory(Settings())
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,7 @@ CHECK = FragmentedMemory(8 * GIB)
     ],
 )
 def test_less_in_large_blocks_than_wanted_warns(facts: FreeMemory, uses_gpu: bool, level: Level, words: str) -> None:
-    verdict = FragmentedMemory(8 * GIB, uses_gpu).judge(facts)
+    verdict = FragmentedMemory(Settings(), uses_gpu).judge(facts)
     expect(verdict, level, text=words)
     assert verdict.fixes == ((CompactMemory(8 * GIB),) if level is Level.WARN else ())
 
@@ -50,7 +52,7 @@ def test_memory_that_the_kernel_does_not_list_is_not_judged() -> None:
 
 
 def test_a_setting_of_zero_turns_it_off() -> None:
-    expect(FragmentedMemory(0).judge(FreeMemory(112 * GIB, 0)), Level.OK)
+    expect(FragmentedMemory(configured(memory={"contiguous_gib": 0})).judge(FreeMemory(112 * GIB, 0)), Level.OK)
 
 
 TWO_NODES = """\

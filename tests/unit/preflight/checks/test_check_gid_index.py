@@ -3,9 +3,11 @@
 import ctypes
 
 import pytest
+from msgspec.structs import replace
 from tests.machines.areas import fabric as machine
 from tests.machines.areas.fabric import SECOND
 from tests.tree import Tree
+from tests.unit.plans import ALONE, HEAD, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
@@ -14,6 +16,7 @@ from sparkd.base.host import Host, infiniband
 from sparkd.base.host.files import Files
 from sparkd.base.host.infiniband import Gid
 from sparkd.base.recipes.additions import parse_nccl_number
+from sparkd.base.recipes.schema import Container
 
 V2, V1, LINK_LOCAL = (
     Gid(3, "RoCE v2", "10.0.0.1", ipv4=True, link_local=False),
@@ -23,7 +26,8 @@ V2, V1, LINK_LOCAL = (
 
 
 def pinned(index: str | None, address: str = "10.0.0.1") -> GidIndex:
-    return GidIndex({} if index is None else {"NCCL_IB_GID_INDEX": index}, address)
+    env = () if index is None else (("NCCL_IB_GID_INDEX", index),)
+    return GidIndex(replace(plan(), node=replace(HEAD, address=address), env=env, container=Container(gpus="all")))
 
 
 def test_numbers_are_read_as_c_reads_them() -> None:
@@ -103,5 +107,5 @@ def test_ports_that_nccl_leaves_out_and_those_of_infiniband_are_not_read(tree: T
 
 
 def test_a_plan_that_needs_no_rdma_reads_nothing(tree: Tree) -> None:
-    check = GidIndex({"NCCL_IB_GID_INDEX": ""}, "10.0.0.1", not_needed="one node")
+    check = GidIndex(replace(pinned("").plan, node=ALONE))
     assert check.judge(check.probe(Host(tree.root))).reason == "one node"

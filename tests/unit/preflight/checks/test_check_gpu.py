@@ -12,6 +12,7 @@ from sparkd.agent.preflight.checks import kernel as known_bad
 from sparkd.agent.preflight.checks.gpu import Gpu, GpuCheckFacts
 from sparkd.agent.preflight.checks.memory import UnifiedMemory
 from sparkd.agent.preflight.runner import examine
+from sparkd.base.config import Settings
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.gpu import AWAITED, HUNG, GpuFacts, GpuProcess, Trouble, read_fixture
 from sparkd.base.plan.inputs import MemoryNeed
@@ -61,7 +62,7 @@ def test_a_node_has_as_many_gpus_as_the_recipe_says(names: tuple[str, ...], leve
 def test_preflight_waits_for_a_driver_that_does_not_answer(tree: Tree) -> None:
     tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
     tree.file("/proc/uptime", "1000.00 2000.00\n")
-    checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), settle_seconds=60))
+    checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), Settings()))
     findings = examine(checks, Host(tree.root, gpu=lambda: HUNG))
     assert {finding.verdict.awaits for finding in findings} == {AWAITED}, "one that awaits nothing makes waiting vain"
 
@@ -123,7 +124,7 @@ def test_each_examination_queries_the_driver_once(tree: Tree) -> None:
     tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
     tree.file("/proc/uptime", "1000.00 2000.00\n")
     host = Host(tree.root, gpu=query)
-    checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), settle_seconds=60))
+    checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), Settings()))
     for looks in (1, 2):
         assert [finding.verdict.level for finding in examine(checks, host)] == [Level.OK, Level.OK]
         assert len(queries) == looks

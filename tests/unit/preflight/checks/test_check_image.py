@@ -4,17 +4,23 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.known_good_entries import known_good_entry
+from tests.unit.plans import plan
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.docker import EngineImage, ImageFacts
 from sparkd.base.host import Host, docker_image
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.plan.script import render_asserts
 from sparkd.base.state import known_good
 from sparkd.base.state.launch_history import FILE, AssertResult, LaunchHistory
 
 ID = "0123456789abcdef" * 4
 REF = "ghcr.io/x/vllm:1"
 IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "2026-05-20T03:11:52Z", 3 << 30, "", (), (), ())
+
+
+def image_check(ref: str = REF, *asserts: str, build: str = "") -> EngineImage:
+    return EngineImage(replace(plan(), image=ref, asserts=asserts, image_build=build))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +35,7 @@ IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "2026-05-20T03:11:52Z", 3 <<
     ],
 )
 def test_an_image_must_be_here_and_for_this_machine(facts: ImageFacts, level: Level, says: str) -> None:
-    verdict = EngineImage(REF).judge(facts)
+    verdict = image_check().judge(facts)
     assert verdict.level is level
     assert says in verdict.reason
 
@@ -46,7 +52,7 @@ def test_an_image_must_be_here_and_for_this_machine(facts: ImageFacts, level: Le
     ],
 )
 def test_a_missing_image_is_pulled_or_built_by_a_person(ref: str, build: str, get: str) -> None:
-    verdict = EngineImage(ref, build=build).judge(ImageFacts(ref, (), "known", "arm64", None))
+    verdict = image_check(ref, build=build).judge(ImageFacts(ref, (), "known", "arm64", None))
     assert (verdict.hint, verdict.fixes) == (f"{get}, or sparkd image sync on a node that has it", ())
 
 
@@ -64,7 +70,7 @@ def test_a_missing_image_is_pulled_or_built_by_a_person(ref: str, build: str, ge
     ],
 )
 def test_an_image_is_what_its_recipe_asserts(checked: AssertResult | None, level: Level, says: str, hint: str) -> None:
-    check = EngineImage(REF, ("true",), "true", "make image")
+    check = image_check(REF, "true", build="make image")
     verdict = check.judge(ImageFacts(REF, ("true",), "known", "arm64", IMAGE, checked))
     assert (verdict.level, verdict.hint) == (level, hint)
     assert says in verdict.reason
@@ -75,15 +81,15 @@ def test_the_result_of_an_images_assertions_is_read(tree: Tree) -> None:
     tree.docker("/version", {"Arch": "arm64"})
     tree.docker(f"/images/{REF}/json", {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux", "Config": {}})
     result = AssertResult("no deep_gemm", 1.0, "")
-    tree.file(FILE.path, FILE.encode(LaunchHistory().record_asserts("sha256:1", "true", result)))
+    tree.file(FILE.path, FILE.encode(LaunchHistory().record_asserts("sha256:1", render_asserts(["true"]), result)))
     host = Host(tree.root)
-    assert EngineImage(REF, ("true",), "true").run(host)[0].checked == result
-    assert EngineImage(REF, ("false",), "false").run(host)[0].checked is None
-    assert EngineImage(REF).run(host)[1].level is Level.OK
+    assert image_check(REF, "true").run(host)[0].checked == result
+    assert image_check(REF, "false").run(host)[0].checked is None
+    assert image_check().run(host)[1].level is Level.OK
 
 
 def test_an_image_that_went_by_its_id_can_not_be_pulled() -> None:
-    verdict = EngineImage("sha256:e").judge(ImageFacts("sha256:e", (), "known", "arm64", None))
+    verdict = image_check("sha256:e").judge(ImageFacts("sha256:e", (), "known", "arm64", None))
     assert "docker pull" not in verdict.hint
     assert "sparkd rollback" in verdict.hint
 
@@ -117,7 +123,7 @@ def test_of_a_missing_image_the_one_that_served_is_named_and_none_where_a_digest
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((replace(served, facts=facts),))))
     if here:
         tree.docker(f"/images/sha256:{ID}/json", {"Id": f"sha256:{ID}", "Architecture": "", "Os": "", "Config": {}})
-    verdict = EngineImage(ref).run(Host(tree.root))[1]
+    verdict = image_check(ref).run(Host(tree.root))[1]
     assert verdict.level is Level.BLOCK
     assert verdict.hint.startswith(hint)
     assert ref != DIGEST or verdict.hint == hint
@@ -167,7 +173,7 @@ def test_of_an_images_labels_those_of_its_build_are_kept(tree: Tree) -> None:
 def test_an_architecture_has_more_than_one_name(tree: Tree, name: str, level: Level) -> None:
     tree.docker_engine()
     reader(tree, {"Id": "sha256:1", "Architecture": name, "Os": "linux", "Config": None})
-    assert EngineImage(REF).run(Host(tree.root))[1].level is level
+    assert image_check().run(Host(tree.root))[1].level is level
 
 
 @pytest.mark.parametrize("answer", [[], "x", {}, {"Id": 1}, {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux"}])
@@ -178,5 +184,5 @@ def test_a_description_that_is_not_dockers_is_no_image(tree: Tree, answer: objec
 
 def test_probe_lists_the_assertions_of_the_script(tree: Tree) -> None:
     tree.docker_engine()
-    facts = EngineImage(REF, ("1 line(s) of /a match b",)).probe(Host(tree.root))
+    facts = image_check(REF, "1 line(s) of /a match b").probe(Host(tree.root))
     assert facts == ImageFacts(REF, ("1 line(s) of /a match b",), "known", "arm64", None)

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from pydantic import ValidationError
 from tests.tree import Tree
+from tests.unit.plans import plan
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.kernel import KernelSettings, Setting, SettingsFacts
@@ -15,7 +16,7 @@ from sparkd.base.recipes.schema import Recipe
 
 GIB = 1 << 30
 USUAL = SettingsFacts((), 90112 * 1024, 0, 4194304, 0)
-CHECK = KernelSettings()
+CHECK = KernelSettings(plan())
 WATCHDOG = "/sys/class/watchdog/watchdog0"
 
 
@@ -60,7 +61,7 @@ def test_probe_reads_what_the_recipe_names_and_what_may_harm(tree: Tree) -> None
     tree.file("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")
     tree.meminfo(MemTotal=120, MemFree=1, MemAvailable=1, Hugetlb=2)
     wanted = (("net.ipv4.tcp_rmem", "4096 131072 6291456"), ("vm.swappiness", "10"))
-    assert KernelSettings(wanted).probe(Host(tree.root)) == SettingsFacts(
+    assert KernelSettings(replace(plan(), sysctls=wanted)).probe(Host(tree.root)) == SettingsFacts(
         wanted=(
             Setting("net.ipv4.tcp_rmem", "4096 131072 6291456", "4096 131072 6291456"),
             Setting("vm.swappiness", "10", None),

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit import plans
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.last_boot import LastBoot
@@ -11,6 +13,7 @@ from sparkd.base.host import Host
 from sparkd.base.state.launch_history import FILE, LOADING, SERVING, End, LaunchHistory, MachineEnd
 
 PLAN, OTHER = "d1", "d2"
+CHECK = LastBoot(replace(plans.plan(), digest=PLAN), "head")
 CUT, STOPPED, KILLED = "cut", "stopped", "killed"
 """How a launch ends: with its machine; in order; its agent alone, which the next one of this boot finds."""
 DONE = End("done", 0)
@@ -34,8 +37,7 @@ def history_of(*launches: Launch, known: LaunchHistory | None = None) -> LaunchH
 def judged(tree: Tree, known: LaunchHistory, boot_id: str = "now") -> Verdict:
     tree.file(FILE.path, FILE.encode(known))
     tree.file("/proc/sys/kernel/random/boot_id", f"{boot_id}\n")
-    check = LastBoot(PLAN, "sparkd-head")
-    return check.judge(check.probe(Host(tree.root)))
+    return CHECK.run(Host(tree.root))[1]
 
 
 LOAD_CUT = (PLAN, LOADING, CUT)
@@ -108,24 +110,22 @@ def test_what_has_changed_since_the_last_good_start_is_named(tree: Tree) -> None
 
 
 def test_a_machine_without_the_file_is_ok(tree: Tree) -> None:
-    check = LastBoot(PLAN)
-    assert check.judge(check.probe(Host(tree.root))).level is Level.OK
+    assert CHECK.run(Host(tree.root))[1].level is Level.OK
 
 
 def test_a_file_that_is_wrong_counts_as_empty_and_one_that_can_not_be_read_is_no_answer(tree: Tree) -> None:
     tree.file(FILE.path, '{"schema": 1, "boots": 3}')
-    check = LastBoot(PLAN)
-    assert check.judge(check.probe(Host(tree.root))).level is Level.OK
+    assert CHECK.run(Host(tree.root))[1].level is Level.OK
     (tree.root / FILE.path.lstrip("/")).unlink()
     tree.folder(FILE.path)
     with pytest.raises(OSError, match="is a folder"):
-        check.probe(Host(tree.root))
+        CHECK.probe(Host(tree.root))
 
 
 def test_a_phase_that_somebody_has_written_moves_no_cursor(tree: Tree) -> None:
     tree.file(FILE.path, FILE.encode(history_of((PLAN, "\x1b[2J", CUT))).replace(LOADING, "\\u001b[2J"))
     tree.file("/proc/sys/kernel/random/boot_id", "now\n")
-    assert [launch.phase for launch in LastBoot(PLAN).probe(Host(tree.root)).before] == ["\\x1b[2J"]
+    assert [launch.phase for launch in CHECK.probe(Host(tree.root)).before] == ["\\x1b[2J"]
 
 
 def test_the_reason_has_how_the_machine_ended_if_that_is_of_this_boot(tree: Tree) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit import plans
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
@@ -18,12 +19,17 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.text import GIB, MIB
 from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.inputs import MemoryNeed
 from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.schema import Recipe
 
-HEAD_OF_TWO = ShmSize(own_bytes=None, is_head=True, cluster_size=2)
-WORKER = replace(HEAD_OF_TWO, is_head=False)
-ALONE = replace(HEAD_OF_TWO, cluster_size=1)
+HEAD_OF_TWO = ShmSize(plans.plan(plans.HEAD), host_ipc=True)
+WORKER = replace(HEAD_OF_TWO, plan=plans.plan(plans.WORKER))
+ALONE = replace(HEAD_OF_TWO, plan=plans.plan())
+
+
+def with_own(shm_bytes: int) -> ShmSize:
+    return ShmSize(plans.plan(plans.HEAD, container={"ipc": "private", "shm_bytes": shm_bytes}), host_ipc=False)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +44,7 @@ ALONE = replace(HEAD_OF_TWO, cluster_size=1)
         pytest.param(WORKER, 512 * MIB, 512 * MIB, Level.WARN, "remount", id="a worker has NCCL too"),
         pytest.param(ALONE, 64 * MIB, 64 * MIB, Level.WARN, "remount", id="alone, it may need none"),
         pytest.param(ALONE, 184 * MIB, 184 * MIB, Level.OK, "", id="alone, the queues are enough"),
-        pytest.param(replace(HEAD_OF_TWO, own_bytes=1), 64 * MIB, 64 * MIB, Level.BLOCK, "out of", id="private"),
+        pytest.param(with_own(64 * MIB), 64 * MIB, 64 * MIB, Level.BLOCK, "out of", id="private"),
     ],
 )
 def test_a_head_of_several_needs_room_for_its_queues(
@@ -83,7 +89,7 @@ def test_what_lies_there_is_not_free(tree: Tree) -> None:
 
 @pytest.mark.parametrize("own_bytes", [64 * MIB, 32 * GIB])
 def test_a_containers_own_is_as_the_plan_makes_it(tree: Tree, own_bytes: int) -> None:
-    facts = replace(HEAD_OF_TWO, own_bytes=own_bytes).probe(Host(tree.root))
+    facts = with_own(own_bytes).probe(Host(tree.root))
     assert facts == ShmSizeFacts(own_bytes, own_bytes, "the container's own /dev/shm")
 
 
@@ -157,6 +163,11 @@ def test_the_recipes_limit_goes_before_sparkds(tree: Tree, ulimits: dict[str, ob
 def test_a_limit_that_does_not_hold_and_a_floor_above_the_headroom_warn(
     tree: Tree, gpu: bool, limit: int | None, floor: int, headroom: int, level: Level, says: str
 ) -> None:
-    _, verdict = MemoryLimit(gpu, MemoryLimitFacts(limit, floor, headroom)).run(Host(tree.root))
+    check = MemoryLimit(
+        plan(gpus="all" if gpu else "none", memory_limit_bytes=limit), Settings(), MemoryNeed(0, None, 0)
+    )
+    facts = MemoryLimitFacts(limit, floor, headroom)
+    assert replace(check.probe(Host(tree.root)), floor_bytes=floor, headroom_bytes=headroom) == facts
+    verdict = check.judge(facts)
     expect(verdict, level, says)
     assert bool(verdict.hint) is (level is not Level.OK)

@@ -3,10 +3,12 @@
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import configured
 from tests.unit.verdicts import expect, never_queried
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.memory import STOP_OTHERS, MemoryFacts, UnifiedMemory
+from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
@@ -31,7 +33,7 @@ STUCK = MemoryFacts(
 
 
 def check(baseline: MemorySample | None = None) -> UnifiedMemory:
-    return UnifiedMemory(NEED, settle_seconds=60, baseline=baseline)
+    return UnifiedMemory(NEED, Settings(), memory_baseline=baseline)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +54,12 @@ def test_a_gpus_own_memory_that_others_hold_is_named() -> None:
     """Seen on an H200: with 100 GiB held, the launch failed 36 s later."""
     need = MemoryNeed(memory_bytes=None, gpu_memory_utilization=0.5, headroom_bytes=2 * GIB)
     own = replace(STUCK, free_bytes=20 * GIB, gpu_total_bytes=140 * GIB, gpu_users=("pid 7",), gpu_held_bytes=100 * GIB)
-    verdict = UnifiedMemory(need, settle_seconds=60).judge(own)
+    verdict = UnifiedMemory(need, Settings()).judge(own)
     expect(
         verdict, Level.WARN, text="40.0 GiB of the GPU's 140.0 GiB are free, and 70.0 GiB needed; it is used by pid 7"
     )
     enough = (replace(own, gpu_held_bytes=60 * GIB), replace(own, gpus=("A", "B")), replace(own, gpu_users=()))
-    assert [UnifiedMemory(need, 60).judge(facts).level for facts in enough] == [Level.OK] * 3
+    assert [UnifiedMemory(need, Settings()).judge(facts).level for facts in enough] == [Level.OK] * 3
 
 
 def test_a_script_that_starts_an_engine_of_its_own_counts_with_its_share() -> None:
@@ -100,7 +102,7 @@ def test_a_verdict_in_the_table_of_a_command_has_what_to_do_next() -> None:
     beside = replace(STUCK, gpu_users=(XORG,), gpu_held_bytes=43 * MIB)
     end = f"end {XORG}; where that frees too little: sudo systemctl reboot"
     expect(check().judge(beside), Level.BLOCK, hint=f"{after}, {end}")
-    at_once = UnifiedMemory(NEED, settle_seconds=0).judge(STUCK)
+    at_once = UnifiedMemory(NEED, configured(memory={"settle_seconds": 0})).judge(STUCK)
     expect(at_once, Level.BLOCK, needs_person=True, hint="reboot this node: sudo systemctl reboot")
 
 
@@ -153,7 +155,7 @@ def test_users_of_the_gpu_are_named_where_they_may_have_what_is_missing(
 def test_what_a_gpu_holds_of_its_own_memory_explains_nothing_of_the_machines() -> None:
     own = replace(STUCK, gpu_total_bytes=140 * GIB, gpu_users=("pid 7 (python)",), gpu_held_bytes=100 * GIB)
     need = replace(NEED, memory_bytes=98 * GIB)
-    expect(UnifiedMemory(need, 60).judge(own), Level.BLOCK, awaits="memory")
+    expect(UnifiedMemory(need, Settings()).judge(own), Level.BLOCK, awaits="memory")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_the_need_is_what_the_recipe_says_else_a_share_of_the_shared_memory(
 
 
 def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
-    share = UnifiedMemory(MemoryNeed(None, 0.5, 0), settle_seconds=60)
+    share = UnifiedMemory(MemoryNeed(None, 0.5, 0), Settings())
     facts = replace(STUCK, free_bytes=60 * GIB, available_bytes=60 * GIB)
     assert share.judge(facts).level is Level.OK
     assert share.judge(replace(facts, available_bytes=59 * GIB)).level is Level.BLOCK
@@ -207,7 +209,7 @@ def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
 
 def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
     """An H200 of 139.8 GiB in a machine of 125.3 GiB, and vLLM's own share of 0.92."""
-    share = UnifiedMemory(MemoryNeed(None, None, 2 * GIB), settle_seconds=60)
+    share = UnifiedMemory(MemoryNeed(None, None, 2 * GIB), Settings())
     facts = replace(STUCK, free_bytes=2 * GIB, available_bytes=2 * GIB, gpu_total_bytes=round(139.8 * GIB))
     assert share.judge(facts).level is Level.OK
     assert "2.0 GiB needed (headroom: the GPU has memory of its own)" in share.judge(facts).reason
@@ -295,4 +297,4 @@ def test_a_process_that_hides_its_files_may_use_the_gpu(tree: Tree) -> None:
 def test_a_plan_without_gpus_does_not_query_the_driver(tree: Tree) -> None:
     machine(tree)
     host = Host(tree.root, docker=lambda: AWAY, gpu=never_queried)
-    assert UnifiedMemory(NEED, settle_seconds=60, uses_gpu=False).probe(host).gpus == ()
+    assert UnifiedMemory(NEED, Settings(), uses_gpu=False).probe(host).gpus == ()

@@ -3,15 +3,20 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 from tests.machines.areas import fabric as machine
 from tests.tree import Tree
 from tests.unit.nodes import heard, node, reading, report
+from tests.unit.plans import HEAD, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.cluster.peer_reader import clock_ahead
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.fabric import PeerClock, PeerClockFacts, PeerClocks
 from sparkd.base.host import Host
+
+PAIR = PeerClocks(plan(HEAD))
+THREE, ALONE = (replace(PAIR, plan=replace(PAIR.plan, node=replace(HEAD, cluster_size=size))) for size in (3, 1))
 
 
 @pytest.mark.parametrize(
@@ -25,21 +30,21 @@ from sparkd.base.host import Host
     ],
 )
 def test_clocks_that_differ_are_a_warning(ahead_seconds: float, level: Level, words: str) -> None:
-    expect(PeerClocks(3).judge(PeerClockFacts((PeerClock("spark2", "10.0.0.2", ahead_seconds),))), level, words)
+    expect(THREE.judge(PeerClockFacts((PeerClock("spark2", "10.0.0.2", ahead_seconds),))), level, words)
 
 
 def test_without_another_node_heard_no_clock_is_compared(tree: Tree) -> None:
     host = Host(tree.root)
-    assert PeerClocks(2).judge(PeerClocks(2).probe(host)).reason == "no other node has been heard yet"
-    assert PeerClocks(1).judge(PeerClocks(1).probe(host)).reason == "one node"
+    assert PAIR.judge(PAIR.probe(host)).reason == "no other node has been heard yet"
+    assert ALONE.judge(ALONE.probe(host)).reason == "one node"
 
 
 def test_clocks_are_those_that_a_living_agent_has_heard(tree: Tree) -> None:
     machine.heard(tree, 0, ahead_seconds=-40.0)
     host = Host(tree.root)
-    assert PeerClocks(2).probe(host) == PeerClockFacts((PeerClock("spark2", "10.0.0.2", -40.0),))
+    assert PAIR.probe(host) == PeerClockFacts((PeerClock("spark2", "10.0.0.2", -40.0),))
     tree.process(machine.AGENT, "other", start_time=501)
-    assert PeerClocks(2).probe(host).clocks == ()
+    assert PAIR.probe(host).clocks == ()
 
 
 @pytest.mark.parametrize("change", [{"contact": "silent"}, {"clock_ahead_seconds": None}])
@@ -49,13 +54,13 @@ def test_clocks_without_an_answer_or_a_date_are_not_judged(tree: Tree, change: d
     kept = json.loads(path.read_text())
     kept["peers"][0].update(change)
     path.write_text(json.dumps(kept))
-    assert PeerClocks(2).probe(Host(tree.root)).clocks == ()
+    assert PAIR.probe(Host(tree.root)).clocks == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 2}', "[" * 100_000])
 def test_an_invalid_report_is_ignored(tree: Tree, text: str) -> None:
     tree.file("/run/sparkd/report.json", text)
-    assert PeerClocks(2).probe(Host(tree.root)).clocks == ()
+    assert PAIR.probe(Host(tree.root)).clocks == ()
 
 
 DATE = "Sun, 01 Nov 2026 08:00:00 GMT"

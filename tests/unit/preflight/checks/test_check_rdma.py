@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from tests.machines.areas import fabric as machine
 from tests.tree import Tree
-from tests.unit.plans import HEAD, configured, plan
+from tests.unit.plans import ALONE, HEAD, configured, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
@@ -12,7 +12,6 @@ from sparkd.agent.preflight.checks.rdma import Rdma, RdmaFacts, Selection
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.infiniband import Hca, Port
-from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.recipes.additions import why_tcp
 from sparkd.base.recipes.schema import Container
 
@@ -58,7 +57,21 @@ def test_what_sends_nccl_by_tcp_is_read_as_nccl_does() -> None:
 
 
 def rdma(hcas: str = "", *, wanted: tuple[str, ...] = (), verbs: bool = True, **env: str) -> Rdma:
-    return Rdma({"NCCL_IB_HCA": hcas, **env}, wanted, verbs)
+    node = replace(HEAD, interface="enP7s7", hcas=wanted)
+    container = Container(gpus="all", devices=("/dev/infiniband",) if verbs else ())
+    env_pairs = tuple({"NCCL_IB_HCA": hcas, **env}.items())
+    return Rdma(replace(plan(), node=node, env=env_pairs, container=container), Settings())
+
+
+def of_fabric(interface: str) -> Rdma:
+    """The check of a plan that names the devices of the fabric, which is this interface."""
+    check = rdma()
+    node = replace(check.plan.node, interface=interface)
+    return replace(check, plan=replace(check.plan, node=node, insists_on_hcas=True))
+
+
+def alone(check: Rdma) -> Rdma:
+    return replace(check, plan=replace(check.plan, node=ALONE))
 
 
 PAIR = "rocep1s0f0,roceP2p1s0f0"
@@ -100,10 +113,10 @@ def test_the_devices_of_the_plan_are_here_and_up(check: Rdma, hcas: tuple[Hca, .
         pytest.param(rdma("mlx5"), ALL, True, "tcp", Level.WARN, True, id="none of that name"),
         pytest.param(rdma(), DARK, True, "tcp", Level.WARN, True, id="none is up"),
         pytest.param(rdma(PAIR, verbs=False), ALL, True, "tcp", Level.WARN, False, id="not in the container"),
-        pytest.param(replace(rdma(), interface="enP7s7"), ALL, False, "tcp", Level.WARN, True, id="none of the fabric"),
+        pytest.param(of_fabric("enP7s7"), ALL, False, "tcp", Level.WARN, True, id="none of the fabric"),
         pytest.param(rdma(NCCL_NET="IB"), (), True, "rdma", Level.BLOCK, True, id="TCP is forbidden"),
         pytest.param(rdma(NCCL_IB_DISABLE="0"), (), True, "tcp", Level.WARN, True, id="0 is the default"),
-        pytest.param(replace(rdma(), not_needed="one node"), (), True, "", Level.OK, False, id="not needed"),
+        pytest.param(alone(rdma()), (), True, "", Level.OK, False, id="not needed"),
     ],
 )
 def test_without_a_device_that_is_up_nccl_goes_by_tcp_and_devices_are_awaited(
@@ -128,13 +141,13 @@ def test_devices_of_another_port_than_the_fabrics_are_none(tree: Tree) -> None:
     for name in ("eth0", "eth1"):
         machine.interface(tree, name)
     for name, on_fabric in (("eth0", True), ("eth1", False)):
-        assert replace(rdma(), interface=name).probe(Host(tree.root)).on_fabric is on_fabric
+        assert of_fabric(name).probe(Host(tree.root)).on_fabric is on_fabric
 
 
 def test_a_plan_that_needs_no_rdma_reads_nothing(tree: Tree) -> None:
     host = Host(tree.root)
-    needless = replace(rdma(NCCL_NET="IB"), not_needed="the plan uses no GPU")
-    assert needless.judge(needless.probe(host)).reason == "the plan uses no GPU"
+    needless = alone(rdma(NCCL_NET="IB"))
+    assert needless.judge(needless.probe(host)).reason == "one node"
 
 
 def test_rdma_made_in_software_has_no_slot(tree: Tree) -> None:
@@ -172,7 +185,7 @@ def test_only_what_recipe_or_settings_name_insists_on_the_devices_of_the_fabric(
     """The nodes' addresses may be of a LAN, and the cable with the devices another."""
     made = plan(replace(HEAD, hcas=()), configured(engine={"env": settings_env}), env=recipe_env)
     with_devices = replace(made, container=Container(devices=("/dev/infiniband",)))
-    check = Rdma.from_inputs(CheckInputs(with_devices, Settings()))
+    check = Rdma(with_devices, Settings())
     facts = RdmaFacts((F0,), (), on_fabric=not check.interface)
     assert check.transport(facts) == ("tcp" if insists else "rdma")
     assert ("or NCCL_IB_HCA: null" in check.judge(facts).hint) is insists

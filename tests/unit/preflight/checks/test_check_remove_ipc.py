@@ -1,13 +1,15 @@
 """Whose segments systemd-logind would take away from a running engine."""
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import plan
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.shared_memory import RemoveIpc, RemoveIpcFacts, removes_ipc
 from sparkd.base.host import Host
 
-CHECK = RemoveIpc("x/vllm:1", host_ipc=True)
+CHECK = RemoveIpc(replace(plan(), image="x/vllm:1"), host_ipc=True)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_an_image_that_docker_does_not_have_or_describe_is_passed_over(tree: Tre
 
 
 def test_without_docker_nothing_is_known_and_without_logind_nothing_is_removed(tree: Tree) -> None:
-    own = RemoveIpc("x/vllm:1", host_ipc=False)
+    own = replace(CHECK, host_ipc=False)
     assert own.judge(own.probe(Host(tree.root))).reason == "the container has its own /dev/shm"
     assert CHECK.probe(Host(tree.root)) == RemoveIpcFacts(removes=False)
     tree.file("/usr/lib/systemd/systemd-logind")

@@ -1,8 +1,7 @@
 """Compile caches: whether they are usable and still there, and whether a start that must compile has the memory."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
-from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,9 +12,8 @@ from sparkd.base.host.caches import Folder
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import GIB, sanitize, size
-from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
-from sparkd.base.plan.model import Cache
-from sparkd.base.recipes.schema import Volume
+from sparkd.base.plan.inputs import MemoryNeed
+from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import launch_history
 from sparkd.base.vllm.command import first_values
 from sparkd.base.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
@@ -54,40 +52,24 @@ class CacheFacts(Struct, frozen=True):
 class CompileCache(Check[CacheFacts], frozen=True):
     """A slow start is no fault and never blocks; one that would freeze the machine does."""
 
-    image: str
-    caches: tuple[Cache, ...]
-    compiles: bool = True
-    """Whether the plan lets vLLM compile: an eager engine may leave the caches empty."""
-    need: MemoryNeed | None = None
-    """The engine's memory, where the plan compiles custom_ops ["all"]; None for others."""
-    compiled: tuple[tuple[str, str], ...] = ()
-    """The plan's values with a prefix of COMPILE_VALUES."""
-    env: Mapping[str, str] = MappingProxyType({})
-    volumes: tuple[Volume, ...] = ()
+    plan: LaunchPlan
+    need: MemoryNeed
     id = "compile-cache"
     levels = (Level.WARN, Level.BLOCK)
 
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "CompileCache":
-        plan = inputs.plan
-        flags, env = first_values(plan.argv), dict(plan.env)
-        compiles_ops = compiles_custom_ops(Launch(flags, env, gpu=plan.container.gpus == "all"))
-        return cls(
-            plan.image_to_run,
-            plan.caches,
-            compiles="enforce-eager" not in flags,
-            need=inputs.need if compiles_ops else None,
-            compiled=tuple(value for value in plan.shared if value[0].startswith(COMPILE_VALUES)),
-            env=env,
-            volumes=plan.container.volumes,
-        )
+    @property
+    def compiles_ops(self) -> bool:
+        """Whether the plan compiles custom_ops ["all"], which takes memory beside the engine's."""
+        flags, env = first_values(self.plan.argv), dict(self.plan.env)
+        return compiles_custom_ops(Launch(flags, env, gpu=self.plan.container.gpus == "all"))
 
     def probe(self, host: Host) -> CacheFacts:
-        if not self.caches and self.need is None:
+        if not self.plan.caches and not self.compiles_ops:
             return CacheFacts("known")
+        ref = self.plan.image_to_run
 
         def read_image(reader: DockerReader) -> tuple[docker_image.Image | None, str | None]:
-            return docker_image.read_image(reader, self.image), docker_image.image_identity(reader, self.image)
+            return docker_image.read_image(reader, ref), docker_image.image_identity(reader, ref)
 
         try:
             image, identity = docker.query(host, read_image) or (None, "away")
@@ -97,7 +79,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
             return CacheFacts(identity or "missing")
         history = launch_history.read_history(host.files)
         same_image = history.good.get("image.identity") == identity
-        paths = (caches.path(image.id, cache.name) for cache in self.caches)
+        paths = (caches.path(image.id, cache.name) for cache in self.plan.caches)
         folders = {path: caches.count_folder(host.files, path) for path in paths}
         other_caches = caches.count_others(host.files, image.id)
         facts = CacheFacts(
@@ -112,14 +94,14 @@ class CompileCache(Check[CacheFacts], frozen=True):
             others_whole=all(other.whole for other in other_caches),
             compiled_before=same_image and self._compiles_as(history.good),
         )
-        if self.need is None:
+        if not self.compiles_ops:
             return facts
         memory = host.meminfo()
         return replace(
             facts,
             custom_ops=tuple(
                 folders.get(path) or (caches.count_folder(host.files, path) if path else NOT_KEPT)
-                for path in _list_custom_ops_paths(self.env, self.volumes, self.caches, image.id)
+                for path in _list_custom_ops_paths(self.plan, image.id)
             ),
             total_bytes=memory.total_bytes,
             available_bytes=memory.available_bytes,
@@ -130,10 +112,11 @@ class CompileCache(Check[CacheFacts], frozen=True):
         """Whether the plan compiles what that good start did. A cache without a record counts as the same: an earlier
         sparkd kept fewer caches.
         """
-        return all(good.get(key, text if key.startswith("caches.") else None) == text for key, text in self.compiled)
+        compiled = (value for value in self.plan.shared if value[0].startswith(COMPILE_VALUES))
+        return all(good.get(key, text if key.startswith("caches.") else None) == text for key, text in compiled)
 
     def judge(self, facts: CacheFacts) -> Verdict:
-        if not self.caches and self.need is None:
+        if not self.plan.caches and not self.compiles_ops:
             return ok("the recipe keeps none")
         if facts.image != "known":
             reasons = {"away": "docker is away", "missing": "the image is not on this node"}
@@ -154,7 +137,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
 
     def _judge_compilation(self, facts: CacheFacts) -> Iterator[Verdict]:
         """Judge a start that must compile custom_ops ["all"]; nothing for any other."""
-        if self.need is None or facts.gpu_total_bytes is not None:
+        if not self.compiles_ops or facts.gpu_total_bytes is not None:
             return
         if missing := _describe_missing(facts.custom_ops, compiled_before=facts.compiled_before):
             engine_bytes = self.need.engine_bytes(facts.total_bytes)
@@ -166,7 +149,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
         used_folders = [folder for folder in facts.caches if folder.name in facts.used_before]
         gone_names = ", ".join(folder.name for folder in used_folders if folder.kind == "missing")
         all_empty = all(folder.empty or folder.kind == "missing" for folder in facts.caches)
-        if self.compiles and (gone_names or (used_folders and all_empty)):
+        is_eager = "enforce-eager" in first_values(self.plan.argv)  # such an engine may leave its caches empty
+        if not is_eager and (gone_names or (used_folders and all_empty)):
             loss = f"the cache {gone_names} is gone" if gone_names else "its caches are empty"
             reason = f"{loss}, although the last good start was of this image: {SLOW}"
             yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
@@ -218,13 +202,11 @@ NOT_KEPT = Folder("", "missing")
 """Stands for a cache that no mount keeps."""
 
 
-def _list_custom_ops_paths(
-    env: Mapping[str, str], volumes: Iterable[Volume], plan_caches: Iterable[Cache], image_id: str
-) -> Iterator[str]:
+def _list_custom_ops_paths(plan: LaunchPlan, image_id: str) -> Iterator[str]:
     """Paths on the node of CUSTOM_OPS_CACHES, in their order; an empty one where no mount keeps the cache."""
-    mounts = {volume.target: volume.source for volume in volumes if not volume.read_only}
-    mounts |= {cache.target: caches.path(image_id, cache.name) for cache in plan_caches}
-    folders = cache_folders(env)
+    mounts = {volume.target: volume.source for volume in plan.container.volumes if not volume.read_only}
+    mounts |= {cache.target: caches.path(image_id, cache.name) for cache in plan.caches}
+    folders = cache_folders(dict(plan.env))
     for folder in (folders[name] for name in CUSTOM_OPS_CACHES):
         target = max((mount for mount in mounts if is_below(folder, mount)), key=len, default=None)
         yield mounts[target] + folder.removeprefix(target) if target else ""

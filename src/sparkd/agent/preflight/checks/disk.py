@@ -8,7 +8,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_v
 from sparkd.base.host import Host, disks, docker_config
 from sparkd.base.host.disks import Room
 from sparkd.base.lib.text import GIB, MIB, size
-from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
 
 FEW_INODES = 100
 """A launch makes some twenty files; the compile caches make thousands."""
@@ -47,19 +47,15 @@ class DiskFacts(Struct, frozen=True):
 
 
 class DiskRoom(Check[DiskFacts], frozen=True):
-    caches: bool = True
-    """Whether the plan keeps compile caches; true without a plan."""
+    plan_if_any: LaunchPlan | None = None
     id = "disk"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "DiskRoom":
-        return cls(inputs.plan_if_any is None or bool(inputs.plan.caches))
 
     def probe(self, host: Host) -> DiskFacts:
         data_root = docker_config.read_data_root(host)
         docker_data = Place(data_root, "docker's containers and images", 256 * MIB, 5 * GIB, optional=True)
-        all_places = (STATE, *((CACHES,) if self.caches else ()), docker_data, CONTAINERD, LOGS)
+        keeps_caches = self.plan_if_any is None or self.plan_if_any.caches  # also where there is no plan
+        all_places = (STATE, *((CACHES,) if keeps_caches else ()), docker_data, CONTAINERD, LOGS)
         places = {place.path: place for place in all_places if not place.optional or host.files.exists(place.path)}
         return DiskFacts(tuple(PlaceFacts(places[room.path], room) for room in disks.read_rooms(host, places)))
 

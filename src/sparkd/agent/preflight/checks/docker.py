@@ -15,6 +15,7 @@ from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import render_asserts
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import AssertResult
@@ -94,71 +95,62 @@ class ImageFacts(Struct, frozen=True):
 
 
 class EngineImage(Check[ImageFacts], frozen=True):
-    ref: str
-    asserts: tuple[str, ...] = ()
-    program: str = ""
-    """The asserts as a program for bash; empty without asserts."""
-    build: str = ""
-    """How to build it, by the recipe."""
+    plan: LaunchPlan
     id = "image"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "EngineImage":
-        plan = inputs.plan
-        wanted = tuple(map(str, plan.asserts))
-        return cls(plan.image_to_run, wanted, render_asserts(plan.asserts), plan.image_build)
-
     def probe(self, host: Host) -> ImageFacts:
+        ref, asserts = self.plan.image_to_run, tuple(map(str, self.plan.asserts))
+
         def read_facts(reader: DockerReader) -> ImageFacts:
-            machine, image = docker_image.read_architecture(reader), docker_image.read_image(reader, self.ref)
+            machine, image = docker_image.read_architecture(reader), docker_image.read_image(reader, ref)
             # NAME@sha256:... names one image alone, and no other can be tagged by that name.
-            served = "" if image or "@" in self.ref else self._describe_return(host, reader)
-            return ImageFacts(self.ref, self.asserts, "known", machine, image, served=served)
+            served = "" if image or "@" in ref else self._describe_return(host, reader)
+            return ImageFacts(ref, asserts, "known", machine, image, served=served)
 
         try:
-            facts = docker.query(host, read_facts) or ImageFacts(self.ref, self.asserts, "away")
+            facts = docker.query(host, read_facts) or ImageFacts(ref, asserts, "away")
         except DockerError as error:
-            return ImageFacts(self.ref, self.asserts, sanitize(str(error)))
-        if facts.image is None or not self.program:
+            return ImageFacts(ref, asserts, sanitize(str(error)))
+        if facts.image is None or not asserts:
             return facts
         launches = launch_history.read_history(host.files)
-        return replace(facts, checked=launches.assert_result(facts.image.id, self.program))
+        return replace(facts, checked=launches.assert_result(facts.image.id, render_asserts(self.plan.asserts)))
 
     def _describe_return(self, host: Host, reader: DockerReader) -> str:
         """Beginning of a hint: how to get back the image that served by this name or id; empty where none did."""
-        starts: tuple[known_good.Entry, ...] = ()
+        ref, starts = self.plan.image_to_run, tuple[known_good.Entry, ...]()
         with suppress(UsageError, OSError):  # users other than root may not read the file
             starts = known_good.read_known_good(host.files)
-        served = next((start for start in starts if start.image_id and self.ref in (start.image, start.image_id)), None)
+        served = next((start for start in starts if start.image_id and ref in (start.image, start.image_id)), None)
         if served is None:
             return ""
-        digest, by_name = served.image_digest, self.ref != served.image_id
+        digest, by_name = served.image_digest, ref != served.image_id
         if by_name and docker_image.read_image(reader, served.image_id):
-            command = f"sudo docker tag {served.image_id} {self.ref}"
+            command = f"sudo docker tag {served.image_id} {ref}"
         elif digest:
-            command = f"sudo docker pull {digest}" + f" && sudo docker tag {digest} {self.ref}" * by_name
+            command = f"sudo docker pull {digest}" + f" && sudo docker tag {digest} {ref}" * by_name
         else:
             return ""
         return f"the one that served: {command}; or another: "
 
     def judge(self, facts: ImageFacts) -> Verdict:
-        image = facts.image
+        image, build = facts.image, self.plan.image_build
         if facts.docker == "away":
             return skipped("docker is away, so the image was not checked")
         if facts.docker != "known":
             return docker_unknown(f"docker can't describe the image: {facts.docker}")
         if image is None:
-            hint = facts.served + docker_image.how_to_get(facts.ref, self.build)
+            hint = facts.served + docker_image.how_to_get(facts.ref, build)
             return block(f"image {facts.ref} is not on this node", hint)
         if facts.machine and image.architecture and image.architecture != facts.machine:
             reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
             command = f"sudo docker pull --platform linux/{facts.machine} {facts.ref}"
-            return block(reason, command if "/" in facts.ref else docker_image.how_to_get(facts.ref, self.build))
+            return block(reason, command if "/" in facts.ref else docker_image.how_to_get(facts.ref, build))
         if facts.checked and facts.checked.fault:
             reason = f"image {facts.ref} is not what the recipe needs: {facts.checked.fault}"
-            return block(reason, self.build or "build it with what is missing, or choose another: engine.image")
-        if self.program and not facts.checked:
+            return block(reason, build or "build it with what is missing, or choose another: engine.image")
+        if facts.asserts and not facts.checked:
             return warn(
                 f"image {facts.ref}: what the recipe asserts of it is not checked yet",
                 "nothing is to be done: the next start does",

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
+from sparkd.base.config import Settings
 from sparkd.base.host import Host, datagrams, infiniband, network
 from sparkd.base.host.datagrams import PathMtu
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import Link
 from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.model import Contact, read_living_report
 
 
@@ -26,28 +28,22 @@ class FabricAddressFacts(Struct, frozen=True):
 
 
 class FabricAddress(Check[FabricAddressFacts], frozen=True):
-    address: str
-    nodes: int
-    interface: str = ""
-    """fabric.interface of the settings; empty where sparkd is to find it."""
+    plan: LaunchPlan
+    settings: Settings
     id = "fabric-address"
     levels = (Level.WARN, Level.BLOCK)
 
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "FabricAddress":
-        node = inputs.plan.node
-        return cls(node.address, node.cluster_size, inputs.settings.fabric.interface)
-
     def probe(self, host: Host) -> FabricAddressFacts:
-        if self.nodes == 1:
+        node, setting = self.plan.node, self.settings.fabric.interface
+        if node.cluster_size == 1:
             return FabricAddressFacts(True, (), None, (), ())
         files = host.files
-        carriers = network.interfaces_of(files, self.address)
+        carriers = network.interfaces_of(files, node.address)
         carrier = carriers[0] if len(carriers) == 1 else ""
         interfaces = network.link_names(files)
-        names_missing_interface = self.interface and interfaces and self.interface not in interfaces
+        names_missing_interface = setting and interfaces and setting not in interfaces
         return FabricAddressFacts(
-            owned=network.canonical(self.address) in host.addresses(),
+            owned=network.canonical(node.address) in host.addresses(),
             carriers=carriers,
             link=network.read_link(files, carrier) if carrier else None,
             interfaces=interfaces if names_missing_interface else (),
@@ -55,32 +51,34 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
         )
 
     def judge(self, facts: FabricAddressFacts) -> Verdict:
-        if self.nodes == 1:
+        address, setting = self.plan.node.address, self.settings.fabric.interface
+        if self.plan.node.cluster_size == 1:
             return ok("one node")
         if not facts.owned:
-            reason, awaits = f"this node no longer has {self.address}", f"the fabric's address {self.address}"
+            reason, awaits = f"this node no longer has {address}", f"the fabric's address {address}"
             return block(reason, "look at: ip -brief address; where netplan has it: sudo netplan apply", awaits=awaits)
         link = facts.link
-        interface = f"; its interface is {self.interface}" if self.interface else ""
+        interface = f"; its interface is {setting}" if setting else ""
         place = f"on {link.name}, {link.operstate}" if link else f"is here{interface}"
-        return combine_verdicts(self._find_problems(facts), f"{self.address} {place}")
+        return combine_verdicts(self._find_problems(facts), f"{address} {place}")
 
     def _find_problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
-        setting, carriers, link = self.interface, facts.carriers, facts.link
+        address, setting = self.plan.node.address, self.settings.fabric.interface
+        carriers, link = facts.carriers, facts.link
         if facts.interfaces:
             reason = f"fabric.interface is {setting}, which this node does not have"
             yield block(reason, f"leave it empty, or set it to one of: {', '.join(facts.interfaces)}")
         elif setting and carriers and setting not in carriers:
-            reason = f"fabric.interface is {setting}, but {self.address} is on {' or '.join(carriers)}"
+            reason = f"fabric.interface is {setting}, but {address} is on {' or '.join(carriers)}"
             yield warn(reason, "leave fabric.interface empty, or correct cluster.nodes")
         if len(carriers) > 1:
-            reason = f"{' and '.join(carriers)} are in the subnet of {self.address}"
+            reason = f"{' and '.join(carriers)} are in the subnet of {address}"
             yield warn(reason, "give each interface a subnet of its own, in /etc/netplan: ip -brief address")
         elif not carriers and not setting:
-            reason = f"no interface that is up carries {self.address}"
+            reason = f"no interface that is up carries {address}"
             yield warn(reason, "look at: ip -brief link; or set fabric.interface")
         elif link is not None and (flaw := _find_flaw(link, facts.rdma_on)):
-            reason = f"{self.address} is on {link.name}, which {flaw}"
+            reason = f"{address} is on {link.name}, which {flaw}"
             yield warn(reason, "in cluster.nodes, name the addresses of the cable between the nodes: ip -brief address")
 
 
@@ -204,16 +202,12 @@ class PeerClockFacts(Struct, frozen=True):
 
 
 class PeerClocks(Check[PeerClockFacts], frozen=True):
-    nodes: int
+    plan: LaunchPlan
     id = "peer-clock"
     levels = (Level.WARN,)
 
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "PeerClocks":
-        return cls(inputs.plan.node.cluster_size)
-
     def probe(self, host: Host) -> PeerClockFacts:
-        report = read_living_report(host.files) if self.nodes > 1 else None
+        report = read_living_report(host.files) if self.plan.node.cluster_size > 1 else None
         if report is None:
             return PeerClockFacts(())
         clocks = (
@@ -224,7 +218,8 @@ class PeerClocks(Check[PeerClockFacts], frozen=True):
         return PeerClockFacts(tuple(clocks))
 
     def judge(self, facts: PeerClockFacts) -> Verdict:
-        if self.nodes == 1:
+        peer_count = self.plan.node.cluster_size - 1
+        if not peer_count:
             return ok("one node")
         if not facts.clocks:
             return ok("no other node has been heard yet")
@@ -235,4 +230,4 @@ class PeerClocks(Check[PeerClockFacts], frozen=True):
                 side = "ahead of" if clock.ahead_seconds > 0 else "behind"
                 reason = f"the clock of {name} is {abs(clock.ahead_seconds):.0f} s {side} this node's"
                 problems.append(warn(reason, "look at both: timedatectl"))
-        return combine_verdicts(problems, f"{len(facts.clocks)} of {self.nodes - 1} heard, within {APART_SECONDS:g} s")
+        return combine_verdicts(problems, f"{len(facts.clocks)} of {peer_count} heard, within {APART_SECONDS:g} s")

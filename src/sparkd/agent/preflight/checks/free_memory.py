@@ -4,10 +4,11 @@ from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
 from sparkd.agent.preflight.fixes import DROP_BY_HAND, WORTH_COMPACTING_BYTES, CompactMemory, DropPageCache, by_start
+from sparkd.base.config import Settings
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.meminfo import FreeMemory, Swap
 from sparkd.base.lib.text import GIB, size
-from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
+from sparkd.base.plan.inputs import MemoryNeed
 
 WORTH_BYTES = 4 * GIB
 """Least page cache that is worth a drop: less gains nothing that vLLM would notice, and costs every program its warm
@@ -81,15 +82,11 @@ LITTLE_FREE_HINT = f"see what has it: free -h; page cache is given back by: {DRO
 class FragmentedMemory(Check[FreeMemory], frozen=True):
     """Free memory in large blocks. It never blocks, also where it cannot look: most starts on such a node succeed."""
 
-    wanted_bytes: int
+    settings: Settings
     uses_gpu: bool = True
     id = "memory-fragmented"
     levels = (Level.WARN,)
     fixes = ("compact-memory",)
-
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "FragmentedMemory":
-        return cls(round(inputs.settings.memory.contiguous_gib * GIB), inputs.uses_gpu)
 
     def probe(self, host: Host) -> FreeMemory:
         return host.free_memory()
@@ -99,11 +96,12 @@ class FragmentedMemory(Check[FreeMemory], frozen=True):
             free = size(facts.bytes + facts.unlisted_bytes)
             return skipped(f"not judged: the kernel lists {size(facts.bytes)} of the {free} that are free")
         reason = f"{size(facts.large_bytes)} of {size(facts.bytes)} free memory is in blocks of 2 MiB or more"
-        if facts.large_bytes >= self.wanted_bytes:
+        wanted_bytes = round(self.settings.memory.contiguous_gib * GIB)
+        if facts.large_bytes >= wanted_bytes:
             return ok(reason)
         if not self.uses_gpu:
             return ok(f"{reason}; the plan uses no GPU")
-        reason = f"{reason}, {size(self.wanted_bytes)} wanted"
+        reason = f"{reason}, {size(wanted_bytes)} wanted"
         if facts.scattered_bytes < WORTH_COMPACTING_BYTES:  # there is nothing to merge
             return warn(f"{reason}: too little is free", LITTLE_FREE_HINT)
-        return warn(reason, " ".join(COMPACT_HINT.split()), (CompactMemory(self.wanted_bytes),))
+        return warn(reason, " ".join(COMPACT_HINT.split()), (CompactMemory(wanted_bytes),))

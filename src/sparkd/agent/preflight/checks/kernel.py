@@ -10,7 +10,7 @@ from sparkd.base.host import Host, kernel
 from sparkd.base.host.grub import read_next_boot
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import GIB, size
-from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
 
 
 class KnownBad(Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,13 +120,9 @@ class SettingsFacts(Struct, frozen=True):
 
 
 class KernelSettings(Check[SettingsFacts], frozen=True):
-    wanted: tuple[tuple[str, str], ...] = ()
+    plan: LaunchPlan
     id = "kernel-settings"
     levels = (Level.WARN, Level.UNKNOWN)
-
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "KernelSettings":
-        return cls(inputs.plan.sysctls)
 
     def probe(self, host: Host) -> SettingsFacts:
         def read_number(name: str, default: int) -> int:
@@ -136,7 +132,9 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
             return default if text is None else int(text)
 
         return SettingsFacts(
-            wanted=tuple(Setting(name, value, kernel.read_sysctl(host.files, name)) for name, value in self.wanted),
+            wanted=tuple(
+                Setting(name, value, kernel.read_sysctl(host.files, name)) for name, value in self.plan.sysctls
+            ),
             reserved_bytes=read_number("vm.min_free_kbytes", 0) * 1024,
             overcommit=read_number("vm.overcommit_memory", 0),
             pid_max=read_number("kernel.pid_max", FEWEST_PIDS),

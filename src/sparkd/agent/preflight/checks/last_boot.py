@@ -7,7 +7,7 @@ from msgspec import Struct
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, warn
 from sparkd.base.host import Host
 from sparkd.base.lib.text import sanitize
-from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.decline import describe_change
 from sparkd.base.state.facts import Facts
 from sparkd.base.state.launch_history import LOADING, read_history
@@ -36,14 +36,10 @@ class LastBootFacts(Struct, frozen=True):
 
 
 class LastBoot(Check[LastBootFacts], frozen=True):
-    digest: str
-    unit: str = ""
+    plan: LaunchPlan
+    role: str
     id = "last-boot"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "LastBoot":
-        return cls(inputs.plan.backoff_key, f"sparkd-{inputs.role}")
 
     def probe(self, host: Host) -> LastBootFacts:
         history = read_history(host.files)
@@ -55,7 +51,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
             good, tried = (Facts(values, {}, {}) for values in (history.good, history.tried))
             changes = f"since the last good start {describe_change(good, tried)}"
         launches = tuple(
-            LastLaunch(sanitize(boot.phase, 60), boot.digest == self.digest, not boot.open)
+            LastLaunch(sanitize(boot.phase, 60), boot.digest == self.plan.backoff_key, not boot.open)
             for boot in history.boots_before(boot_id)
         )
         machine_end = str(history.machine_end) if history.machine_end and history.machine_end.boot_id == boot_id else ""
@@ -75,7 +71,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
             hint = "a power cut? else look at its end: journalctl --list-boots; journalctl -b -1 -e"
             return warn(reason + times + how_it_ended, hint)
         reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{how_it_ended}; "
-        hint = f"fix the cause (journalctl -b -1 -e), then: sudo systemctl start {self.unit}"
+        hint = f"fix the cause (journalctl -b -1 -e), then: sudo systemctl start sparkd-{self.role}"
         return block(reason + facts.changes, hint, needs_person=True)
 
 

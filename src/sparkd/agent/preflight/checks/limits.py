@@ -4,9 +4,10 @@ from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
 from sparkd.agent.preflight.checks.rdma import reaches_verbs, why_no_rdma
+from sparkd.base.config import Settings
 from sparkd.base.host import Host, disks
 from sparkd.base.lib.text import GIB, MIB, size
-from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.inputs import MemoryNeed
 from sparkd.base.plan.model import LaunchPlan
 
 QUEUE_BYTES = 160 * MIB
@@ -22,21 +23,15 @@ class ShmSizeFacts(Struct, frozen=True):
 
 
 class ShmSize(Check[ShmSizeFacts], frozen=True):
-    own_bytes: int | None
-    """Size of the container's own /dev/shm; None where it has the machine's."""
-    is_head: bool
-    cluster_size: int
+    plan: LaunchPlan
+    host_ipc: bool
     id = "shm-size"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "ShmSize":
-        own_bytes = None if inputs.host_ipc else inputs.plan.container.shm_size_bytes
-        return cls(own_bytes, inputs.plan.node.is_head, inputs.plan.node.cluster_size)
-
     def probe(self, host: Host) -> ShmSizeFacts:
-        if self.own_bytes is not None:
-            return ShmSizeFacts(self.own_bytes, self.own_bytes, "the container's own /dev/shm")
+        own_bytes = self.plan.container.shm_size_bytes
+        if own_bytes is not None and not self.host_ipc:
+            return ShmSizeFacts(own_bytes, own_bytes, "the container's own /dev/shm")
         memory_bytes = host.meminfo().total_bytes
         mount = disks.find_mount(host.files, "/dev/shm")  # noqa: S108 - read only
         total_bytes = memory_bytes // 2 if mount is None else mount.size_bytes(memory_bytes)
@@ -44,10 +39,10 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
 
     def judge(self, facts: ShmSizeFacts) -> Verdict:
         needed_bytes = QUEUE_BYTES + RANK_BYTES
-        is_cluster = self.cluster_size > 1
+        is_cluster = self.plan.node.cluster_size > 1
         reason = f"{size(facts.free_bytes)} of {size(facts.total_bytes)} free ({facts.set_by})"
         hint = "take container.shm_bytes out of the recipe, or set at least 1073741824"
-        if self.own_bytes is None:
+        if self.host_ipc:
             hint = "sudo mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
         if facts.free_bytes >= (GIB if is_cluster else needed_bytes):
             return ok(reason)
@@ -56,7 +51,7 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
         reason = f"{reason}, vLLM's queues need {size(needed_bytes)}"
         if facts.total_bytes >= needed_bytes:
             return warn(reason, "ls -lS /dev/shm")
-        return (block if is_cluster and self.is_head else warn)(reason, hint)
+        return (block if is_cluster and self.plan.node.is_head else warn)(reason, hint)
 
 
 class MemlockFacts(Struct, frozen=True):
@@ -105,21 +100,18 @@ class MemoryLimitFacts(Struct, frozen=True):
 
 
 class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
-    uses_gpu: bool
-    limits: MemoryLimitFacts
+    plan: LaunchPlan
+    settings: Settings
+    need: MemoryNeed
     id = "memory-limit"
     levels = (Level.WARN,)
 
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "MemoryLimit":
-        limit, floor = inputs.plan.container.memory_limit_bytes, inputs.settings.memory.floor_mib << 20
-        return cls(inputs.uses_gpu, MemoryLimitFacts(limit, floor, inputs.need.headroom_bytes))
-
     def probe(self, host: Host) -> MemoryLimitFacts:  # noqa: ARG002  # nothing of the machine matters
-        return self.limits
+        limit, floor = self.plan.container.memory_limit_bytes, self.settings.memory.floor_mib << 20
+        return MemoryLimitFacts(limit, floor, self.need.headroom_bytes)
 
     def judge(self, facts: MemoryLimitFacts) -> Verdict:
-        if not self.uses_gpu:
+        if self.plan.container.gpus != "all":
             return ok("the plan uses no GPU")
         problems = []
         if facts.container_limit_bytes is not None:

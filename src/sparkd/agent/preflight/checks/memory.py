@@ -15,7 +15,7 @@ from sparkd.base.host.gpu import AWAITED, NO_GPU
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.compile_jobs import read_room
-from sparkd.base.plan.inputs import CheckInputs, MemoryNeed, MemorySample
+from sparkd.base.plan.inputs import MemoryNeed, MemorySample
 from sparkd.base.plan.memory_sum import MemorySum, ModelFit, read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import MAX_JOBS
@@ -56,19 +56,13 @@ class MemoryFacts(Struct, frozen=True):
 
 class UnifiedMemory(Check[MemoryFacts], frozen=True):
     need: MemoryNeed
-    settle_seconds: float
+    settings: Settings
     uses_gpu: bool = True
-    baseline: MemorySample | None = None
-    """`memory_baseline` of CheckInputs."""
-    plan: LaunchPlan | None = None
+    memory_baseline: MemorySample | None = None
+    plan_if_any: LaunchPlan | None = None
     """The plan, for engine.script, which may start an engine with a share of its own."""
     id = "unified-memory"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "UnifiedMemory":
-        settle_seconds = inputs.settings.memory.settle_seconds
-        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.memory_baseline, inputs.plan_if_any)
 
     def probe(self, host: Host) -> MemoryFacts:
         memory = host.meminfo()
@@ -85,7 +79,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             gpu_error=gpu.error,
             gpu_users=None if users is None else tuple(user.label for user in users if not user.gone),
             gpu_held_bytes=sum(user.bytes or 0 for user in users or () if not user.gone),
-            script_share=script_share(host.files, self.plan) if self.plan else None,
+            script_share=script_share(host.files, self.plan_if_any) if self.plan_if_any else None,
             _gpu_sizes_known=all(user.bytes is not None for user in users or () if not user.gone),
             _ended_users=tuple(user.label for user in users or () if user.gone),
             _unexplained_bytes=meminfo.read_unexplained_bytes(host.files, memory),
@@ -135,7 +129,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         if not self._has_settled(facts):
             # Memory of an engine that has just ended comes back over some seconds. A person may read this in the
             # table of a command, which does not wait.
-            hint = f"it may still come back; if it has not in {self.settle_seconds:g} s"
+            hint = f"it may still come back; if it has not in {self.settings.memory.settle_seconds:g} s"
             remedy = f"end {users}; where that frees too little" if users else "reboot this node"
             return block_shortage(reason, f"{hint}, {remedy}: {REBOOT_COMMAND}", awaits="memory")
         if users:
@@ -156,11 +150,12 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         return block_shortage(reason, f"reboot this node: {REBOOT_COMMAND}", needs_person=True, action=Action.REBOOT)
 
     def _has_settled(self, facts: MemoryFacts) -> bool:
-        """Whether no memory has come back for `settle_seconds`."""
-        if self.baseline is None:
-            return not self.settle_seconds
-        waited_seconds = facts.uptime_seconds - self.baseline.uptime_seconds
-        return waited_seconds >= self.settle_seconds and not self.baseline.is_exceeded_by(facts.available_bytes)
+        """Whether no memory has come back for `memory.settle_seconds`."""
+        settle_seconds, baseline = self.settings.memory.settle_seconds, self.memory_baseline
+        if baseline is None:
+            return not settle_seconds
+        waited_seconds = facts.uptime_seconds - baseline.uptime_seconds
+        return waited_seconds >= settle_seconds and not baseline.is_exceeded_by(facts.available_bytes)
 
 
 def _find_charged_unit(host: Host, charged_bytes: int) -> str:

@@ -1,15 +1,15 @@
 """RDMA: the devices that NCCL will use between the nodes, and the GID index that the plan pins on them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, skipped, warn
+from sparkd.base.config import Settings
 from sparkd.base.host import Host, infiniband, network
 from sparkd.base.host.infiniband import ACTIVE, Gid, Hca, Port
 from sparkd.base.lib.text import sanitize
-from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import VERBS, parse_nccl_number, why_tcp
 from sparkd.base.recipes.schema import Container
@@ -92,27 +92,18 @@ class RdmaFacts(Struct, frozen=True):
 
 
 class Rdma(Check[RdmaFacts], frozen=True):
-    env: Mapping[str, str]
-    wanted: tuple[str, ...]
-    """Names of the devices that the plan uses."""
-    reaches_verbs: bool
-    """Whether the container sees the devices of /dev/infiniband."""
-    not_needed: str = ""
-    """Why the plan needs no RDMA; empty where it does."""
-    interface: str = ""
-    """The fabric's interface, where its devices are wanted; empty where they aren't, or fabric.hcas names some."""
+    plan: LaunchPlan
+    settings: Settings
     id = "rdma"
     levels = (Level.WARN, Level.BLOCK)
 
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "Rdma":
-        plan, names_hcas = inputs.plan, bool(inputs.settings.fabric.hcas)
-        node, sees_verbs = plan.node, reaches_verbs(plan.container)
-        interface = node.interface if plan.insists_on_hcas and not names_hcas else ""
-        return cls(dict(plan.env), node.hcas, sees_verbs, why_no_rdma(plan), interface)
+    @property
+    def interface(self) -> str:
+        """The fabric's interface, where its devices are wanted; empty where they aren't, or fabric.hcas names some."""
+        return self.plan.node.interface if self.plan.insists_on_hcas and not self.settings.fabric.hcas else ""
 
     def probe(self, host: Host) -> RdmaFacts:
-        if self.not_needed:
+        if why_no_rdma(self.plan):
             return RdmaFacts((), ())
         hcas = infiniband.read_hcas(host.files)
         names = dict.fromkeys(name for hca in hcas for name in hca.interfaces)
@@ -124,20 +115,22 @@ class Rdma(Check[RdmaFacts], frozen=True):
     @property
     def insists(self) -> bool:
         """Whether NCCL fails without RDMA."""
-        return self.env.get("NCCL_NET", "").upper() == "IB"
+        return dict(self.plan.env).get("NCCL_NET", "").upper() == "IB"
 
     def transport(self, facts: RdmaFacts) -> str:
         """What NCCL can use on this node; empty where it needs no network."""
-        if self.not_needed:
+        if why_no_rdma(self.plan):
             return ""
-        ports = select_ports(Selection.parse(self.env.get(NAMES, "")), facts.hcas)
-        is_usable = self.reaches_verbs and facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
+        ports = select_ports(Selection.parse(dict(self.plan.env).get(NAMES, "")), facts.hcas)
+        is_usable = (
+            reaches_verbs(self.plan.container) and facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
+        )
         return BY_RDMA if is_usable or self.insists else BY_TCP
 
     def judge(self, facts: RdmaFacts) -> Verdict:
-        if self.not_needed:
-            return ok(self.not_needed)
-        selection = Selection.parse(self.env.get(NAMES, ""))
+        if not_needed := why_no_rdma(self.plan):
+            return ok(not_needed)
+        selection = Selection.parse(dict(self.plan.env).get(NAMES, ""))
         ports = select_ports(selection, facts.hcas)
         meant_ports = _list_meant_ports(selection, ports)
         used_hcas = tuple(dict.fromkeys(hca for hca, _ in meant_ports))
@@ -145,7 +138,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
         problems = list(self._judge_missing(facts, selection)) if usable else [self._judge_none(facts, used_hcas)]
         problems += _judge_shared_lanes(facts, used_hcas)
         problems += [_describe_down(hca, port, facts) for hca, port in meant_ports if port.state != ACTIVE]
-        if not self.reaches_verbs:
+        if not reaches_verbs(self.plan.container):
             reason = f"the container is given no {VERBS}, {TCP_COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
         names = ", ".join(_format_name(hca) for hca in used_hcas)
@@ -153,8 +146,8 @@ class Rdma(Check[RdmaFacts], frozen=True):
         return verdict if usable or not facts.has_card else replace(verdict, awaits=AWAITED)
 
     def _judge_missing(self, facts: RdmaFacts, selection: Selection) -> Iterator[Verdict]:
-        present = facts.names
-        names = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
+        present, planned = facts.names, self.plan.node.hcas
+        names = dict.fromkeys((*selection.missing(present), *(name for name in planned if name not in present)))
         if names:
             reason = f"no RDMA device is called {', '.join(names)}, which the plan names"
             yield warn(reason, f"{facts.device_hint}: correct fabric.hcas or {NAMES}")
@@ -166,7 +159,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
         elif used:
             reason, hint = "no RDMA device is up", CABLE
         elif facts.hcas:
-            reason = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device of this machine"
+            reason = f"{NAMES}={sanitize(dict(self.plan.env).get(NAMES, ''))} selects no RDMA device of this machine"
         if self.insists:
             return block(f"{reason}, and NCCL_NET=IB insists on one", hint)
         return warn(f"{reason}, {TCP_COST}", f"{hint}; {TCP_HINT}" if facts.has_card else hint)
@@ -242,31 +235,24 @@ class GidFacts(Struct, frozen=True):
 class GidIndex(Check[GidFacts], frozen=True):
     """Whether the plan pins the right entry of each RoCE port's table of addresses (GIDs)."""
 
-    env: Mapping[str, str]
-    address: str
-    """This node's address on the fabric. Its family, IPv4 or IPv6, is that of the GIDs."""
-    not_needed: str = ""
-    """Why the plan needs no RDMA; empty where it does."""
+    plan: LaunchPlan
     id = "gid"
     levels = (Level.BLOCK,)
 
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "GidIndex":
-        return cls(dict(inputs.plan.env), inputs.plan.node.address, why_no_rdma(inputs.plan))
-
     def probe(self, host: Host) -> GidFacts:
-        index = parse_nccl_number(self.env.get(INDEX, ""))
-        if self.not_needed or index is None or index < 0:
+        env = dict(self.plan.env)
+        index = parse_nccl_number(env.get(INDEX, ""))
+        if why_no_rdma(self.plan) or index is None or index < 0:
             return GidFacts(())
-        selected = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
+        selected = select_ports(Selection.parse(env.get(NAMES, "")), infiniband.read_hcas(host.files))
         ports_up = ((hca.name, port.number) for hca, port in selected if port.ethernet and port.state == ACTIVE)
         tables = (self._build_table(index, *port, infiniband.read_gids(host.files, *port)) for port in ports_up)
         return GidFacts(tuple(tables))
 
     def judge(self, facts: GidFacts) -> Verdict:
-        text = self.env.get(INDEX)
-        if self.not_needed or text is None:
-            return ok(self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
+        text, not_needed = dict(self.plan.env).get(INDEX), why_no_rdma(self.plan)
+        if not_needed or text is None:
+            return ok(not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
         if not text.strip():
             return block(f"{INDEX} is empty, which acts as 0: a link-local address", INDEX_HINT)
         if (index := parse_nccl_number(text)) is None:
@@ -280,7 +266,7 @@ class GidIndex(Check[GidFacts], frozen=True):
         return combine_verdicts(problems, f"index {index} is right on {devices}")
 
     def _build_table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
-        by_ipv6 = ":" in self.address
+        by_ipv6 = ":" in self.plan.node.address  # of that family, IPv4 or IPv6, are the GIDs
         usable = (gid for gid in gids if (not (gid.ipv4 or gid.link_local) if by_ipv6 else gid.ipv4))
         at_index = next((gid for gid in gids if gid.index == index), None)
         good = tuple(gid.index for gid in usable if gid.kind == infiniband.ROCE_V2)

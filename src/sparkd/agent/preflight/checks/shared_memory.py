@@ -12,7 +12,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.shm import FOLDER, Segment
 from sparkd.base.host.units import find_drop_ins, parse_assignments
 from sparkd.base.lib.text import size
-from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.rank_record import read_rank
 
 NAMES = re.compile(r"psm_[0-9a-f]{8}|sem\.mp-[\w.-]{1,64}|nccl-[\w.-]{1,64}|vllm_dist_[\w.:,\[\]-]{1,200}", re.ASCII)
@@ -114,19 +114,15 @@ class RemoveIpcFacts(Struct, frozen=True):
 class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
     """Whether logind would delete the engine's segments when the engine's user logs out."""
 
-    image: str
+    plan: LaunchPlan
     host_ipc: bool
     id = "remove-ipc"
     levels = (Level.WARN,)
 
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "RemoveIpc":
-        return cls(inputs.plan.image_to_run, inputs.host_ipc)
-
     def probe(self, host: Host) -> RemoveIpcFacts:
         if not self.host_ipc or not removes_ipc(host.files):
             return RemoveIpcFacts(removes=False)
-        user = docker_image.read_user(host, self.image)
+        user = docker_image.read_user(host, self.plan.image_to_run)
         if user is None or not user.isdecimal():
             return RemoveIpcFacts(removes=True, image_user=user)
         login = processes.user_name(host.files, int(user))

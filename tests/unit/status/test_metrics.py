@@ -132,7 +132,8 @@ def test_an_end_is_forgotten_after_a_day() -> None:
 def test_the_table_names_fields_of_the_report_and_all_states_of_the_guard() -> None:
     reports = (MemoryReport, EngineReport, ActivityReport, HealthReport, GpuReport)
     parts = {report.__name__.removesuffix("Report").lower(): report for report in reports}
-    assert list(METRICS) == list(parts)
+    assert list(METRICS) == [*parts, "report"]
+    assert all(metric.name == name for name, metric in METRICS["report"].items())
     for part, report in parts.items():
         assert METRICS[part].keys() <= {*report.__struct_fields__}
     assert METRICS["memory"]["guard"].states == GUARD_STATES

@@ -30,7 +30,7 @@ OTHER = "other"
 
 
 class Metric(Struct, frozen=True, forbid_unknown_fields=True):
-    """A metric of metrics.toml, made from one field of the report."""
+    """A metric of metrics.toml, made from one field of a part of the report, or computed here from all of it."""
 
     name: str
     help: str
@@ -60,26 +60,22 @@ def make_families(report: NodeReport, now: datetime) -> Iterator[Family]:
     """All metrics, also those of which the report has no sample."""
     names = {"version": report.version, "node": report.node, "role": report.role, "rank": str(report.rank)}
     info = {**names, "address": report.address, "plan_digest": report.plan_digest}
-    yield _make_gauge("info", "What runs on this node; always 1.", [(info, 1)])
-    yield _make_single_gauge("start_time_seconds", "Start of the agent, since 1970.", _compute_start(report.start_time))
+    yield _make_computed("info", [(info, 1)])
+    yield _make_computed("start_time_seconds", [({}, _compute_start(report.start_time))])
     yield from _make_phase_metrics(report, now)
     yield from _make_declared_metrics("memory", report.memory)
     yield from _make_declared_metrics("engine", report.engine)
     yield from _make_declared_metrics("activity", report.activity)
-    documentation = "Whether the answers of this launch made sense in its smoke test."
-    yield _make_single_gauge("smoke_passed", documentation, report.smoke_passed)
+    yield _make_computed("smoke_passed", [({}, report.smoke_passed)])
     yield from _make_declared_metrics("health", report.health)
     yield from _make_declared_metrics("gpu", report.gpu)
-    documentation = "Findings of preflight and of the watch since then, by id, level and action."
-    yield _make_gauge("findings", documentation, _count_findings(report))
-    documentation = "Ends that nobody requested, in the day before this agent."
-    yield _make_gauge("restarts_last_day", documentation, _count_recent_ends(report, now))
-    documentation = "Launches of the engine on this node before this agent."
-    yield _make_counter("launches", documentation, [({}, report.launches)])
-    ends = _count_ends(report) if report.launches is not None else ()
-    yield _make_counter("ends", "Ends of those launches by cause.", ends)
-    documentation = "Messages of the kernel's log that matter, since the agent began."
-    yield _make_counter("kernel_messages", documentation, _count_kernel_messages(report))
+    yield _make_computed("findings", _count_findings(report))
+    yield _make_computed("restarts_last_day", _count_recent_ends(report, now))
+    yield _make_computed("launches", [({}, report.launches)])
+    yield _make_computed("ends", _count_ends(report) if report.launches is not None else ())
+    messages = report.kernel_counts
+    counted = (({"kind": kind, "action": act}, max(0, messages.get(f"{kind} {act}", 0))) for kind, act in COUNTED)
+    yield _make_computed("kernel_messages", counted)
     yield from _make_peer_metrics(report)
 
 
@@ -91,19 +87,17 @@ def _count_findings(report: NodeReport) -> Samples:
 
 
 def _make_phase_metrics(report: NodeReport, now: datetime) -> Iterator[Family]:
-    states = _make_state_samples("phase", PHASES, report.phase.value)
-    yield _make_gauge("phase", "1 for the phase that the node is in.", states)
+    yield _make_computed("phase", _make_state_samples("phase", PHASES, report.phase.value))
     phase_seconds = seconds_since(report.since, now)
-    yield _make_single_gauge("phase_seconds", "Time in this phase.", phase_seconds)
+    yield _make_computed("phase_seconds", [({}, phase_seconds)])
     seconds_by_phase = {**report.phase_seconds, report.phase.value: report.phase_seconds.get(report.phase.value, 0)}
     seconds_by_phase[report.phase.value] += phase_seconds or 0
     times = (({"phase": phase}, max(0.0, seconds)) for phase, seconds in seconds_by_phase.items() if phase in PHASES)
-    yield _make_counter("phase_time_seconds", "Time in each phase, of this agent.", times)
+    yield _make_computed("phase_time_seconds", times)
     labels = {"cause": _limit_to(CAUSES, report.cause), "action": _limit_to(ACTIONS, report.action)}
-    documentation = "1 for the cause of the end that the agent is about to come to, and its action."
-    yield _make_gauge("failed", documentation, [(labels, 1)] if report.cause else [])
+    yield _make_computed("failed", [(labels, 1)] if report.cause else [])
     blocked = [({"action": _limit_to(ACTIONS, report.action)}, 1)] if report.phase is Phase.BLOCKED else []
-    yield _make_gauge("blocked", "1 for the action that is required where the node is blocked.", blocked)
+    yield _make_computed("blocked", blocked)
 
 
 def _make_declared_metrics(part: str, figures: object) -> Iterator[Family]:
@@ -112,12 +106,10 @@ def _make_declared_metrics(part: str, figures: object) -> Iterator[Family]:
         value = None if figures is None else getattr(figures, field)
         if metric.states:
             states = _make_state_samples("state", metric.states, value) if value in metric.states else ()
-            yield _make_gauge(metric.name, metric.help, states)
-        elif metric.counter:
-            yield _make_counter(metric.name, metric.help, [({}, None if value is None else max(0, value))])
-        else:
-            scaled_value = None if value is None else value * metric.multiply / metric.divide
-            yield _make_single_gauge(metric.name, metric.help, scaled_value)
+            yield _make_family(metric, states)
+            continue
+        scaled_value = None if value is None else value * metric.multiply / metric.divide
+        yield _make_family(metric, [({}, max(0, scaled_value) if scaled_value and metric.counter else scaled_value)])
 
 
 def _count_recent_ends(report: NodeReport, now: datetime) -> Samples:
@@ -137,37 +129,31 @@ def _count_ends(report: NodeReport) -> Samples:
     return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
 
 
-def _count_kernel_messages(report: NodeReport) -> Samples:
-    counts = report.kernel_counts
-    return (({"kind": kind, "action": action}, max(0, counts.get(f"{kind} {action}", 0))) for kind, action in COUNTED)
-
-
 def _make_peer_metrics(report: NodeReport) -> Iterator[Family]:
     peers = [(peer, {"address": peer.address, "rank": str(peer.rank)}) for peer in report.peers]
     reports = [(peer.report, labels) for peer, labels in peers if peer.report]
     answers = ((labels, peer.contact is Contact.ANSWERS) for peer, labels in peers)
-    yield _make_gauge("peer_up", "Whether the agent of another node answers.", answers)
+    yield _make_computed("peer_up", answers)
     contacts = (
         state
         for peer, labels in peers
         for state in _make_state_samples("contact", CONTACTS, peer.contact.value, labels)
     )
-    yield _make_gauge("peer_contact", "1 for the contact with another node.", contacts)
+    yield _make_computed("peer_contact", contacts)
     clocks = ((labels, peer.clock_ahead_seconds) for peer, labels in peers)
-    yield _make_gauge("peer_clock_ahead_seconds", "How far the clock of another node is ahead of this one's.", clocks)
+    yield _make_computed("peer_clock_ahead_seconds", clocks)
     phases = (
         state
         for peer_report, labels in reports
         for state in _make_state_samples("phase", PHASES, peer_report.phase.value, labels)
     )
-    yield _make_gauge("peer_phase", "1 for the last known phase of another node.", phases)
+    yield _make_computed("peer_phase", phases)
     failures = (
         ({**labels, "cause": _limit_to(CAUSES, peer_report.cause), "action": _limit_to(ACTIONS, peer_report.action)}, 1)
         for peer_report, labels in reports
         if peer_report.cause
     )
-    documentation = "1 for the cause of the end in the last report of another node, and its action."
-    yield _make_gauge("peer_failed", documentation, failures)
+    yield _make_computed("peer_failed", failures)
 
 
 def _make_state_samples(
@@ -194,20 +180,14 @@ def _compute_start(ticks: int) -> float | None:
     return round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot, 1)
 
 
-def _make_single_gauge(name: str, documentation: str, value: float | None) -> Family:
-    return _make_gauge(name, documentation, [({}, value)])
+def _make_computed(name: str, samples: Samples) -> Family:
+    return _make_family(METRICS["report"][name], samples)
 
 
-def _make_gauge(name: str, documentation: str, samples: Samples) -> Family:
-    return _fill(GaugeMetricFamily(f"sparkd_{name}", documentation), "", samples)
-
-
-def _make_counter(name: str, documentation: str, samples: Samples) -> Family:
-    """A counter. The format adds `_total` to its name."""
-    return _fill(CounterMetricFamily(f"sparkd_{name}", documentation), "_total", samples)
-
-
-def _fill(family: Family, suffix: str, samples: Samples) -> Family:
+def _make_family(metric: Metric, samples: Samples) -> Family:
+    """The metric with its samples. The format adds `_total` to a counter's name."""
+    kind, suffix = (CounterMetricFamily, "_total") if metric.counter else (GaugeMetricFamily, "")
+    family: Family = kind(f"sparkd_{metric.name}", metric.help)
     for labels, value in samples:
         if value is not None:
             bounded_labels = {key: _bound_label(text) for key, text in labels.items()}

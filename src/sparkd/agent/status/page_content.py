@@ -14,14 +14,7 @@ from sparkd.agent.status.page_history import POINTS, Disk, PageHistory, Point, f
 from sparkd.base.lib.text import sanitize
 from sparkd.base.lib.times import DAY_SECONDS, format_duration, seconds_since
 from sparkd.base.state.history import Bench, Launch, Smoke
-from sparkd.base.status.figure_texts import (
-    activity_figures,
-    bounded_share,
-    gpu_text,
-    memory_share,
-    memory_text,
-    progress_text,
-)
+from sparkd.base.status import figure_texts
 from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase
 from sparkd.base.status.view import SERVES, NodeView, Note, View, overview
 from sparkd.base.vllm.args import KEY_VARIABLE
@@ -58,9 +51,11 @@ def build_page(report: NodeReport, view: View, history: PageHistory) -> tuple[st
         element("section", f"node {_choose_tone(node)}", *_build_card(node, history.curves.get(node.rank, ())))
         for node in cluster.nodes
     )
+    figures = figure_texts.activity_figures(cluster.activity) if cluster.activity else {}
+    pairs = (element("div", "", element("dt", "", name), element("dd", "", text)) for name, text in figures.items())
     parts = [
         element("section", f"state {tone}", status, *details),
-        *_build_figures(activity_figures(cluster.activity) if cluster.activity else {}),
+        *([element("dl", "figures", *pairs)] if figures else []),
         element("h2", "", "Nodes"),
         element("div", "nodes", *cards),
     ]
@@ -69,11 +64,6 @@ def build_page(report: NodeReport, view: View, history: PageHistory) -> tuple[st
     notes = [note for note in cluster.notes if not f": {note.text}".endswith(shown_texts)]
     parts += _build_lower_part(report, view, history, notes, cluster.restarts)
     return f"{headline}: {report.node}", [*parts, *_build_footer(report)]
-
-
-def _build_figures(figures: dict[str, str]) -> list[Element]:
-    pairs = (element("div", "", element("dt", "", name), element("dd", "", text)) for name, text in figures.items())
-    return [element("dl", "figures", *pairs)] if figures else []
 
 
 def _build_footer(report: NodeReport) -> list[Element]:
@@ -172,12 +162,20 @@ def _build_card(node: NodeView, points: Sequence[Point]) -> Iterator[Element]:
     yield element("p", "phase", f"{node.phase}, {node.age}" if node.age else node.phase)
     if node.loading:
         time_left = [element("p", "quiet", node.left)] if node.left else []
-        yield _build_bar("load", progress_text(node.loading), "", bounded_share(node.loading.progress), *time_left)
+        yield _build_bar(
+            "load",
+            figure_texts.progress_text(node.loading),
+            "",
+            figure_texts.bounded_share(node.loading.progress),
+            *time_left,
+        )
     living = node.living
     if living and living.memory:
-        yield _build_bar("memory", "memory", memory_text(living.memory), memory_share(living.memory))
+        yield _build_bar(
+            "memory", "memory", figure_texts.memory_text(living.memory), figure_texts.memory_share(living.memory)
+        )
     if living and living.gpu:
-        yield element("p", "more quiet", f"GPU {gpu_text(living.gpu)}")
+        yield element("p", "more quiet", f"GPU {figure_texts.gpu_text(living.gpu)}")
     yield from _build_curves(points)
     if node.report and node.report.last_cause:
         yield element("p", "more quiet", f"Last cause: {node.report.last_cause}")

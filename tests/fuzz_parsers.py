@@ -11,10 +11,8 @@ from tests.tree import Tree
 from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.tools.test_planted_secrets import PLANTED
 
-from sparkd.agent.cluster import log_pages
+from sparkd.agent.cluster import inventory, log_pages
 from sparkd.agent.cluster.inventory import Image, Inventory, Model
-from sparkd.agent.cluster.inventory import dump as dump_inventory
-from sparkd.agent.cluster.inventory import parse as parse_inventory
 from sparkd.agent.cluster.inventory_comparison import find_missing
 from sparkd.agent.cluster.peer_reader import parse_peer_report
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
@@ -313,13 +311,17 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
     wanted = make_plan(recipe, Settings(), Node(0, "127.0.0.1", "127.0.0.1", 1))
 
     def judge_inventory(data: bytes) -> None:
-        found = parse_inventory(data)
+        found = inventory.CODEC.decode(data)
         assert all(reason and hint for reason, hint in find_missing(wanted, int, Settings(), place, found))
 
     line = Line(1, "2b", 6, "engine| INFO: ready")
     yield (
         "lines of another node",
-        Parser(log_pages.parse, (log_pages.dump(log_pages.LogPage("n", 1, Lines((line,)))),), (ValueError,)),
+        Parser(
+            log_pages.parse,
+            (log_pages.CODEC.encode(log_pages.LogPage("n", 1, Lines((line,)))).encode(),),
+            (ValueError,),
+        ),
     )
     yield (
         "query for lines",
@@ -329,7 +331,7 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
     )
     journal_line = b'{"__REALTIME_TIMESTAMP":"1","__CURSOR":"s=a;i=2b","MESSAGE":[27,91],"PRIORITY":"4"}'
     yield "journal", Parser(lambda data: parse_line(data, Redactor()), (journal_line,), ())
-    yield "inventory", Parser(judge_inventory, (dump_inventory(place),), (ValueError,))
+    yield "inventory", Parser(judge_inventory, (inventory.CODEC.encode(place).encode(),), (ValueError,))
     yield (
         "cluster key",
         Parser(

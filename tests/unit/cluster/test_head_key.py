@@ -285,7 +285,7 @@ def test_a_head_signs_with_a_key_that_is_made_while_it_runs(tree: Tree, port: in
                 answers = []
 
                 async def fetch() -> None:
-                    answers.append(await follower.head.fetch_answer("/config"))
+                    answers.append(await follower.head.fetch("/config"))
 
                 worker.agent.loop.spawn(fetch())
                 until_with(lambda: bool(answers), worker, head)

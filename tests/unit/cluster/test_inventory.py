@@ -12,14 +12,13 @@ from tests.unit.nodes import node, reading
 from tests.unit.plans import HEAD, configured, plan
 
 from sparkd.agent.cluster.inventory import (
+    CODEC,
     MOST_FOLDERS,
     MOST_MODELS,
     PATH,
     Image,
     Inventory,
     Model,
-    dump,
-    parse,
     read_inventory,
 )
 from sparkd.agent.cluster.inventory_comparison import find_missing
@@ -104,7 +103,7 @@ def test_models_and_images_are_found_where_loaders_and_docker_have_them(tree: Tr
     }
     assert [image.name for image in inventory.images] == ["i:1"]
     assert (inventory.memory_bytes, inventory.unread) == (128 << 30, ())
-    assert parse(dump(inventory)) == inventory
+    assert CODEC.decode(CODEC.encode(inventory).encode()) == inventory
 
 
 def test_what_cannot_be_read_is_named_as_unread_and_not_as_missing(tree: Tree) -> None:
@@ -161,9 +160,9 @@ def test_the_files_of_a_download_cache_hide_no_model_and_a_search_that_is_cut_na
     ],
 )
 def test_an_inventory_out_of_bounds_is_refused(change: dict[str, object]) -> None:
-    fields = {**json.loads(dump(GOOD)), **change}
+    fields = {**json.loads(CODEC.encode(GOOD)), **change}
     with pytest.raises(ValueError, match=r"."):
-        parse(json.dumps(fields).encode())
+        CODEC.decode(json.dumps(fields).encode())
 
 
 def test_an_inventory_is_served_to_nodes_with_the_key_and_read_once_in_a_while() -> None:
@@ -171,14 +170,14 @@ def test_an_inventory_is_served_to_nodes_with_the_key_and_read_once_in_a_while()
 
     def read(_query: str) -> bytes:
         reads.append(threading.current_thread().name)
-        return dump(GOOD)
+        return CODEC.encode(GOOD).encode()
 
     with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port) as reader:
         with pytest.raises(HttpError, match="404"):
             peer.loop.submit(reader.fetch(PATH)).result(5)
         peer.peer_api.slow[PATH] = SlowDocument("inventory", read, fresh_seconds=5)
         for _ in range(3):
-            assert parse(peer.loop.submit(reader.fetch(PATH)).result(5)) == GOOD
+            assert CODEC.decode(peer.loop.submit(reader.fetch(PATH)).result(5).body) == GOOD
     assert reads == ["inventory"], "beside the network's loop"
 
 

@@ -15,7 +15,7 @@ from tests.unit.event_log import EventLog
 from tests.unit.wire import answering, http, message, passed_on, relay, serving
 
 from sparkd import __version__
-from sparkd.agent.cluster.inventory import Image, Inventory, Model, dump
+from sparkd.agent.cluster.inventory import CODEC, Image, Inventory, Model
 from sparkd.base.config.settings import Allow
 from sparkd.base.lib.errors import BlockedError, UsageError
 from sparkd.tools.setup import join
@@ -156,7 +156,9 @@ def test_only_a_node_that_got_the_key_can_report_that() -> None:
         assert [type(guest) for guest in invitation.guests()] == [Refusal]
 
 
-@pytest.mark.parametrize("wrong", [b"", b"{}", b"[" * 5000, b"\xff", b"x" * 20_001, dump(GOOD).replace(b"5", b'"5"')])
+@pytest.mark.parametrize(
+    "wrong", [b"", b"{}", b"[" * 5000, b"\xff", b"x" * 20_001, CODEC.encode(GOOD).replace("5", '"5"').encode()]
+)
 def test_what_a_node_has_is_unknown_where_it_is_no_inventory(wrong: bytes) -> None:
     with inviting(1) as invitation:
         request(invitation, NODE)

@@ -12,7 +12,7 @@ from tests.unit.cluster_nodes import addresses, machine, settings
 from tests.unit.nodes import KEY, node, reading, served
 
 from sparkd.agent.cluster import log_pages, node_logs
-from sparkd.agent.cluster.log_pages import LogPage, dump, make_path, parse, parse_query
+from sparkd.agent.cluster.log_pages import CODEC, LogPage, make_path, parse, parse_query
 from sparkd.agent.cluster.node_logs import BusyError, Entry, NewLines, NodeLog, merge, open_logs
 from sparkd.base.cluster import auth
 from sparkd.base.config import Settings
@@ -21,6 +21,10 @@ from sparkd.base.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query
 from sparkd.base.lib.http_client import HttpClient, HttpError
 from sparkd.base.lib.http_connection import Request, Response
 from sparkd.base.lib.slow_document import SlowDocument
+
+
+def dump(sent: LogPage) -> bytes:
+    return CODEC.encode(sent).encode()
 
 
 def line(at_us: int, text: str = "agent.phase.changed", place: str = "1", priority: int = 6) -> Line:
@@ -75,7 +79,7 @@ def test_lines_are_served_to_nodes_with_the_key_and_to_nobody_else() -> None:
 
     with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port) as reader:
         peer.peer_api.slow[log_pages.PATH] = SlowDocument("log", read)
-        answer = parse(peer.loop.submit(reader.fetch(make_path(Query(0)))).result(5))
+        answer = parse(peer.loop.submit(reader.fetch(make_path(Query(0)))).result(5).body)
         assert [line.text for line in answer.lines.lines] == ["agent.run.failed"]
         with pytest.raises(HttpError, match="404"):
             peer.loop.submit(reader.fetch(f"{log_pages.PATH}?since=0")).result(5)

@@ -258,7 +258,7 @@ def test_ipv6_is_read_too() -> None:
 
 
 def fetch_values(reader: PeerReader) -> bytes:
-    return asyncio.run(reader.fetch("/plan"))
+    return asyncio.run(reader.fetch("/plan")).body
 
 
 def test_the_values_of_a_plan_are_verified_as_a_report_is(port: int) -> None:
@@ -301,7 +301,7 @@ def test_all_nodes_are_read_by_one_thread_and_none_stays_behind() -> None:
                 loop.spawn(reader.run())
             until(lambda: all(reader.status.living for reader in readers))
             assert [reader.status.report for reader in readers] == [report(rank) for rank in range(1, 64)]
-            assert loop.submit(readers[2].fetch("/plan")).result() == b"3"
+            assert loop.submit(readers[2].fetch("/plan")).result().body == b"3"
             assert threading.active_count() == serving + 1
     assert threading.active_count() <= before
 

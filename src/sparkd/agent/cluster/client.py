@@ -4,15 +4,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from sparkd.base.cluster.auth import (
-    CHALLENGE_HEADER,
-    NONCE_HEADER,
-    SIGNATURE_HEADER,
-    new_nonce,
-    sign_answer,
-    sign_request,
-    signatures_match,
-)
+from sparkd.base.cluster import auth
 from sparkd.base.lib import slow_document
 from sparkd.base.lib.http_client import BODY_LIMIT_BYTES, HttpClient, HttpError, Response
 
@@ -69,22 +61,22 @@ class SignedClient:
 
     def _replaced_challenge(self, refusal: Response) -> bool:
         """Take the challenge of a refusal. Returns whether it is a new one: then the reason was a new connection."""
-        previous, self._challenge = self._challenge, refusal.headers.get(CHALLENGE_HEADER.lower(), "")
+        previous, self._challenge = self._challenge, refusal.headers.get(auth.CHALLENGE_HEADER.lower(), "")
         return self._challenge not in ("", previous)
 
     async def _request_with(self, key: bytes, path: str, limit_bytes: int) -> Response:
-        nonce, address = new_nonce(), self._source.address
-        signature = sign_request(key, self._challenge, nonce, address, path)
+        nonce, address = auth.new_nonce(), self._source.address
+        signature = auth.sign_request(key, self._challenge, nonce, address, path)
         answer = await self._client.request(
             path,
             self._source.patience_seconds,
-            headers={NONCE_HEADER: nonce, SIGNATURE_HEADER: signature},
+            headers={auth.NONCE_HEADER: nonce, auth.SIGNATURE_HEADER: signature},
             connect_seconds=CONNECT_SECONDS,
             limit_bytes=limit_bytes,
         )
-        expected = sign_answer(key, nonce, address, path, answer.status, answer.body)
-        received = answer.headers.get(SIGNATURE_HEADER.lower(), "")
-        if answer.status != 401 and not signatures_match(expected, received):
+        expected = auth.sign_answer(key, nonce, address, path, answer.status, answer.body)
+        received = answer.headers.get(auth.SIGNATURE_HEADER.lower(), "")
+        if answer.status != 401 and not auth.signatures_match(expected, received):
             remedy = "cluster.key_file must be the same on all nodes"
             raise UnsignedError(f"its answer is not signed with this node's key; {remedy}")
         return answer

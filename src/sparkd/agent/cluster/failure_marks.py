@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from sparkd.base.host.journal import ENGINE, Line
 from sparkd.base.vllm.known_errors import KnownError, explain
 
@@ -20,11 +22,10 @@ class Mark(NamedTuple):
     """Whether it is the first failure since an engine served: those that follow are most often its symptoms."""
 
 
-class FailureMarker:
+class FailureMarker(Struct):
     """Marks the lines of all nodes, which it has to get in the order of their time."""
 
-    def __init__(self) -> None:
-        self._has_failed = False
+    _has_failed: bool = False
 
     def mark(self, line: Line) -> Mark:
         is_engine, text = line.text.startswith(ENGINE), line.text.removeprefix(ENGINE)

@@ -58,24 +58,19 @@ class Inventory(Struct, frozen=True):
     """What could not be read completely, and why: `KIND: REASON`."""
 
 
-_CODEC = StateFile("inventory", Inventory)
-"""Encodes the answer. No file is written."""
-
-
-def dump(inventory: Inventory) -> bytes:
-    return _CODEC.encode(inventory).encode()
-
-
-def parse(body: bytes) -> Inventory:
-    """Raises ValueError."""
-    return _CODEC.decode(body)
+CODEC = StateFile("inventory", Inventory)
+"""Encodes and decodes an answer. No file is written."""
 
 
 def read_inventory(settings: Settings, host: Host) -> Inventory:
     """Read this node's inventory, which also names what is unreadable. Takes seconds on a slow disk."""
     models, models_unread = _read_models(host.files, settings.engine.models_dir)
     images, images_unread = _read_images(host)
-    memory_bytes, memory_unread = _read_memory(host)
+    memory_bytes, memory_unread = 0, ""
+    try:
+        memory_bytes = host.meminfo().total_bytes
+    except (OSError, ValueError) as error:
+        memory_unread = sanitize(f"memory: {error}")
     return Inventory(
         node=host.name(),
         memory_bytes=memory_bytes,
@@ -142,13 +137,6 @@ def _find_images(reader: DockerReader) -> tuple[Image, ...]:
     names = docker_image.read_names(reader)[:MOST_IMAGES]
     images = ((name, docker_image.image_identity(reader, name)) for name in names)
     return tuple(Image(name, identity) for name, identity in images if identity)
-
-
-def _read_memory(host: Host) -> tuple[int, str]:
-    try:
-        return host.meminfo().total_bytes, ""
-    except (OSError, ValueError) as error:
-        return 0, sanitize(f"memory: {error}")
 
 
 def _describe_excess(kind: str, count: int, most: int) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 
 from sparkd.agent.cluster.client import SLOW_ANSWER_SECONDS, Source, UnsignedError, fetch
-from sparkd.agent.cluster.inventory import PATH, Inventory, parse, read_inventory
+from sparkd.agent.cluster.inventory import CODEC, PATH, Inventory, read_inventory
 from sparkd.agent.cluster.inventory_comparison import Inventories
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.cluster.membership import Peer, peers_of
@@ -27,7 +27,7 @@ def request_inventories(settings: Settings, host: Host) -> Inventories:
         reason = ""
         for _ in range(TRIES):
             try:
-                return parse((await fetch(source, keys, PATH)).body)
+                return CODEC.decode((await fetch(source, keys, PATH)).body)
             except (HttpError, UnsignedError, ValueError) as error:
                 reason = str(error)
         return reason

@@ -33,7 +33,7 @@ class LogPage(Struct, frozen=True):
     """Why its journal can't be read."""
 
 
-_CODEC = StateFile("log", LogPage)
+CODEC = StateFile("log", LogPage)
 """Encodes and decodes an answer. No file has this name."""
 
 
@@ -54,7 +54,7 @@ def parse_query(text: str) -> Query | None:
 def answer(node: str, text: str) -> bytes:
     """The answer to a request's query; empty where the query is invalid."""
     query = parse_query(text)
-    return b"" if query is None else dump(read_page(node, query))
+    return b"" if query is None else CODEC.encode(read_page(node, query)).encode()
 
 
 def read_page(node: str, query: Query) -> LogPage:
@@ -66,13 +66,9 @@ def read_page(node: str, query: Query) -> LogPage:
     return LogPage(node, time.time_ns() // 1000, lines, trouble)
 
 
-def dump(page: LogPage) -> bytes:
-    return _CODEC.encode(page).encode()
-
-
 def parse(body: bytes) -> LogPage:
     """The page of another node, printable. Raises ValueError."""
-    page = _CODEC.decode(body)
+    page = CODEC.decode(body)
     lines = (
         Line(line.at_us, sanitize(line.place, 64), line.priority, printable(line.text)) for line in page.lines.lines
     )

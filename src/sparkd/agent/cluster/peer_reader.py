@@ -86,7 +86,8 @@ class PeerReader:
             own_address_gone=False,
             clock_ahead_seconds=clock_ahead(date, time.time(), previous.clock_ahead_seconds),
         )
-        if previous.contact is not Contact.ANSWERS or previous.report is None or _is_news(report, previous.report):
+        known = previous.report if previous.contact is Contact.ANSWERS else None
+        if known is None or (report != known and without_figures(report) != without_figures(known)):
             self._wake()
         return True
 
@@ -130,12 +131,8 @@ class PeerReader:
         self._wake()
         return False
 
-    async def fetch(self, path: str) -> bytes:
-        """A document of the peer, unparsed. Raises HttpError or UnsignedError."""
-        return (await self.fetch_answer(path)).body
-
-    async def fetch_answer(self, path: str) -> Response:
-        """The document with its headers. Raises as `fetch`."""
+    async def fetch(self, path: str) -> Response:
+        """A document of the peer with its headers. Raises HttpError or UnsignedError."""
         return await fetch(self._source, self._keys, path)
 
 
@@ -151,10 +148,6 @@ def clock_ahead(date: str, now: float, known: float | None) -> float | None:
         return known
     ahead_seconds = float(round(sent - now))
     return known if known is not None and abs(ahead_seconds - known) < UNCHANGED_SECONDS else ahead_seconds
-
-
-def _is_news(report: NodeReport, previous: NodeReport) -> bool:
-    return report != previous and without_figures(report) != without_figures(previous)
 
 
 def parse_peer_report(body: bytes, rank: int) -> NodeReport | None:

@@ -199,7 +199,7 @@ def _make_slow_documents(settings: Settings, host: Host, events: Events) -> dict
         return SlowDocument(name, read_or_log, fresh_seconds)
 
     def read_inventory(_query: str) -> bytes:
-        return inventory.dump(inventory.read_inventory(settings, host))
+        return inventory.CODEC.encode(inventory.read_inventory(settings, host)).encode()
 
     return {
         inventory.PATH: make_document("inventory", read_inventory, inventory.FRESH_SECONDS),

@@ -112,10 +112,10 @@ class PlanDifferences(Struct):
         """Log the table of differences; return one line."""
         agent, plan_differs = self.agent, f"the plan of {peer.name} differs"
         try:
-            body = agent.loop.beside(agent.monitor.readers[peer.rank].fetch(PLAN_PATH), 15.0, peer.address)
+            answer = agent.loop.beside(agent.monitor.readers[peer.rank].fetch(PLAN_PATH), 15.0, peer.address)
         except (HttpError, UnsignedError, TimeoutError) as error:
             return f"{plan_differs}, and its values can't be read: {error}"
-        other_values = agreement.parse_values(body)
+        other_values = agreement.parse_values(answer.body)
         if other_values is None:
             return f"{plan_differs}, and its values are not valid: another version of sparkd?"
         differences = agreement.find_differences(self.agreed.agreement.values, other_values)

@@ -63,7 +63,10 @@ class HeadFollower(Struct):
         if report is None or not report.config_digest:
             return
         if report.config_digest == self.digest:
-            self._forget_refusals()
+            # The head has this node's configuration (again). Where its key is missing, that stays reported.
+            self.refusal = None
+            if self.unproven is not None and self.unproven.reason != head_key.missing(self.place.head_address).reason:
+                self.unproven = None
             return
         now = time.monotonic()
         if report.config_digest != self._refused or now - self._fetched_at >= AGAIN_SECONDS:
@@ -72,12 +75,6 @@ class HeadFollower(Struct):
         refusal = self.refusal or (None if self.digest else self.unproven)
         if refusal is not None:
             raise BlockedError(refusal.reason, refusal.hint)
-
-    def _forget_refusals(self) -> None:
-        """Note that the head has this node's configuration (again). Where its key is missing, that stays reported."""
-        self.refusal = None
-        if self.unproven is not None and self.unproven.reason != head_key.missing(self.place.head_address).reason:
-            self.unproven = None
 
     def look_for_key(self) -> None:
         """Report a missing key also while the head has no other configuration, until a join has brought the key."""
@@ -102,7 +99,7 @@ class HeadFollower(Struct):
     def _fetch_document(self) -> None:
         """Fetch the head's document, prove it, and keep it, or note why it is refused. Raises as `_keep_document`."""
         try:
-            fetched = self.head.fetch_answer(shared_config.PATH)
+            fetched = self.head.fetch(shared_config.PATH)
             answer = self.base.loop.beside(fetched, FETCH_SECONDS, self.place.head_address)
         except (HttpError, UnsignedError, TimeoutError):
             self._refused = ""  # so that the next check fetches again

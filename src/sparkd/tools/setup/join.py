@@ -249,5 +249,5 @@ class Invitation:
 
 def _parse_inventory(body: bytes) -> Inventory | None:
     with suppress(ValueError):
-        return inventory.parse(body) if len(body) <= MOST_INVENTORY_BYTES else None
+        return inventory.CODEC.decode(body) if len(body) <= MOST_INVENTORY_BYTES else None
     return None

@@ -59,7 +59,7 @@ def fetch_keys(code_text: str, *, port: int = PORT) -> Joined:
 
 def confirm(code_text: str, own_inventory: Inventory, *, port: int = PORT) -> None:
     """Report to the head that the keys are on disk, with the inventory of this node. Raises as `fetch_keys`."""
-    code, body = JoinCode.parse(code_text), inventory.dump(own_inventory)
+    code, body = JoinCode.parse(code_text), inventory.CODEC.encode(own_inventory).encode()
     hello = Hello(socket.gethostname(), __version__, True, body if len(body) <= MOST_INVENTORY_BYTES else b"")
     with _explain_errors(code.head, port):
         asyncio.run(_exchange(code, _find_own_address(code.head, port), port, hello))

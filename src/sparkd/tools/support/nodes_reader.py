@@ -103,10 +103,10 @@ class NodesReader:
                 continue
             reader = PeerReader(Source(*peer, port, own_address, 0, ANSWER_SECONDS), keys, lambda: None)
             try:
-                report = parse_peer_report(await reader.fetch("/report"), peer.rank)
+                report = parse_peer_report((await reader.fetch("/report")).body, peer.rank)
                 self.texts[f"nodes/{peer.address}/report.json"] = model.dump(report) if report else ""
-                peer_inventory = inventory.parse(await reader.fetch(inventory.PATH))
-                self.texts[f"nodes/{peer.address}/inventory.json"] = inventory.dump(peer_inventory).decode()
+                peer_inventory = inventory.CODEC.decode((await reader.fetch(inventory.PATH)).body)
+                self.texts[f"nodes/{peer.address}/inventory.json"] = inventory.CODEC.encode(peer_inventory)
             except (HttpError, UnsignedError, ValueError) as error:
                 self._missing.append(f"report of {_place(peer.address)}: {sanitize(str(error))}")
 

@@ -29,7 +29,7 @@ from sparkd.base.plan.model import Cache
 SECONDS = 1.2
 PLAN = replace(plan(), image="engine", caches=(Cache(name="vllm", target="/root/.cache/vllm"),))
 DOCKER_CHECKS: tuple[AnyCheck, ...] = (
-    StaleContainer("sparkd-rank0"),
+    StaleContainer(PLAN),
     StrayWorkers(),
     Docker(uses_gpu=True),
     EngineImage(PLAN),
@@ -95,7 +95,7 @@ def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: Doc
     cache = CompileCache(PLAN, MemoryNeed(None, None, 0))
     others: tuple[AnyCheck, ...] = (ForeignUnits(), RemoveIpc(PLAN, host_ipc=True), cache)
     cached = CachedHost(HostWithDocker(machine, silent))
-    StaleContainer("sparkd-rank0").run(cached)
+    StaleContainer(PLAN).run(cached)
     began = unstalled()
     reasons = [check.run(cached)[1].reason for check in others]
     assert unstalled() - began < SECONDS

@@ -32,7 +32,7 @@ class Containers:
     def start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], gpu: GpuAccess | None) -> Rank:
         """Remove torn kernels from the caches, create the rank's container and start it. Its restart policy is `no`."""
         image_id = self._find_image_id(plan)
-        name = f"sparkd-rank{plan.node.rank}"
+        name = plan.container_name
         torn_kernels = sum(remove_empty_kernels(image_id, cache.name) for cache in plan.caches)
         body = create_body(plan, image_id, script, labels, gpu)
         container_id = self._create(body, name)

@@ -160,8 +160,12 @@ def _read_engine(
     host: Host, table: ProcessTable, engine_pids: Container[int], top: Process, details: Details, *, of_user: bool
 ) -> Engine:
     tree = [process for process in (top, *table.descendants(top.pid)) if process.pid > 1 and not process.dead]
+    facts = ((process, host.details(process)) for process in tree)
     return Engine(
-        members=tuple(_read_member(host, process) for process in tree),
+        members=tuple(
+            Member(process.pid, process.start_time, process.comm, process.state, known.frees_bytes if known else 0)
+            for process, known in facts
+        ),
         serves=not is_worker(top) or top.comm.startswith(API_SERVER),
         adopted=_is_adopted(host, table, top),
         leader=_find_leader(table, engine_pids, top),
@@ -180,12 +184,6 @@ def format_service_stop(host: Host, details: Details) -> str:
         return ""
     user = ("--user", "-M", f"{host.user(int(group.manager_uid)).removeprefix('uid ')}@") if group.manager_uid else ()
     return shlex.join(("sudo", "systemctl", *user, "stop", group.unit))
-
-
-def _read_member(host: Host, process: Process) -> Member:
-    details = host.details(process)
-    frees_bytes = details.frees_bytes if details else 0
-    return Member(process.pid, process.start_time, process.comm, process.state, frees_bytes)
 
 
 def _is_adopted(host: Host, table: ProcessTable, process: Process) -> bool:

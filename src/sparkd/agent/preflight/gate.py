@@ -6,19 +6,10 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from sparkd.agent.preflight import runner
 from sparkd.agent.preflight.check import AnyCheck, Finding, Level
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.fixes import Applied, Fix, FixState, Identity, identity
-from sparkd.agent.preflight.runner import (
-    IDS,
-    blocking,
-    by_policy,
-    check_ids,
-    examine,
-    fixes_to_apply,
-    uncleared,
-    without_skipped,
-)
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import Action, BlockedError, NeedsPersonError, SparkdError
@@ -64,7 +55,7 @@ class GateResult(Struct, frozen=True):
 
     def refusal(self) -> SparkdError | None:
         """The error with all that blocks, in one line; None where the launch may begin."""
-        blocked = blocking(self.findings)
+        blocked = runner.blocking(self.findings)
         if not blocked:
             return None
         first, *rest = blocked
@@ -120,7 +111,7 @@ class Gate(Struct):
 
         Raises ConfigError for an id that no check has.
         """
-        check_ids(self.policy)
+        runner.check_ids(self.policy)
         while True:
             findings = self._examine_with_deadline()
             self._report(findings)
@@ -143,18 +134,18 @@ class Gate(Struct):
         try:
             return self.io.loop.beside(self._examine, LOOK_SECONDS, "looking at this node")
         except BlockingIOError as error:
-            raise BlockedError(f"no look at this node: {error}", THREADS_HINT, IDS) from None
+            raise BlockedError(f"no look at this node: {error}", THREADS_HINT, runner.IDS) from None
         except TimeoutError as error:
-            raise BlockedError(str(error), HANG_HINT, IDS) from None
+            raise BlockedError(str(error), HANG_HINT, runner.IDS) from None
 
     def _examine(self) -> tuple[Finding, ...]:
         self._memory = self._resample_memory()
-        checks = without_skipped(self.build_checks(self._memory), self.policy.skip)
+        checks = runner.without_skipped(self.build_checks(self._memory), self.policy.skip)
         # A stray that survived its fix is judged differently from one that was just found.
         checks = tuple(
             replace(check, tried=self._list_tried()) if isinstance(check, StrayWorkers) else check for check in checks
         )
-        return by_policy(examine(checks, self.host), self.policy)
+        return runner.by_policy(runner.examine(checks, self.host), self.policy)
 
     def _resample_memory(self) -> MemorySample | None:
         """The kept sample, merged with a new one. None where it is unreadable, which a check reports."""
@@ -191,7 +182,7 @@ class Gate(Struct):
 
         Where nothing is left that blocks, what warnings await counts too, until the time for it is over.
         """
-        stuck = uncleared(findings, self.policy.allow_fixes)
+        stuck = runner.uncleared(findings, self.policy.allow_fixes)
         awaited = [finding.verdict.awaits for finding in stuck]
         if not stuck:
             warned = (finding.verdict.awaits for finding in findings if finding.verdict.level is Level.WARN)
@@ -202,7 +193,9 @@ class Gate(Struct):
         if self._rounds >= MAX_ROUNDS:
             return ()
         tried = self._list_tried()
-        return tuple(fix for fix in fixes_to_apply(findings, self.policy.allow_fixes) if identity(fix) not in tried)
+        return tuple(
+            fix for fix in runner.fixes_to_apply(findings, self.policy.allow_fixes) if identity(fix) not in tried
+        )
 
     def _apply(self, fix: Fix) -> FixState:
         try:

@@ -126,6 +126,10 @@ class LaunchPlan(Struct, frozen=True):
         return (*script, *((f"secret {secret.name} in", secret.file) for secret in self.secrets))
 
     @property
+    def container_name(self) -> str:
+        return f"sparkd-rank{self.node.rank}"
+
+    @property
     def image_to_run(self) -> str:
         return self.image_id or self.image
 

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.tree import Tree
+from tests.unit.plans import plan
 
 from sparkd.agent.actions.images import KEPT_LABEL, container_name
 from sparkd.agent.preflight.check import Level
@@ -36,7 +37,7 @@ def named(name: str = "sparkd-rank0", *, ours: bool = False, policy: str = "no")
 def test_a_container_that_has_a_ranks_name_and_is_not_sparkds_blocks(
     facts: ContainersFacts, level: Level, hint: str
 ) -> None:
-    verdict = StaleContainer("sparkd-rank0").judge(facts)
+    verdict = StaleContainer(plan()).judge(facts)
     assert (verdict.level, verdict.fixes) == (level, ())
     assert hint in verdict.hint
 
@@ -52,16 +53,16 @@ def test_containers_of_the_ranks_name_or_label_are_looked_at_and_no_others(tree:
         container("postgres", policy="always"),
         container("copy", ("io.sparkd.role", "head")),
     )
-    facts = StaleContainer("sparkd-rank0").probe(Host(tree.root, docker=lambda: DockerFacts(True, containers)))
+    facts = StaleContainer(plan()).probe(Host(tree.root, docker=lambda: DockerFacts(True, containers)))
     assert [container.name for container in facts.containers] == ["sparkd-rank0", "copy"]
-    assert StaleContainer("sparkd-rank0").probe(Host(tree.root, docker=lambda: AWAY)).docker == "away"
+    assert StaleContainer(plan()).probe(Host(tree.root, docker=lambda: AWAY)).docker == "away"
 
 
 def test_a_container_that_keeps_an_image_is_nobodys_rank(tree: Tree) -> None:
     kept = container(container_name(f"sha256:{ID}"), (KEPT_LABEL, f"sha256:{ID}"))
     host = Host(tree.root, docker=lambda: DockerFacts(True, (kept,)))
     assert not kept.ours
-    assert StaleContainer("sparkd-rank0").probe(host).containers == ()
+    assert StaleContainer(plan()).probe(host).containers == ()
     assert StrayWorkers().probe(host).containers == ()
     assert find_orphans((kept,), None, KnownRank(), "", None) == ()
 
@@ -82,7 +83,7 @@ def test_a_container_that_a_power_cut_has_left_without_its_layer_holds_nobody_up
     host = listed(tree, state)
     (facts,) = host.docker().containers
     assert (facts.name, facts.ours, facts.running) == ("sparkd-rank0", True, False)
-    assert StaleContainer("sparkd-rank0").run(host)[1].level is Level.OK, "it is removed: see stray-workers"
+    assert StaleContainer(plan()).run(host)[1].level is Level.OK, "it is removed: see stray-workers"
     assert StrayWorkers().run(host)[1].clears
 
 

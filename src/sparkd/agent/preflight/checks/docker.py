@@ -14,7 +14,6 @@ from sparkd.base.host.docker_image import Image
 from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import sanitize, size
-from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import render_asserts
 from sparkd.base.state import known_good, launch_history
@@ -182,13 +181,9 @@ class ContainersFacts(Struct, frozen=True):
 
 
 class StaleContainer(Check[ContainersFacts], frozen=True):
-    name: str
+    plan: LaunchPlan
     id = "stale-container"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> "StaleContainer":
-        return cls(f"sparkd-rank{inputs.plan.node.rank}")
 
     def probe(self, host: Host) -> ContainersFacts:
         daemon = host.docker()
@@ -202,7 +197,7 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
                 sanitize(container.restart_policy, 40),
             )
             for container in daemon.containers
-            if container.label(f"{LABEL}role") or container.name == self.name
+            if container.label(f"{LABEL}role") or container.name == self.plan.container_name
         )
         return ContainersFacts(state, tuple(containers))
 
@@ -211,11 +206,13 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
             return skipped("docker is away, so containers were not checked")
         if facts.docker != "known":
             return docker_unknown(f"docker can't list its containers: {facts.docker}")
-        return combine_verdicts(self._find_problems(facts), f"the name {self.name} is free for a new container")
+        return combine_verdicts(
+            self._find_problems(facts), f"the name {self.plan.container_name} is free for a new container"
+        )
 
     def _find_problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
         for container in facts.containers:
-            if container.name == self.name and not container.ours:
+            if container.name == self.plan.container_name and not container.ours:
                 details = f"{container.id[:12]}, {'running' if container.running else 'stopped'}"
                 reason = f"a container that sparkd did not make has the name {container.name} ({details})"
                 yield block(reason, f"rename it: sudo docker rename {container.name} old-{container.id[:12]}")

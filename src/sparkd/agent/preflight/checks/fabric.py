@@ -41,13 +41,14 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
         carriers = network.interfaces_of(files, node.address)
         carrier = carriers[0] if len(carriers) == 1 else ""
         interfaces = network.link_names(files)
+        lacks_rdma = carrier and not infiniband.hcas_of(files, carrier)
         names_missing_interface = setting and interfaces and setting not in interfaces
         return FabricAddressFacts(
             owned=network.canonical(node.address) in host.addresses(),
             carriers=carriers,
             link=network.read_link(files, carrier) if carrier else None,
             interfaces=interfaces if names_missing_interface else (),
-            rdma_on=_find_other_rdma(host, carrier) if carrier else (),
+            rdma_on=tuple(link.name for link in _read_rdma_links(files) if link.carrier) if lacks_rdma else (),
         )
 
     def judge(self, facts: FabricAddressFacts) -> Verdict:
@@ -87,13 +88,6 @@ def _find_flaw(link: Link, rdma_on: tuple[str, ...]) -> str:
     if link.loopback or link.wireless:
         return "is loopback" if link.loopback else "is Wi-Fi"
     return f"has no RDMA; {' and '.join(rdma_on)} have it" if rdma_on else ""
-
-
-def _find_other_rdma(host: Host, carrier: str) -> tuple[str, ...]:
-    """Interfaces with RDMA and a cable; empty where the carrier of the address has RDMA."""
-    if infiniband.hcas_of(host.files, carrier):
-        return ()
-    return tuple(link.name for link in _read_rdma_links(host.files) if link.carrier)
 
 
 def _read_rdma_links(files: Files) -> tuple[Link, ...]:

@@ -64,7 +64,10 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         if last.end_seen:
             return ok("sparkd saw the end of the last launch before this boot")
         how_it_ended = f", by what is left of it {facts.end}" if facts.end else ""
-        in_a_row = len(tuple(takewhile(_ended_this_load, reversed(facts.before))))
+        ended_this_load = (
+            boot.this_plan and boot.phase == LOADING and not boot.end_seen for boot in facts.before[::-1]
+        )
+        in_a_row = len(tuple(takewhile(bool, ended_this_load)))
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"
@@ -73,8 +76,3 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{how_it_ended}; "
         hint = f"fix the cause (journalctl -b -1 -e), then: sudo systemctl start sparkd-{self.role}"
         return block(reason + facts.changes, hint, needs_person=True)
-
-
-def _ended_this_load(launch: LastLaunch) -> bool:
-    """Whether the machine ended while this plan loaded."""
-    return launch.this_plan and launch.phase == LOADING and not launch.end_seen

@@ -85,16 +85,9 @@ def lower_readahead(agent: Agent) -> None:
     _log_readahead(agent, change)
 
 
-def begin_restore(agent: Agent) -> Outcome[None]:
+def begin_restore(agent: Agent) -> Outcome[ReadaheadChange | None]:
     """Undo `lower_readahead`, also that of a killed agent, in a thread: sysfs may hang with its disk."""
-
-    def report(outcome: Outcome[None]) -> None:
-        try:
-            outcome.result()
-        except OSError as error:  # no thread could be started: the next start restores it
-            _log_failure(agent, error)
-
-    return agent.loop.start(partial(_restore, agent), then=report)
+    return agent.loop.start(agent.actions.restore_readahead, then=lambda outcome: _restore(agent, outcome.result))
 
 
 def restore_readahead(agent: Agent) -> None:
@@ -102,16 +95,12 @@ def restore_readahead(agent: Agent) -> None:
     agent.loop.wait_until(begin_restore(agent).done, RESTORE_SECONDS, shielded=True)
 
 
-def _restore(agent: Agent) -> None:
-    """Undo `lower_readahead`. Runs in a thread."""
+def _restore(agent: Agent, restore: Callable[[], ReadaheadChange | None]) -> None:
+    """Undo `lower_readahead`, or take its result, and log it."""
     try:
-        _log_readahead(agent, agent.actions.restore_readahead())
-    except OSError as error:
-        _log_failure(agent, error)
-
-
-def _log_failure(agent: Agent, error: OSError) -> None:
-    agent.events.warning("page_cache.restore.failed", reason=str(error), hint="sudo cat /run/sparkd/readahead.json")
+        _log_readahead(agent, restore())
+    except OSError as error:  # also where no thread could be started: the next start restores it
+        agent.events.warning("page_cache.restore.failed", reason=str(error), hint="sudo cat /run/sparkd/readahead.json")
 
 
 def _log_readahead(agent: Agent, change: ReadaheadChange | None) -> None:
@@ -139,7 +128,7 @@ def start_load_memory_thread(agent: Agent, running: Running) -> None:
         # Once docker has gone away, the log may not show that the weights are loaded.
         is_over=lambda: running.ready or running.log.broken_off_at is not None,
         drop=agent.actions.drop_file_cache if may_drop else None,
-        on_weights_loaded=partial(_restore, agent),
+        on_weights_loaded=partial(_restore, agent, agent.actions.restore_readahead),
         contiguous=ContiguousMemory(
             agent.host, round(contiguous_gib * GIB), agent.actions.compact_memory, agent.events
         ),

@@ -85,8 +85,7 @@ def holding(machine: Machine, events: EventLines) -> Iterator[None]:
         ended=threading.Event(),
         processes=machine.processes,
         available_bytes=machine.available_bytes,
-        hold_process=lambda key: signal_process(SIGSTOP, *key, OWN_GROUP),
-        resume_process=lambda key: signal_process(SIGCONT, *key, OWN_GROUP),
+        hold_process=lambda key, held: signal_process(SIGSTOP if held else SIGCONT, *key, OWN_GROUP),
         events=events,
     )
     until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # else the next look is a second away

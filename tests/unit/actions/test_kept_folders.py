@@ -8,7 +8,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.agent.actions import Actions
-from sparkd.agent.actions.kept_folders import KEPT_STACKS
+from sparkd.agent.actions.files import KEPT_STACKS
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.main_loop import MainLoop

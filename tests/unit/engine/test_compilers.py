@@ -83,8 +83,7 @@ class Compilers:
             ended=threading.Event(),
             processes=self.list,
             available_bytes=lambda: SHORT,
-            hold_process=self.hold,
-            resume_process=self.resume,
+            hold_process=lambda key, held: self.hold(key) if held else self.resume(key),
             events=self.events,
         )
 
@@ -144,8 +143,7 @@ def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_n
         ended=ended,
         processes=lambda: tuple(present),
         available_bytes=lambda: SHORT,
-        hold_process=lambda _key: True,
-        resume_process=lambda _key: True,
+        hold_process=lambda _key, _held: True,
         events=EventLines(),
     )
     thread = threading.Thread(target=watch.run)

@@ -17,29 +17,14 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from sparkd.agent.actions import compile_caches, files, kept_folders, page_cache, processes
+from sparkd.agent.actions import compile_caches, files, page_cache, processes
 from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body, write_hosts, write_script
 from sparkd.agent.actions.owner_lock import acquire_lock, remove_account, require_room
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
-from sparkd.agent.actions.processes import (
-    REBOOT_SECONDS,
-    Rank,
-    end_orphan,
-    end_process,
-    forget_rank,
-    signal_process,
-    unlink_segment,
-)
+from sparkd.agent.actions.processes import Rank
 from sparkd.agent.actions.shared_folders import refuse_shared
-from sparkd.agent.preflight.fixes import (
-    Applied,
-    CompactMemory,
-    DropPageCache,
-    EndProcess,
-    Fix,
-    RemoveContainer,
-    UnlinkSegment,
-)
+from sparkd.agent.preflight import fixes
+from sparkd.agent.preflight.fixes import Applied
 from sparkd.base.host import caches, disks, docker, gpu_access
 from sparkd.base.host.owner import HANDED, Handed, NodeOwner
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
@@ -106,23 +91,25 @@ class Actions:
         """Do it beside the main loop, because it may hang. Whatever ends the run waits for its end or its deadline."""
         return self._loop.beside(work, seconds, what, shielded=True)
 
-    def apply(self, fix: Fix) -> Applied:
+    def apply(self, fix: fixes.Fix) -> Applied:
         """Make one change, if what it was judged on still holds."""
         match fix:
-            case EndProcess():
-                return self._act(partial(end_process, fix), ACT_SECONDS, "a process")
-            case RemoveContainer():
+            case fixes.EndProcess():
+                return self._act(partial(processes.end_process, fix), ACT_SECONDS, "a process")
+            case fixes.RemoveContainer():
                 return self._remove_stale(fix)
-            case UnlinkSegment():
-                return self._act(partial(unlink_segment, fix, self._host), ACT_SECONDS, "a look at who uses it")
-            case DropPageCache():
+            case fixes.UnlinkSegment():
+                return self._act(
+                    partial(processes.unlink_segment, fix, self._host), ACT_SECONDS, "a look at who uses it"
+                )
+            case fixes.DropPageCache():
                 return self._act(self.drop_page_cache, ACT_SECONDS, "sync")
-            case CompactMemory():
+            case fixes.CompactMemory():
                 return self._act(partial(self.compact_memory, fix), ACT_SECONDS, "compaction")
             case _:
                 assert_never(fix)
 
-    def _remove_stale(self, fix: RemoveContainer) -> Applied:
+    def _remove_stale(self, fix: fixes.RemoveContainer) -> Applied:
         facts, known = self._act(lambda: (self._host.docker(), read_rank(self._host)), ACT_SECONDS, "docker")
         if not facts.known:
             return Applied("failed", facts.error or "docker is not running")
@@ -132,7 +119,7 @@ class Actions:
         if not container.ours or whose(container, self.owner, known) is not Whose.ORPHAN:
             return Applied("stale", "it is not an orphan of sparkd")
         try:
-            self._act(partial(end_orphan, self._host, self.containers, container), ACT_SECONDS, "docker")
+            self._act(partial(processes.end_orphan, self._host, self.containers, container), ACT_SECONDS, "docker")
         except LaunchError as error:
             return Applied("failed", str(error))
         return Applied("applied", "stopped and removed")
@@ -166,11 +153,9 @@ class Actions:
 
     def require_run_room(self) -> None:
         """Raises OSError where /run has no room for a launch."""
-
-        def work() -> None:
-            require_room(self._host, self.owner, self._private_file(RANK_FILE.path).parent)
-
-        self._act(work, WRITE_SECONDS, "a write to /run")  # it also looks at this process, as the loop's thread may not
+        # Beside the loop also the look at this process, which the loop's thread may not do.
+        folder = self._private_file(RANK_FILE.path).parent
+        self._act(partial(require_room, self._host, self.owner, folder), WRITE_SECONDS, "a write to /run")
 
     def write_private(self, path: str, text: str) -> None:
         """Write a file in /run for root alone; also called by the thread that reads the rank's log. Raises OSError."""
@@ -178,7 +163,7 @@ class Actions:
 
     def forget_rank(self) -> None:
         """Remove the record of a rank whose container is gone. Raises OSError."""
-        self._act(partial(forget_rank, self._host), WRITE_SECONDS, "the record of the rank")
+        self._act(partial(processes.forget_rank, self._host), WRITE_SECONDS, "the record of the rank")
 
     def disown_rank(self) -> str:
         """Make a rank that this process does not take over nobody's, also where it was its own before a reload.
@@ -205,7 +190,7 @@ class Actions:
         """
         containers = self.containers
         # Under the rank's name, by which a sweep finds it.
-        body, name = program_body(image_id, program, labels), f"sparkd-rank{plan.node.rank}"
+        body, name = program_body(image_id, program, labels), plan.container_name
         work = partial(containers.run_program, body, name, ASSERT_SECONDS + more_seconds)
         return self._loop.beside(work, LAUNCH_SECONDS + more_seconds + ACT_SECONDS, "docker")
 
@@ -242,11 +227,11 @@ class Actions:
         """Drop a shard's page cache while `should_continue` holds; returns its bytes. Raises OSError, ValueError."""
         return page_cache.drop_file_cache(self._host, shard, should_continue)
 
-    def hold_process(self, container_id: str, key: tuple[int, int], *, held: bool) -> bool:
+    def hold_process(self, container_id: str, key: tuple[int, int], held: bool) -> bool:
         """Stop (or continue) the container's process of that id and start time. Returns whether it was there."""
-        return signal_process(signal.SIGSTOP if held else signal.SIGCONT, *key, container_id)
+        return processes.signal_process(signal.SIGSTOP if held else signal.SIGCONT, *key, container_id)
 
-    def compact_memory(self, fix: CompactMemory) -> Applied:
+    def compact_memory(self, fix: fixes.CompactMemory) -> Applied:
         """Blocks for seconds: runs in a thread of its own. Raises OSError, ValueError where it cannot look."""
         return page_cache.compact_memory(self._host, fix)
 
@@ -267,11 +252,11 @@ class Actions:
 
     def replace_head_files(self, wanted: Mapping[str, bytes]) -> None:
         """Let HEAD_FILES have these by name, and no others. Raises OSError."""
-        self._act(partial(kept_folders.replace_head_files, self._host, wanted), WRITE_SECONDS, f"writing {HEAD_FILES}")
+        self._act(partial(files.replace_head_files, self._host.files, wanted), WRITE_SECONDS, f"writing {HEAD_FILES}")
 
     def write_stacks(self, name: str, text: Callable[[], str]) -> str:
         """Write a text, which is made beside the main loop, to a file for root alone; its path. Raises OSError."""
-        return self._act(partial(kept_folders.write_stacks, self._host, name, text), WRITE_SECONDS, f"writing {STACKS}")
+        return self._act(partial(files.write_stacks, self._host.files, name, text), WRITE_SECONDS, f"writing {STACKS}")
 
     def compare_and_swap(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         """Write a file that people's commands write too, as `files.compare_and_swap` does."""
@@ -299,7 +284,7 @@ class Actions:
 
     def reboot(self) -> str:
         """Have systemd reboot this machine; why it does not, or nothing. Raises OSError."""
-        return self._act(processes.reboot, REBOOT_SECONDS + WRITE_SECONDS, "systemctl reboot")
+        return self._act(processes.reboot, processes.REBOOT_SECONDS + WRITE_SECONDS, "systemctl reboot")
 
     def write_run(self, name: str, text: str) -> None:
         """Write a file in /run/sparkd that anybody may read. Raises OSError."""

@@ -3,7 +3,7 @@
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -11,12 +11,15 @@ from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.lock import hold, open_lock
-from sparkd.base.state.file import FOLDER, PUBLIC, Content, StateFile, ignore_report
+from sparkd.base.recipes.reach import HEAD_FILES
+from sparkd.base.state.file import FOLDER, PUBLIC, STACKS, Content, StateFile, ignore_report
 
 HINTS = {errno.ENOSPC: "make room: df -h", errno.EROFS: "it is mounted read-only: findmnt --options ro"}
 """Hints of a UsageError, by the number of the OSError."""
 SETUP_LOCK = "run/sparkd/setup.lock"
 """The lock of commands that set up this node, below its root folder."""
+KEPT_STACKS = 10
+"""Most files with stacks of hung ranks; the oldest go."""
 WRITE_LOCK_SECONDS = 5.0
 """Time for another process, which holds the lock of a file, to write that file."""
 
@@ -106,6 +109,33 @@ def hold_write_lock(path: Path) -> Iterator[None]:
         if not is_held:
             raise BlockingIOError(errno.EAGAIN, "another process writes it")
         yield
+
+
+def replace_head_files(files: Files, wanted: Mapping[str, bytes]) -> None:
+    """Returns and raises as `Actions.replace_head_files`. Takes as long as the disk does."""
+    folder = Path(files.real(HEAD_FILES))
+    if not wanted and not folder.is_dir():
+        return
+    refuse_shared(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    for name, content in wanted.items():
+        if not (folder / name).is_file() or (folder / name).read_bytes() != content:
+            write(folder / name, content, 0o644, durable=True)  # for an image with another user
+    for file in folder.iterdir():
+        if file.name not in wanted:
+            with suppress(OSError):  # such as a folder: what is left over holds up no start
+                file.unlink()
+
+
+def write_stacks(files: Files, name: str, text: Callable[[], str]) -> str:
+    """Returns and raises as `Actions.write_stacks`. Takes as long as the disk does."""
+    folder = Path(files.real(STACKS))
+    write(folder / name, text(), 0o600, durable=False)
+    folder.chmod(0o700)
+    for old in sorted(folder.glob("*.txt"))[:-KEPT_STACKS]:
+        old.unlink(missing_ok=True)
+    return f"{STACKS}/{name}"
 
 
 def sync_folder(folder: Path) -> None:

@@ -74,10 +74,8 @@ class CompilerWatch(Struct):
     processes: Callable[[], Iterable[Process]]
     """Lists those of the rank's container: no other is touched."""
     available_bytes: Callable[[], int]
-    hold_process: Callable[[Key], bool]
-    """Sends SIGSTOP. Returns whether the process was there."""
-    resume_process: Callable[[Key], bool]
-    """Sends SIGCONT. Returns whether the process was there."""
+    hold_process: Callable[[Key, bool], bool]
+    """hold_process(key, held) sends SIGSTOP, or else SIGCONT. Returns whether the process was there."""
     events: Events
     count: int = 0
     """Compilers that run or are held. Any thread may read it."""
@@ -148,7 +146,7 @@ class CompilerWatch(Struct):
 
     def _hold_back(self, compilers: tuple[Key, ...], available_bytes: int, now: float) -> None:
         for key in compilers:
-            if self.hold_process(key):
+            if self.hold_process(key, True):
                 self.held = {**self.held, key: now}
         if compilers and now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
@@ -159,5 +157,5 @@ class CompilerWatch(Struct):
     def _resume(self, compilers: tuple[Key, ...]) -> None:
         for key in compilers:
             with suppress(OSError):
-                self.resume_process(key)
+                self.hold_process(key, False)
                 self.held = {other: since for other, since in self.held.items() if other != key}

@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard  # noqa: E402  # only here can it be found
+from sparkd.base.lib.errors import MemoryGuardError  # noqa: E402
 
 ACCOUNT_SECONDS = 5.0
 
@@ -45,9 +46,13 @@ def main() -> None:
             time.sleep(0.01)
         rank.communicate("go\n", timeout=300)
     deadline = time.monotonic() + ACCOUNT_SECONDS
-    while not guard.over and time.monotonic() < deadline:
+    while not guard.over.is_set() and time.monotonic() < deadline:
         time.sleep(0.01)
-    killed = guard.killed
+    killed: MemoryGuardError | None = None
+    try:
+        guard.raise_if_killed()
+    except MemoryGuardError as error:
+        killed = error
     guard.close()
     os.close(pidfd)
     print(json.dumps({"caught": killed is not None, "event": killed.reason if killed else heard.events[0]}), flush=True)

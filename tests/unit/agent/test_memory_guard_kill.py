@@ -70,10 +70,10 @@ def test_memory_that_another_tenant_took_does_not_count_against_the_plan(
     machine.process(77, "python3", uid=1000, private_kib=1 << 20, cgroup=scope)
     machine.meminfo(MemTotal=120, MemFree=9, MemAvailable=9, AnonPages=2, Shmem=1)
     with running(agent) as (rank, process):
-        rank.note_tenants()
+        rank.tenants = rank.read_tenants()
         machine.process(77, "python3", uid=1000, private_kib=round((1 + grown_gib) * (1 << 20)), cgroup=scope)
         segment = machine.segment("psm_1", "x" * (1 << 20))
-        rank.segments.add(UnlinkSegment("/dev/shm/psm_1", segment.st_dev, segment.st_ino))
+        rank.segments |= {UnlinkSegment("/dev/shm/psm_1", segment.st_dev, segment.st_ino)}
         machine.meminfo(MemTotal=120, MemFree=1, MemAvailable=1, AnonPages=2 + grown_gib, Shmem=1 + 2**-10)
         process.kill()
         assert shutdown_on_error(agent, rank, MemoryGuardError("memory ran out: 500 MiB available")) == 16
@@ -212,7 +212,7 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         guard = guarded.guard
         assert guard is not None
         assert victim.wait(10) == -signal.SIGKILL
-        assert agent.loop.wait_until(lambda: guard.over, 10, shielded=True)
+        assert agent.loop.wait_until(guard.over.is_set, 10, shielded=True)
         with pytest.raises(MemoryGuardError, match="memory ran out"):
             agent.loop.wait(10)
         assert process.poll() is None
@@ -233,5 +233,5 @@ def test_a_floor_of_0_turns_the_guard_off(tree: Tree, port: int) -> None:
         rank.guard_memory(node.agent.settings.memory.floor_mib, node.agent.events)
         guard = rank.guard
         assert guard is not None
-        until(lambda: guard.over)
+        until(guard.over.is_set)
         assert (rank.guard_state, rank.rank.ended.is_set()) == ("off", False)

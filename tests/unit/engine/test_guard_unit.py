@@ -18,6 +18,7 @@ from tests.unit.nodes import until
 import sparkd
 from sparkd.agent.actions.processes import open_ended
 from sparkd.agent.engine.memory_guard.guard import ANSWER_SECONDS, BOOT, MemoryGuard
+from sparkd.base.lib.errors import MemoryGuardError
 
 LEASE_SECONDS = 2.0
 FOLDER = str(Path(sparkd.__file__).parents[1])
@@ -166,7 +167,7 @@ def test_without_a_unit_a_floor_of_zero_starts_nothing(
     rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack
 ) -> None:
     guard = start_guard(rank, str(tmp_path / "none"), stack, 0)
-    until(lambda: guard.over)
+    until(guard.over.is_set)
     assert (guard.state, rank.poll()) == ("off", None)
 
 
@@ -180,7 +181,7 @@ def test_a_unit_that_is_off_is_named_once_with_the_command(
             listening.bind(path)
     guard = start_guard(rank, path, stack, events=events, answer_seconds=0.0)
     until(lambda: len(events.lines) > 1)
-    assert not guard.over
+    assert not guard.over.is_set()
     away = [line for line in events.lines if line.startswith("memory_guard.unit.away reason=sparkd-guard.socket takes")]
     assert len(away) == 1
     assert "sudo systemctl start sparkd-guard.socket" in away[0]
@@ -289,19 +290,20 @@ def test_the_account_of_a_kill_is_for_the_next_program_of_the_same_agent_and_of_
     overwrite(meminfo, NOTHING)
     assert rank.wait(20) == -signal.SIGKILL
     if sent:
-        until(lambda: before.over)
+        until(before.over.is_set)
         before.close()
     overwrite(meminfo, PLENTY)
     after = start_guard(rank, unit.path, stack)
-    until(lambda: after.over)
-    assert "memory ran out" in str(after.killed)
+    until(after.over.is_set)
+    with pytest.raises(MemoryGuardError, match="memory ran out"):
+        after.raise_if_killed()
     after.close()
     with subprocess.Popen(["sleep", "60"]) as another:
         last = start_guard(another, unit.path, stack)
         until(lambda: is_watching(last))
         another.kill()
-    until(lambda: last.over)
-    assert last.killed is None
+    until(last.over.is_set)
+    last.raise_if_killed()
     last.close()
     assert process.wait(20) == 0, "nothing is left to watch"
 
@@ -313,8 +315,9 @@ def test_another_agent_whose_rank_has_ended_gets_no_account(
     meminfo.write_text("MemAvailable: 0 kB\n")
     unit.start(str(tmp_path))
     guard = start_guard(rank, unit.path, stack)
-    until(lambda: guard.over)
-    assert guard.killed is not None
+    until(guard.over.is_set)
+    with pytest.raises(MemoryGuardError):
+        guard.raise_if_killed()
     ended = subprocess.run([sys.executable, "-c", ENDED_RANK, unit.path], capture_output=True, text=True, timeout=20)
     assert ended.stdout.startswith(("locked", "unlocked")), ended
 

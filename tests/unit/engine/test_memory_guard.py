@@ -180,9 +180,10 @@ class Rank:
         )
 
     def killed(self) -> MemoryGuardError:
-        until(lambda: self.guard.over)
-        assert self.guard.killed is not None
-        return self.guard.killed
+        until(self.guard.over.is_set)
+        with pytest.raises(MemoryGuardError) as caught:
+            self.guard.raise_if_killed()
+        return caught.value
 
 
 @contextmanager
@@ -197,7 +198,7 @@ def guarded(floor_bytes: int, proc: str = "/proc", **answers: Any) -> Iterator[R
             guard.close()
             os.close(pidfd)
             process.kill()
-    assert guard.over
+    assert guard.over.is_set()
 
 
 def test_a_rank_is_killed_below_the_floor_and_the_line_has_the_numbers() -> None:
@@ -239,8 +240,8 @@ def test_a_rank_that_ends_by_itself_was_not_killed() -> None:
     with guarded(1) as rank:
         until(rank.watched)
         rank.process.kill()
-        until(lambda: rank.guard.over)
-        assert rank.guard.killed is None
+        until(rank.guard.over.is_set)
+        rank.guard.raise_if_killed()
     assert not any("unwatched" in line for line in rank.events.lines)
 
 
@@ -303,7 +304,7 @@ def test_a_guard_that_is_closed_while_its_process_starts_is_over(seconds: float)
         try:
             time.sleep(seconds)
             guard.close()
-            until(lambda: guard.over, 3)
+            until(guard.over.is_set, 3)
             assert process.poll() is None
         finally:
             os.close(pidfd)

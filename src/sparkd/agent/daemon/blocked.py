@@ -10,6 +10,8 @@ from collections.abc import Callable
 from itertools import chain, repeat
 from typing import TypeVar
 
+from msgspec import Struct
+
 from sparkd.agent.daemon.agreed import log_differences
 from sparkd.agent.daemon.configuration_stamp import ConfigurationWatch
 from sparkd.agent.daemon.context import Agent
@@ -60,10 +62,9 @@ def _check_head(agent: Agent) -> None:
     """Raises OutdatedPlanError where the head has another configuration. A refused one is left to the next try."""
     try:
         check_head(agent)
-    except OutdatedPlanError:
-        raise
-    except BlockedError:
-        pass
+    except BlockedError as error:
+        if isinstance(error, OutdatedPlanError):
+            raise
 
 
 def _peer_plans(agent: Agent) -> object:
@@ -72,18 +73,17 @@ def _peer_plans(agent: Agent) -> object:
     return [peer.living and (peer.living.plan_digest, peer.living.config_digest) for peer in peers]
 
 
-class _BlockedReport:
+class _BlockedReport(Struct):
     """Reports what blocks: as an event once, and in the report's message with the time since when."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._blocker: tuple[str, ...] = ()
-        """The checks that block, or another reason."""
-        self._since = ""
+    agent: Agent
+    _blocker: tuple[str, ...] = ()
+    """The checks that block, or another reason."""
+    _since: str = ""
 
     def report(self, error: BlockedError) -> None:
         """Report what blocks now. The other nodes' ends count no more, until the next try tracks them again."""
-        agent = self._agent
+        agent = self.agent
         agent.monitor.untrack_all()
         agent.loop.endings.forget()  # the end of a node that was tracked until now
         agent.log.bind(epoch="")

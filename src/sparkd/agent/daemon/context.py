@@ -22,6 +22,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import start_thread
 from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.http_client import CONNECTIONS
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
@@ -134,17 +135,8 @@ class Context(Base, frozen=True, kw_only=True):
     def plan(self) -> LaunchPlan:
         return self.context.plan
 
-    @property
-    def api_key(self) -> str | None:
-        return self.secrets.get(API_KEY)
-
-    @property
-    def incarnation(self) -> str:
-        """Identifies this agent's process."""
-        return self.owner.invocation
-
-    def endpoint(self, running: Running) -> Endpoint:
-        return running.endpoint(self.plan, self.api_key, self.events)
+    def endpoint(self, running: Running, connections: int = CONNECTIONS) -> Endpoint:
+        return running.endpoint(self.plan, self.secrets.get(API_KEY), self.events, connections)
 
     def look(self, work: Callable[[], T], seconds: float, what: str, unknown: T, *, shielded: bool = False) -> T:
         """Run `work` beside the loop. Returns `unknown` where it hangs or fails, or no thread can be started."""

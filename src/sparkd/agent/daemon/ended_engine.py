@@ -183,7 +183,7 @@ def conclude_end(agent: Agent, error: EngineEndedError) -> EngineEndedError:
 def _read_exit(agent: Agent, running: Running) -> str:
     """The exit code of a rank that has ended. Its log is read to the end. Raises MemoryGuardError."""
     if (guard := running.guard) is not None:
-        agent.loop.wait_until(lambda: guard.over, KILLS_SECONDS)
+        agent.loop.wait_until(guard.over.is_set, KILLS_SECONDS)
         guard.raise_if_killed()
     read = partial(read_exit_code, agent.host, running.rank.container_id)
     code = agent.look(read, EXIT_CODE_SECONDS, "the exit code", UNKNOWN_CODE)

@@ -70,7 +70,7 @@ def _find_open_questions(agent: Agent, program: str) -> OpenQuestions | None:
 
 def _run_programs(agent: Agent, questions: OpenQuestions) -> tuple[int, str]:
     agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
-    labels = container_labels(agent.plan, agent.incarnation)
+    labels = container_labels(agent.plan, agent.owner.invocation)
     seconds = QUERY_SECONDS + KILL_SECONDS if questions.query else 0
     programs = "\n".join(filter(None, (questions.asserts, questions.query)))
     return agent.actions.check_asserts(agent.plan, questions.image_id, programs, labels, seconds)

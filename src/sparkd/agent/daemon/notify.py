@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
@@ -91,28 +92,26 @@ def _run_program(files: Files, path: str, notice: Notice, seconds: float) -> Non
         raise LaunchError(f"{path} {end}: {first_line(output)}", f"run it by hand: {path}")
 
 
-class Outbox:
+class Outbox(Struct):
     """The queue of messages in notify.json. Used by one thread."""
 
-    def __init__(
-        self,
-        host: Host,
-        settings: Notify,
-        events: Events,
-        retry_seconds: Sequence[float] = (5.0, 15.0, 60.0, 300.0, 600.0),
-    ) -> None:
-        """`retry_seconds`: the pause after each failure of a way; the last one repeats. The first one is the file's."""
-        self.state = NotifyState()
-        self._retry_seconds = retry_seconds
-        self._files, self._settings, self._events = host.files, settings, events
-        self._lock = -1
-        self._folder = Path(host.files.real(FOLDER))
-        self._failures: dict[str, int] = {}
-        """Failures in a row, by way."""
-        self._again_at: dict[str, float] = {}
-        """When each way that failed is tried again."""
-        self._failed: dict[str, str] = {}
-        """Why each way, or file, failed, as last logged."""
+    host: Host
+    settings: Notify
+    events: Events
+    retry_seconds: Sequence[float] = (5.0, 15.0, 60.0, 300.0, 600.0)
+    """The pause after each failure of a way; the last one repeats. The first one is the file's."""
+    state: NotifyState = NotifyState()
+    _lock: int = -1
+    _folder: Path = Path()
+    _failures: dict[str, int] = {}
+    """Failures in a row, by way."""
+    _again_at: dict[str, float] = {}
+    """When each way that failed is tried again."""
+    _failed: dict[str, str] = {}
+    """Why each way, or file, failed, as last logged."""
+
+    def __post_init__(self) -> None:
+        self._folder = Path(self.host.files.real(FOLDER))
 
     def open(self, *, wait: bool) -> bool:
         """Become the process that sends, until `close`. Without `wait`, returns False where another one is.
@@ -127,7 +126,7 @@ class Outbox:
                 if not wait:
                     raise
                 self._report_unread(str(error))
-                time.sleep(self._retry_seconds[0])
+                time.sleep(self.retry_seconds[0])
 
     def _try_to_open(self, *, wait: bool) -> bool:
         refuse_shared(self._folder)
@@ -136,7 +135,7 @@ class Outbox:
             if not try_lock(self._lock, wait=wait):
                 self.close()
                 return False
-            self.state = FILE.load(self._files, self._report_unread) or NotifyState()
+            self.state = FILE.load(self.host.files, self._report_unread) or NotifyState()
         except OSError:
             self.close()
             raise
@@ -147,11 +146,11 @@ class Outbox:
 
     def record(self, state: NotifyState, observed: tuple[Notice, ...]) -> None:
         """Keep what is reported now, and queue the observed notices that the settings want."""
-        notices_to_send = tuple(notice for notice in observed if notice.event in self._settings.events)
-        state = replace(state, settings=self._settings.model_dump())
-        state = notices.enqueue(state, notices_to_send, self._settings.configured_ways, time.time())
+        notices_to_send = tuple(notice for notice in observed if notice.event in self.settings.events)
+        state = replace(state, settings=self.settings.model_dump())
+        state = notices.enqueue(state, notices_to_send, self.settings.configured_ways, time.time())
         if state.dropped > self.state.dropped:
-            self._events.warning("notify.messages.dropped", count=state.dropped - self.state.dropped)
+            self.events.warning("notify.messages.dropped", count=state.dropped - self.state.dropped)
         self._keep_state(state)
 
     def _keep_state(self, state: NotifyState) -> None:
@@ -167,7 +166,7 @@ class Outbox:
 
     def send(self) -> None:
         """Send the queued messages in order, each way that is due."""
-        for way in self._settings.configured_ways:
+        for way in self.settings.configured_ways:
             while time.monotonic() >= self._again_at.get(way, 0.0):
                 queued = next((message for message in self.state.queue if way in message.ways), None)
                 if queued is None or not self._send_one(way, queued.notice):
@@ -177,18 +176,18 @@ class Outbox:
     def _send_one(self, way: str, notice: Notice) -> bool:
         """Send a message. Returns whether that is done with: it was sent, or the receiver rejects it."""
         try:
-            deliver(self._files, self._settings, way, self._with_dropped(notice))
+            deliver(self.host.files, self.settings, way, self._with_dropped(notice))
         except LaunchError as error:
             self._report_once(way, error.reason, error.hint)
             if isinstance(error, RefusedError):
                 return True
             failures = self._failures[way] = self._failures.get(way, 0) + 1
-            pause_seconds = self._retry_seconds[min(failures, len(self._retry_seconds)) - 1]
+            pause_seconds = self.retry_seconds[min(failures, len(self.retry_seconds)) - 1]
             self._again_at[way] = time.monotonic() + pause_seconds
             return False
         self._failures.pop(way, None)
         self._failed.pop(way, None)
-        self._events.info("notify.message.sent", by=way, about=notice.event)
+        self.events.info("notify.message.sent", by=way, about=notice.event)
         self._keep_state(replace(self.state, dropped=0))
         return True
 
@@ -200,22 +199,22 @@ class Outbox:
     def _report_unread(self, reason: str) -> None:
         if self._failed.get(FOLDER) != reason:
             self._failed[FOLDER] = reason
-            self._events.warning("state.read.failed", reason=reason)
+            self.events.warning("state.read.failed", reason=reason)
 
     def _report_once(self, what: str, reason: str, hint: str) -> None:
         if self._failed.get(what) != reason:
             self._failed[what] = reason
-            self._events.warning("notify.message.failed", by=what, reason=reason, hint=hint)
+            self.events.warning("notify.message.failed", by=what, reason=reason, hint=hint)
 
 
-class Notifications:
+class Notifications(Struct):
     """Takes reports from the main thread by `take`, which keeps only changed ones, and sends in another by `run`."""
 
-    def __init__(self, outbox: Outbox, degraded_seconds: float) -> None:
-        self._outbox, self._degraded_seconds = outbox, degraded_seconds
-        self._reports: deque[NodeReport] = deque(maxlen=MOST_REPORTS)
-        self._changed = threading.Event()
-        self._last_summary: object = None
+    _outbox: Outbox
+    _degraded_seconds: float
+    _reports: deque[NodeReport] = field(default_factory=lambda: deque(maxlen=MOST_REPORTS))
+    _changed: threading.Event = field(default_factory=threading.Event)
+    _last_summary: object = None
 
     def take(self, published: Published) -> None:
         report = published.report

@@ -2,6 +2,7 @@
 and whether dockerd has ended it.
 """
 
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -54,7 +55,7 @@ def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", ag
     journal = agent.journal
     log = LogReader(follow, forwarder, journal.put, agent.events, agent.loop.wake, since, keep, journal.checkpoint)
     keep_record = partial(agent.store.write_private, RANK_FILE)
-    running = Running(rank, log, record, keep_record, agent.host, agent.loop, age_seconds)
+    running = Running(rank, log, record, keep_record, agent.host, agent.loop, time.monotonic() - age_seconds)
     agent.rank.take(running)
     return running
 

@@ -97,13 +97,12 @@ def _note_answer(
     return WatchedNode(now, "", now)
 
 
-class PowerWatch:
+class PowerWatch(Struct):
     """Watches the other nodes, in a thread of its own."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent, self._files = agent, agent.host.files
-        self._refused: dict[str, str] = {}
-        """Reasons by address, as last logged."""
+    agent: Agent
+    _refused: dict[str, str] = {}
+    """Reasons by address, as last logged."""
 
     def run(self) -> None:
         while True:
@@ -115,10 +114,10 @@ class PowerWatch:
 
     def look(self) -> None:
         """Look once at all nodes, and act on a proven silence. Raises OSError, ValueError."""
-        now = self._agent.host.uptime_seconds()
-        watch = WATCH.read(self._files) or Watch(0.0)
+        now = self.agent.host.uptime_seconds()
+        watch = WATCH.read(self.agent.host.files) or Watch(0.0)
         watched_nodes = watch.nodes if 0 <= now - watch.at <= PAUSE_SECONDS else {}
-        peers = self._agent.monitor.statuses()
+        peers = self.agent.monitor.statuses()
         answers, is_connected = self._find_answering(peers, watched_nodes.values())
         nodes = dict[str, WatchedNode]()
         for peer in peers:
@@ -136,13 +135,13 @@ class PowerWatch:
                 self._refused.pop(peer.address, None)
             if node is not None:
                 nodes[peer.address] = node
-        self._agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
+        self.agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
 
     def _find_answering(
         self, peers: tuple[PeerStatus, ...], before: Iterable[WatchedNode]
     ) -> tuple[Mapping[str, bool], bool]:
         """Whether each address's kernel answers; and whether another node or the gateway does on the second network."""
-        gateways = network.default_routes(self._files).values()
+        gateways = network.default_routes(self.agent.host.files).values()
         lan_addresses = {peer.report.lan_address: peer.contact for peer in peers if peer.report}
         address_groups = (
             (peer.address for peer in peers),
@@ -150,19 +149,19 @@ class PowerWatch:
             lan_addresses,
             (node.lan_address for node in before),
         )
-        answers = network.find_answering(self._files, chain(*address_groups))
+        answers = network.find_answering(self.agent.host.files, chain(*address_groups))
         answering_peers = (address for address, contact in lan_addresses.items() if contact is Contact.ANSWERS)
         return answers, any(answers.get(address) for address in (*gateways, *answering_peers))
 
     def _find_doubt(self, peer: PeerStatus, node: WatchedNode, answers: Mapping[str, bool], *, connected: bool) -> str:
-        interface = self._agent.plan.node.interface
+        interface = self.agent.plan.node.interface
         if peer.own_address_gone:
             return peer.said
         if not interface:
             return "which interface has this node's address is not known: set fabric.interface"
-        if (link := network.read_link(self._files, interface)) is None or not link.carrier:
+        if (link := network.read_link(self.agent.host.files, interface)) is None or not link.carrier:
             return f"{interface} has no carrier"
-        if not node.lan_address or interface in network.interfaces_of(self._files, node.lan_address):
+        if not node.lan_address or interface in network.interfaces_of(self.agent.host.files, node.lan_address):
             return "on no second network did it answer before"
         if unknown_addresses := ", ".join({peer.address, node.lan_address} - answers.keys()):
             return f"this kernel's table of neighbours has no {unknown_addresses}: ip neigh"
@@ -177,7 +176,7 @@ class PowerWatch:
 
         Returns what is known of the node then; None once the program has run.
         """
-        agent, address, silent_seconds = self._agent, peer.address, now - node.alive_at
+        agent, address, silent_seconds = self.agent, peer.address, now - node.alive_at
         limit_seconds = agent.settings.supervise.power_after_minutes * 60
         preceding = next(
             (other for other in peers if other.rank < agent.context.rank and other.contact is Contact.ANSWERS), None
@@ -200,25 +199,27 @@ class PowerWatch:
             announce(agent, f"{text}: nothing is to be done", Cause.PEER_SILENT, aside=True)
             return replace(node, announced=True)
         runs = LastRuns({**runs.at, address: time.time()})  # written first, so that it never runs again and again
-        write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
+        write(Path(self.agent.host.files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
         self._run_command(address, silent_seconds)
         return None  # left to a person until it reports again: somebody may work at its console
 
     def _find_objection(self, address: str, path: str) -> tuple[LastRuns, str, str]:
         """The last runs; and why the program may not run now, with a hint, both empty where it may."""
-        program, faults = check_program(self._files, path), list[str]()
-        runs = FILE.load(self._files, faults.append) or LastRuns()
+        program, faults = check_program(self.agent.host.files, path), list[str]()
+        runs = FILE.load(self.agent.host.files, faults.append) or LastRuns()
         if (at := runs.at.get(address)) is not None:
             faults.append(judge_earlier(FILE.path, at, time.time(), "had that power cut", APART_SECONDS))
         return runs, "".join(faults) or program.problem, program.hint
 
     def _run_command(self, address: str, silent_seconds: float) -> None:
-        agent, (path, *arguments) = self._agent, self._agent.settings.supervise.power_command
+        agent, (path, *arguments) = self.agent, self.agent.settings.supervise.power_command
         agent.events.warning("power.command.started", node=address, command=path, silent_seconds=round(silent_seconds))
         env = {**ENVIRONMENT, "SILENT_NODE": address}
         code, output = None, b""
         try:
-            code, output = run_program((self._files.real(path), *arguments), time.sleep, env, DEADLINE_SECONDS)
+            code, output = run_program(
+                (self.agent.host.files.real(path), *arguments), time.sleep, env, DEADLINE_SECONDS
+            )
             end = f"exit code {code}" if code is not None else f"killed after {DEADLINE_SECONDS:g} s"
         except OSError as error:
             end = f"it can't be run: {error.strerror}"
@@ -231,7 +232,7 @@ class PowerWatch:
         reason_words = re.sub("[0-9]+", "", reason)  # figures change with each look
         if self._refused.get(address) != reason_words:
             self._refused[address] = reason_words
-            self._agent.events.warning("power.command.refused", node=address, reason=sanitize(reason), hint=hint)
+            self.agent.events.warning("power.command.refused", node=address, reason=sanitize(reason), hint=hint)
 
 
 def _contact_seconds(peer: PeerStatus) -> float:

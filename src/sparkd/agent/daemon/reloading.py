@@ -41,7 +41,7 @@ def raise_if_requested(agent: Agent) -> None:
         return
     agent.loop.reload_requested = False
     known_rank = read_rank(agent.host)
-    if known_rank.record is None or known_rank.record.invocation != agent.incarnation or not known_rank.stays:
+    if known_rank.record is None or known_rank.record.invocation != agent.owner.invocation or not known_rank.stays:
         reason = "no rank serves here that a guard has"
     elif not (Path(sys.argv[0]).is_absolute() and os.access(sys.argv[0], os.X_OK)):
         reason = f"{sys.argv[0]} can't be executed"

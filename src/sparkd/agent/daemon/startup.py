@@ -105,7 +105,7 @@ def launch(agent: Agent) -> Running:
     ray_token = _make_ray_token(agent, epoch) if agent.plan.on_ray else ""
     plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
     record = _begin_record(agent, epoch, transport)
-    labels = container_labels(agent.plan, agent.incarnation, agent.rank_id, epoch)
+    labels = container_labels(agent.plan, agent.owner.invocation, agent.rank_id, epoch)
     try:
         rank = agent.actions.launch(plan, labels, ray_token)
     except LaunchError:
@@ -128,7 +128,7 @@ def _make_ray_token(agent: Agent, epoch: str) -> str:
 
 def _begin_record(agent: Agent, epoch: str, transport: str) -> RankRecord:
     """Write the rank's record before it is launched. Returns it with the kernel's count of OOM kills, if readable."""
-    identity = (agent.rank_id, agent.incarnation, agent.boot_id)
+    identity = (agent.rank_id, agent.owner.invocation, agent.boot_id)
     look = partial(left_segments, agent.host)
     segments: dict[str, Identity] = agent.look(look, COUNT_SECONDS, "segments of ranks before", {}, shielded=True)
     record = RankRecord(*identity, agent.plan.digest, epoch, transport, segments=segments, role=agent.context.role)
@@ -178,7 +178,7 @@ def watch(agent: Agent, running: Running) -> None:
     with suppress(TimeoutError, BlockingIOError):
         look = partial(docker.pid_without_live_restore, agent.host)
         running.note(dockerd_pid=agent.loop.beside(look, LOOK_SECONDS, "docker's live-restore"))
-    running.note_tenants()
+    running.tenants = running.read_tenants()
     start_load_memory_thread(agent, running)
     agent.reporter.update_engine(container_id=rank.container_id, image=rank.image_id)
     if rank.torn_kernels:

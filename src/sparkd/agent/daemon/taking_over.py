@@ -213,7 +213,7 @@ def note_owner(agent: Agent, adoptable: AdoptableRank) -> AdoptableRank:
     From then on a crash is counted, and a stop ends the rank.
     """
     record, now = adoptable.record, agent.host.uptime_seconds()
-    own_invocation = agent.incarnation
+    own_invocation = agent.owner.invocation
     crashes = (*_list_recent_crashes(record, now), *(() if record.invocation == own_invocation else (now,)))
     record = replace(record, invocation=own_invocation, taken_over=crashes)
     agent.store.write_private(RANK_FILE, record)

@@ -63,7 +63,7 @@ def note_warmth(agent: Agent) -> None:
     if agent.settings.readiness.warm != "never" and agent.plan.container.gpus == "all":
         known_kernels, kernels = _read_warmed(agent).find(agent.agreed.agreement.digest).kernels, _count_kernels(agent)
         is_warm = known_kernels is not None and kernels is not None and kernels >= known_kernels
-        _report_warmth(agent, WARM if is_warm else COLD)
+        agent.reporter.update_engine(warmth=WARM if is_warm else COLD)
 
 
 class WarmthFollower(Struct):
@@ -79,7 +79,7 @@ class WarmthFollower(Struct):
         elif self._saw_warming and head.warmth == WARM:
             self._saw_warming = False
             _keep_entry(self.agent, Entry(self.agent.agreed.agreement.digest, _count_kernels(self.agent)))
-            _report_warmth(self.agent, WARM)
+            self.agent.reporter.update_engine(warmth=WARM)
 
 
 def make_warm(
@@ -98,7 +98,7 @@ def make_warm(
         return
     known_plan = _read_warmed(agent).find(agent.agreed.agreement.digest)
     if known_plan.begun >= MOST_BEGUN:
-        _report_warmth(agent, "")  # so that nothing else warms it by itself
+        agent.reporter.update_engine(warmth="")  # so that nothing else warms it by itself
         reason = f"not warmed: the engine, or its machine, ended the last {known_plan.begun} times meanwhile"
         agent.events.warning("engine.kernels.cold", reason=reason, hint=AGAIN)
         return
@@ -106,7 +106,7 @@ def make_warm(
     agent.events.info(
         "engine.kernels.warming", cold=", ".join(cold), hint="nothing is to be done: it is ready after it"
     )
-    _report_warmth(agent, WARMING)
+    agent.reporter.update_engine(warmth=WARMING)
     _keep_entry(agent, replace(known_plan, begun=known_plan.begun + 1))
     try:
         outcome = _await_warm_up(agent, running, works, show)
@@ -119,7 +119,7 @@ def make_warm(
     _keep_entry(
         agent, replace(known_plan, begun=0, kernels=_count_kernels(agent) if outcome.over else known_plan.kernels)
     )
-    _report_warmth(agent, WARM if outcome.over else COLD)
+    agent.reporter.update_engine(warmth=WARM if outcome.over else COLD)
     _log_outcome(agent, running, outcome, round(running.seconds - began))
 
 
@@ -169,7 +169,7 @@ def _await_warm_up(agent: Agent, running: Running, works: Callable[[], bool], sh
 async def _warm_up(
     agent: Agent, running: Running, works: Callable[[], bool], note: Callable[[int, int, int], object]
 ) -> Result:
-    endpoint = running.endpoint(agent.plan, agent.api_key, agent.events, MOST_AT_ONCE)
+    endpoint = agent.endpoint(running, MOST_AT_ONCE)
 
     async def look() -> Compiled:
         files = await run_in_thread("kernels", lambda: _count_files(agent))
@@ -223,7 +223,3 @@ def _keep_entry(agent: Agent, plan: Entry) -> None:
         agent.store.report_unread(str(error))
     else:
         agent.store.write(FILE, warmed.add(plan))
-
-
-def _report_warmth(agent: Agent, warmth: str) -> None:
-    agent.reporter.update_engine(warmth=warmth)

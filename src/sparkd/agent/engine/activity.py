@@ -4,6 +4,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
+from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from sparkd.base.status.figures import ActivityReport
@@ -27,13 +28,12 @@ class Reading(NamedTuple):
     counters: Counters
 
 
-class ActivityMeter:
+class ActivityMeter(Struct):
     """Measures one engine."""
 
-    def __init__(self) -> None:
-        self._readings: deque[Reading] = deque()
-        self._rates = 0.0, 0.0
-        """Prompt and generated tokens a second, between the last two readings that were kept."""
+    _readings: deque[Reading] = field(default_factory=deque)
+    _rates: tuple[float, float] = (0.0, 0.0)
+    """Prompt and generated tokens a second, between the last two readings that were kept."""
 
     def advance(self, at: float, counters: Counters | None) -> ActivityReport | None:
         """The figures after one more reading; None without counters, and for values that no engine has."""

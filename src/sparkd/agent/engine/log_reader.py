@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
@@ -24,47 +24,43 @@ MOST_KERNELS = 32
 """Kernels compiled inside requests that are reported."""
 
 
-class LogReader:
-    """Follows one container's log. `progress` may be read from any thread."""
+class LogReader(Struct):
+    """Follows one container's log."""
 
-    def __init__(
-        self,
-        follow: Callable[[str], Iterator[tuple[int, bytes]]],
-        forwarder: LogForwarder,
-        put: Callable[[int, str], None],
-        events: Events,
-        wake: Callable[[], None],
-        since: str = "0",
-        keep: Callable[[str], object] = lambda _: None,
-        checkpoint: Callable[[], Callable[[], bool]] = lambda: lambda: True,
-    ) -> None:
-        """`follow(since)` opens the log as `dockerd.reader.follow_log`, raising DockerError.
+    follow: Callable[[str], Iterator[tuple[int, bytes]]]
+    """`follow(since)` opens the log as `dockerd.reader.follow_log`, raising DockerError."""
+    forwarder: LogForwarder
+    put: Callable[[int, str], None]
+    events: Events
+    wake: Callable[[], None]
+    """Called at each step, at the first error, and when docker goes away."""
+    since: str = "0"
+    keep: Callable[[str], object] = lambda _: None
+    """Called once a second at most, with a position for the next process: all lines up to it are read, and written to
+    the journal."""
+    checkpoint: Callable[[], Callable[[], bool]] = lambda: lambda: True
+    """Marks a place in what waits for the journal; what it returns is true once all up to it is written."""
+    progress: LoadProgress = field(default_factory=lambda: LoadProgress(step_since=time.monotonic()))
+    """Any thread may read it."""
+    broken_off_at: float | None = None
+    """When the log last broke off, monotonic, as docker went away: the next dockerd may end the container."""
+    _last: bytes = b""
+    """The piece of log that was read last, with its time stamp."""
+    _checkpoint_at: float = field(default_factory=time.monotonic)
+    _last_at_checkpoint: bytes = b""
+    _piece_to_keep: bytes = b""
+    """Its position is kept once all up to the last checkpoint is written; empty where none waits for that."""
+    _is_written: Callable[[], bool] = lambda: True
+    _failures: set[str] = field(default_factory=set)
+    _kernels: set[str] = field(default_factory=set)
+    _serving: bool = False
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread = field(default_factory=threading.Thread)
 
-        `wake` is called at each step, at the first error, and when docker goes away. `keep` is called once a second at
-        most, with a position for the next process: all lines up to it are read, and written to the journal.
-        `checkpoint` marks a place in what waits for the journal; what it returns is true once all up to it is written.
-        """
-        self._follow = follow
-        self._forwarder = forwarder
-        self._put = put
-        self._events = events
-        self._since, self._keep, self._checkpoint = since, keep, checkpoint
-        self._last = b""
-        """The piece of log that was read last, with its time stamp."""
-        self._checkpoint_at, self._last_at_checkpoint = time.monotonic(), b""
-        self._piece_to_keep = b""
-        """Its position is kept once all up to the last checkpoint is written; empty where none waits for that."""
-        self._is_written: Callable[[], bool] = lambda: True
-        self._failures: set[str] = set()
-        self._kernels: set[str] = set()
-        self._serving = False
-        self._wake = wake
-        self._stop = threading.Event()
-        self.progress = LoadProgress(step_since=time.monotonic())
-        self.broken_off_at: float | None = None
-        """When the log last broke off, monotonic, as docker went away: the next dockerd may end the container."""
+    def start(self) -> None:
+        """Raises BlockingIOError where there can be no more threads."""
         self._thread = threading.Thread(target=self._run, name="engine-log", daemon=True)
-        self.start = partial(start_thread, self._thread)
+        start_thread(self._thread)
 
     def begin_serving(self) -> None:
         """Note that from now on a client's text may begin a line."""
@@ -86,20 +82,20 @@ class LogReader:
         while True:
             try:
                 with suppress(ValueError):  # nothing is read yet
-                    self._since = since_of(self._last)
-                self._read(self._follow(self._since))
+                    self.since = since_of(self._last)
+                self._read(self.follow(self.since))
                 reason = "the log ended"
             except DockerError as error:
                 reason = str(error)
                 self.broken_off_at = time.monotonic()
-                self._wake()
+                self.wake()
             if self._stop.wait(RETRY_SECONDS):
                 return
             # Either dockerd went away, and the log continues once it answers again, or the container has ended, and the
             # main loop sees it.
             if reason != reported:
                 reported = reason
-                self._events.warning("engine.log.interrupted", reason=reason)
+                self.events.warning("engine.log.interrupted", reason=reason)
 
     def _read(self, frames: Iterator[tuple[int, bytes]]) -> None:
         """Read pieces, each with its stream. Where the log had broken off, the first one repeats the last piece."""
@@ -115,8 +111,8 @@ class LogReader:
         for stream, splitter in splitters.items():
             for line in splitter.flush():
                 self._process_line(stream, line)
-        for priority, text in self._forwarder.flush():
-            self._put(priority, text)
+        for priority, text in self.forwarder.flush():
+            self.put(priority, text)
 
     def _keep_position(self) -> None:
         """Keep the position of a second ago, once the journal has all up to it.
@@ -127,10 +123,10 @@ class LogReader:
         now = time.monotonic()
         if now - self._checkpoint_at >= KEEP_SECONDS and not self._piece_to_keep:
             self._piece_to_keep, self._last_at_checkpoint = self._last_at_checkpoint, self._last
-            self._checkpoint_at, self._is_written = now, self._checkpoint()
+            self._checkpoint_at, self._is_written = now, self.checkpoint()
         if self._piece_to_keep and self._is_written():
             with suppress(OSError, ValueError):
-                self._keep(since_of(self._piece_to_keep))
+                self.keep(since_of(self._piece_to_keep))
             self._piece_to_keep = b""
 
     def _process_line(self, stream: int, line: str) -> None:
@@ -139,25 +135,25 @@ class LogReader:
             before = replace(before, serving=True)
         try:
             self.progress = advance_progress(before, line, now, stream)
-            for priority, text in self._forwarder.forward(line, now, serving=before.serving):
-                self._put(priority, text)
+            for priority, text in self.forwarder.forward(line, now, serving=before.serving):
+                self.put(priority, text)
         except Exception as error:  # a line that sparkd can't parse must not end the reading of the next ones
             self._report_failure(f"{type(error).__name__}: {error}")
         if self.progress.compiled != before.compiled:
             self._report_kernel(self.progress.kernel)
         after = self.progress
         if (after.step, after.failing_since, after.compiled) != (before.step, before.failing_since, before.compiled):
-            self._wake()
+            self.wake()
 
     def _report_kernel(self, kernel: str) -> None:
         """Report each kernel once: many shapes of one may be compiled."""
         if kernel not in self._kernels and len(self._kernels) < MOST_KERNELS:
             self._kernels.add(kernel)
             reason = "inside a request, which waited for it; or loaded from its cache for the first time"
-            self._events.info("engine.kernel.compiled", kernel=kernel, reason=reason, hint="nothing is to be done")
+            self.events.info("engine.kernel.compiled", kernel=kernel, reason=reason, hint="nothing is to be done")
 
     def _report_failure(self, reason: str) -> None:
         """Report a few: a client that can cause such a line can cause many."""
         if reason not in self._failures and len(self._failures) < MOST_FAILURES:
             self._failures.add(reason)
-            self._events.error("engine.log.failed", reason=reason, hint="reading continues; please report this")
+            self.events.error("engine.log.failed", reason=reason, hint="reading continues; please report this")

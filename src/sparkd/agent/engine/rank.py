@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.agent.actions.processes import Rank, mapped_below
@@ -39,52 +40,45 @@ LOG_END_SECONDS = 3.0
 """Limit for the last lines of a rank that ended by itself: they may have the cause. Under load 0.3 s was too little."""
 
 
-class Running:
+class Running(Struct):
     """The rank from its launch on. Used by the main thread, except where a method says so."""
 
-    def __init__(
-        self,
-        rank: Rank,
-        log: LogReader,
-        record: RankRecord,
-        keep: Callable[[RankRecord], bool],
-        host: Host,
-        loop: MainLoop,
-        age_seconds: float = 0.0,
-    ) -> None:
-        """`keep` writes the record, and returns whether it could. `age_seconds`: time since the rank's start."""
-        self.rank = rank
-        self.log = log
-        self.record = record
-        self.guard: MemoryGuard | None = None
-        """The memory guard; None where memory is not watched."""
-        self.tenants: Tenants | None = None
-        """Who else held memory at its start; None where that is unknown."""
-        self.compilers: CompilerWatch | None = None
-        """The watch of its compilers; None before it is watched."""
-        self.hang: HangWatch | None = None
-        """The watch for hangs; None until clients are served."""
-        self.objects = (0, 0)
-        """Files of its builds under way: how many are compiled, and how many there are."""
-        self.taken_over = False
-        """Whether it was launched by an agent before this one."""
-        self.loaded_seconds: float | None = None
-        """Time from its start to its engine's first completion."""
-        self.ready = False
-        """Whether clients are served."""
-        self.segments = {UnlinkSegment(path, *identity) for path, identity in record.segments.items()}
-        """Its shared memory, and that which ranks before it have left."""
-        self._keep = keep
-        self._host = host
-        self._loop = loop
-        self._started_at = time.monotonic() - age_seconds
-        self.page_cache: PageCacheRelease | None = None
-        """The release of page cache during the load; None where nothing is released."""
-        self._api_owner: ApiOwner | None = None
-        """Proves that the API is the rank's; on the head, once the endpoint was probed."""
-        self._scans: Counter[tuple[int, int]] = Counter()
-        """How often its processes were scanned for a segment, by device and inode; MAX_SCANS: no more scans."""
-        self._next_look_at = self._started_at
+    rank: Rank
+    log: LogReader
+    record: RankRecord
+    _keep: Callable[[RankRecord], bool]
+    """Writes the record, and returns whether it could."""
+    _host: Host
+    _loop: MainLoop
+    _started_at: float = field(default_factory=time.monotonic)
+    guard: MemoryGuard | None = None
+    """The memory guard; None where memory is not watched."""
+    tenants: Tenants | None = None
+    """Who else held memory at its start; None where that is unknown."""
+    compilers: CompilerWatch | None = None
+    """The watch of its compilers; None before it is watched."""
+    hang: HangWatch | None = None
+    """The watch for hangs; None until clients are served."""
+    objects: tuple[int, int] = (0, 0)
+    """Files of its builds under way: how many are compiled, and how many there are."""
+    taken_over: bool = False
+    """Whether it was launched by an agent before this one."""
+    loaded_seconds: float | None = None
+    """Time from its start to its engine's first completion."""
+    ready: bool = False
+    """Whether clients are served."""
+    segments: frozenset[UnlinkSegment] = frozenset()
+    """Its shared memory, and that which ranks before it have left."""
+    page_cache: PageCacheRelease | None = None
+    """The release of page cache during the load; None where nothing is released."""
+    _api_owner: ApiOwner | None = None
+    """Proves that the API is the rank's; on the head, once the endpoint was probed."""
+    _scans: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How often its processes were scanned for a segment, by device and inode; MAX_SCANS: no more scans."""
+    _next_look_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.segments = frozenset(UnlinkSegment(path, *identity) for path, identity in self.record.segments.items())
 
     def guard_memory(self, floor_bytes: int, events: Events) -> None:
         """Start the memory guard. Raises OSError where that fails."""
@@ -178,8 +172,8 @@ class Running:
         """Keep them in the record, and scan for them no more. Not earlier: a look that is given up keeps nothing."""
         if not self.segments.issuperset(segments):
             files, earlier = self._host.files, self.segments
-            left = {segment for segment in earlier if is_left(files, segment.path, (segment.device, segment.inode))}
-            self.segments = left | {*segments}
+            left = (segment for segment in earlier if is_left(files, segment.path, (segment.device, segment.inode)))
+            self.segments = frozenset((*left, *segments))
             self.note(segments={segment.path: (segment.device, segment.inode) for segment in self.segments})
         self._scans.update({(segment.device, segment.inode): MAX_SCANS for segment in segments})
 
@@ -193,10 +187,6 @@ class Running:
         counts.update(unknown)
         self._scans = counts  # before the scan: one that hangs is repeated MAX_SCANS times, not for ever
         return mapped_below(self._host, self.rank.pid, self.rank.start_time)
-
-    def note_tenants(self) -> None:
-        """Remember who else holds memory now, at its start."""
-        self.tenants = self.read_tenants()
 
     def read_tenants(self) -> Tenants | None:
         """Who else holds memory now, without the engine's own segments, which outlive it. None where unknown."""

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import Struct, field
+
 import sparkd
 from sparkd.agent.engine.memory_guard.killer import ENDED, KILLED, LOCKED, UNLOCKED
 from sparkd.agent.engine.memory_guard.shortage import MIB
@@ -30,47 +32,44 @@ ANSWER_SECONDS = 10.0
 _FOLDER = Path(sparkd.__file__).parents[1]
 
 
-class MemoryGuard:
+class MemoryGuard(Struct):
     """Watches memory from `start` until the rank ends or `close`.
 
     The killer is the unit sparkd-guard, which outlives the agent. Where there is no such unit, as when sparkd is run
     from its source, or where it gives no answer, the killer is a child process of the agent.
     """
 
-    def __init__(
-        self,
-        floor_bytes: int,
-        pidfd: int,
-        events: Events,
-        wake: Callable[[], None],
-        proc: str = "/proc",
-        unit: str = UNIT_SOCKET,
-        boot: str = BOOT,
-        answer_seconds: float = ANSWER_SECONDS,
-    ) -> None:
-        """`wake` is called when `over` becomes true. `proc`: the folder of meminfo. `unit`: the socket of sparkd-guard.
+    floor_bytes: int
+    """With a floor of 0 the unit kills the rank only where no agent comes back."""
+    pidfd: int
+    events: Events
+    wake: Callable[[], None]
+    """Called when `over` is set."""
+    proc: str = "/proc"
+    """The folder of meminfo."""
+    unit: str = UNIT_SOCKET
+    """The socket of sparkd-guard."""
+    boot: str = BOOT
+    """Python of the child process."""
+    answer_seconds: float = ANSWER_SECONDS
+    """A killer that is silent for so long is given up."""
+    state: str = "starting"
+    """One of GUARD_STATES; empty after `close`. Any thread may read it."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """Set once what `raise_if_killed` does is final."""
+    _uses_unit: bool = True
+    """Whether the unit is tried: not any more, once it gave no answer."""
+    _killer: socket.socket | None = None
+    _closing: threading.Event = field(default_factory=threading.Event)
+    _reported: set[str] = field(default_factory=set)
+    """What was logged once already."""
+    _account: str = ""
+    """The killer's account of the kill; empty where there was none."""
+    _thread: threading.Thread = field(default_factory=threading.Thread)
 
-        `boot`: Python of the child process. A killer that is silent for `answer_seconds` is given up.
-        With a floor of 0 the unit kills the rank only where no agent comes back.
-        """
-        self._floor_bytes = floor_bytes
-        self._pidfd = os.dup(pidfd)  # the caller may close its descriptor while the killer starts
-        self._events = events
-        self._wake = wake
-        self._proc = proc
-        self._unit = unit
-        self._boot, self._answer_seconds = boot, answer_seconds
-        self._uses_unit = True
-        """Whether the unit is tried: not any more, once it gave no answer."""
-        self._killer: socket.socket | None = None
-        self._closing = threading.Event()
-        self._over = threading.Event()
-        self._reported: set[str] = set()
-        """What was logged once already."""
-        self.state = "starting" if floor_bytes else "off"
-        """One of GUARD_STATES; empty after `close`. Any thread may read it."""
-        self._account = ""
-        """The killer's account of the kill; empty where there was none."""
+    def __post_init__(self) -> None:
+        self.pidfd = os.dup(self.pidfd)  # the caller may close its descriptor while the killer starts
+        self.state = "starting" if self.floor_bytes else "off"
         self._thread = threading.Thread(target=self._run, name="memory-guard", daemon=True)
 
     def start(self) -> None:
@@ -78,22 +77,13 @@ class MemoryGuard:
         try:
             start_thread(self._thread)
         except BlockingIOError:
-            os.close(self._pidfd)
+            os.close(self.pidfd)
             raise
 
-    @property
-    def over(self) -> bool:
-        """Whether `killed` is final."""
-        return self._over.is_set()
-
-    @property
-    def killed(self) -> MemoryGuardError | None:
-        """The error of the guard's kill; None where there was none."""
-        return MemoryGuardError(self._account, HINT) if self._account else None
-
     def raise_if_killed(self) -> None:
-        if (error := self.killed) is not None:
-            raise error
+        """Raises MemoryGuardError where the guard has killed the rank."""
+        if self._account:
+            raise MemoryGuardError(self._account, HINT)
 
     def close(self) -> None:
         """Leave the killer. It forgets a rank that ends; one that lives on is killed when the unit's lease ends."""
@@ -112,9 +102,9 @@ class MemoryGuard:
             while not self._closing.is_set() and not self._run_killer():
                 self._closing.wait(RETRY_SECONDS)
         finally:
-            os.close(self._pidfd)
-            self._over.set()
-            self._wake()
+            os.close(self.pidfd)
+            self.over.set()
+            self.wake()
 
     def _run_killer(self) -> bool:
         """Let one killer watch the rank until either ends. Returns whether nothing is left to watch."""
@@ -122,7 +112,7 @@ class MemoryGuard:
         try:
             if (connection := self._connect()) is not None:
                 line = self._follow(connection)
-            elif not self._floor_bytes:
+            elif not self.floor_bytes:
                 return True  # a child has nothing to watch: it ends with this agent
             else:
                 line, status = self._run_child()
@@ -143,13 +133,13 @@ class MemoryGuard:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             if self._uses_unit:
-                connection.connect(self._unit)
+                connection.connect(self.unit)
                 return connection
         except OSError as error:
-            if self._unit not in self._reported:
-                self._reported.add(self._unit)
+            if self.unit not in self._reported:
+                self._reported.add(self.unit)
                 reason = f"sparkd-guard.socket takes no connection: {error.strerror}; the engine ends with its agent"
-                self._events.warning("memory_guard.unit.away", reason=reason, hint=UNIT_HINT)
+                self.events.warning("memory_guard.unit.away", reason=reason, hint=UNIT_HINT)
         connection.close()
         return None
 
@@ -170,7 +160,7 @@ class MemoryGuard:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", self._boot.format(_FOLDER), self._proc, "0"],
+                [sys.executable, "-I", "-S", "-B", "-c", self.boot.format(_FOLDER), self.proc, "0"],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -191,8 +181,8 @@ class MemoryGuard:
             self._killer = connection
             if self._closing.is_set():  # `close` may have run before there was a connection
                 self._disconnect()
-            connection.settimeout(self._answer_seconds)
-            socket.send_fds(connection, [str(self._floor_bytes).encode()], [self._pidfd])
+            connection.settimeout(self.answer_seconds)
+            socket.send_fds(connection, [str(self.floor_bytes).encode()], [self.pidfd])
             while not line.startswith((ENDED, KILLED)) and (received := connection.recv(4096)):
                 connection.settimeout(None)
                 line = received.decode(errors="replace")
@@ -203,21 +193,21 @@ class MemoryGuard:
         word, _, rest = line.partition(" ")
         if word == KILLED:
             self._account = rest
-        elif not self._floor_bytes:
+        elif not self.floor_bytes:
             self.state = "off"
         elif word == LOCKED:
             self.state = "watching"
-            self._events.info("memory_guard.watch.started", floor_mib=self._floor_bytes // MIB)
+            self.events.info("memory_guard.watch.started", floor_mib=self.floor_bytes // MIB)
         elif word == UNLOCKED:
             self.state = "unlocked"
             if line not in self._reported:
                 self._reported.add(line)
                 hint = "the unit must allow CAP_IPC_LOCK; the guard works without it, but may be late"
-                self._events.warning("memory_guard.lock.failed", reason=rest, hint=hint)
+                self.events.warning("memory_guard.lock.failed", reason=rest, hint=hint)
 
     def _report_failure(self, reason: str) -> None:
         """Log each reason once: the killer is restarted every second."""
         self.state = "failed"
         if reason not in self._reported:
             self._reported.add(reason)
-            self._events.error("memory_guard.watch.failed", reason=reason, hint="sparkd retries every second")
+            self.events.error("memory_guard.watch.failed", reason=reason, hint="sparkd retries every second")

@@ -153,7 +153,11 @@ def _start_afresh(process: AgentProcess, loaded: Loaded, handed: Handed | None, 
     with suppress(AwaitedError, ChoiceError):
         place = _resolve_place(process, settings)
     actions = Actions.acquire(host, loop, process.owner, handed)
-    _disown_rank(actions, events, refusals)
+    for reason in refusals:  # logged only now: only the unit of this node's role gets here
+        hint = "nothing is to be done: it is ended, and another one is started"
+        events.warning("engine.rank.refused", reason=reason, hint=hint)
+    if fault := actions.disown_rank():
+        events.warning("state.read.failed", reason=fault)
     note_machine_end(host, actions, loop, events)
     base = _make_base(process, settings, actions, events, switch_seen=stamp_switch(host))
     # A bad key is raised, and a missing one awaited, before the step of `begin_switch`: no plan is at fault.
@@ -181,15 +185,6 @@ def _make_base(
 
         notify = start_notifications(process.host, settings.notify, events)
     return Base(**asdict(process), settings=settings, actions=actions, switch_seen=switch_seen, notify=notify)
-
-
-def _disown_rank(actions: Actions, events: Events, refusals: Sequence[str]) -> None:
-    """Disown the rank that is not taken over, and log why it is not."""
-    for reason in refusals:  # logged only now: only the unit of this node's role gets here
-        hint = "nothing is to be done: it is ended, and another one is started"
-        events.warning("engine.rank.refused", reason=reason, hint=hint)
-    if fault := actions.disown_rank():
-        events.warning("state.read.failed", reason=fault)
 
 
 def _record_start(agent: Agent, origins: Mapping[str, str]) -> None:

@@ -92,8 +92,14 @@ class EvidenceSearch:
 
     def _choose_culprit_look(self) -> Callable[[], Culprit] | None:
         """Who ended the rank from outside."""
-        running = self._running
-        if running is None or not _may_have_culprit(self._error):
+        running, error = self._running, self._error
+        process_died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
+        may_have_culprit = process_died or error.cause in (
+            *CAUSES_WITHOUT_CULPRIT,
+            Cause.KERNEL_OOM,
+            Cause.ENGINE_ENDED,
+        )
+        if running is None or not may_have_culprit:
             return None
         rank, pids = running.rank, running.compilers.pids if running.compilers is not None else frozenset[int]()
         container = (rank.container_id, rank.name)
@@ -145,9 +151,3 @@ def _time_docker_answer(host: Host) -> float:
 def _find_gone_address(host: Host, address: str) -> str:
     """The address, if no interface has it; else empty. Raises OSError, ValueError."""
     return "" if network.canonical(address) in network.read_addresses(host.files) else address
-
-
-def _may_have_culprit(error: SparkdError) -> bool:
-    """Whether somebody may have ended the rank from outside."""
-    process_died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
-    return process_died or error.cause in (*CAUSES_WITHOUT_CULPRIT, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)

@@ -61,8 +61,14 @@ class LaunchRow(Struct):
     """A failed write was reported."""
 
     def recall(self, last: End | None) -> None:
-        """Read the earlier launches. `last`: the end of the process before, which may have left its launch open."""
-        self._read_past(_find_end(last))
+        """Read the earlier launches. `last`: the end of the process before, which may have left its launch open.
+
+        That gets the recorded end, or without a recorded code, the end of one that was killed.
+        """
+        if last is None or last.code is None:
+            # The reason that is recorded may be how the machine ended.
+            last = End(last.reason if last is not None else KILLED, at=utc_now(), cause=Cause.AGENT_KILLED)
+        self._read_past(last)
 
     def resume(self, rank_id: str) -> None:
         """Continue the launch that the agent before this one has begun."""
@@ -181,16 +187,6 @@ class LaunchRow(Struct):
         if replaced:
             reason = "it was broken, and is history.db.broken now"
             self.agent.events.warning("history.file.replaced", reason=reason, hint="")
-
-
-def _find_end(last_end: End | None) -> End:
-    """The end of a launch that is still open: the recorded one, or without a recorded code, that it was killed."""
-    if last_end is not None and last_end.code is not None:
-        return last_end
-    killed = End(KILLED, at=utc_now(), cause=Cause.AGENT_KILLED)
-    if last_end is None:
-        return killed
-    return replace(killed, reason=last_end.reason)  # its reason may be how the machine ended
 
 
 def read_disk(files: Files) -> Disk:

@@ -15,7 +15,7 @@ from sparkd.agent.daemon.startup import note_late_rdma
 from sparkd.agent.preflight.checks.rdma import BY_TCP, TCP_COST, TCP_HINT
 from sparkd.base.lib.errors import NotReadyError, OutdatedPlanError
 from sparkd.base.plan import agreement
-from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
+from sparkd.base.status.model import Contact, PeerStatus, Phase
 from sparkd.base.status.phases import PHASES, find_loss
 
 POLL_SECONDS = 1.0
@@ -69,11 +69,8 @@ def _report_worker_ready(agent: Agent) -> None:
 def _describe_unready_workers(agent: Agent, peers: tuple[PeerStatus, ...]) -> str:
     """The workers that do not wait with the same plan, and what they do instead; empty where all wait."""
     ready_state = (Phase.AWAITING_PEERS, "", agent.reporter.report.plan_digest)
-
-    def is_ready(report: NodeReport | None) -> bool:
-        return report is not None and (report.phase, report.epoch, report.plan_digest) == ready_state
-
-    return "; ".join(_describe_peer(peer) for peer in peers if not is_ready(peer.living))
+    states = ((peer, peer.living and (peer.living.phase, peer.living.epoch, peer.living.plan_digest)) for peer in peers)
+    return "; ".join(_describe_peer(peer) for peer, state in states if state != ready_state)
 
 
 def _describe_awaited_head(agent: Agent, peers: tuple[PeerStatus, ...]) -> str:

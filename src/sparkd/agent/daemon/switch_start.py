@@ -45,7 +45,9 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     try:
         if not actions.compare_and_swap(FILE, current, changed):
             return begin_switch(config, host, actions, events)  # somebody has chosen again meanwhile
-        stamp = _stamp_written(host, changed)
+        stamp = stamp_switch(host)
+        if FILE.read(host.files) != changed:  # somebody has chosen again since
+            stamp = object()  # equals no stamp
     except OSError as error:  # `raise_if_unwritten` ends this process before a launch
         reason, hint = error.strerror or str(error), find_remedy(error)
         events.error("state.write.failed", file=FILE.name, reason=reason, hint=hint)
@@ -107,9 +109,3 @@ def stamp_switch(host: Host) -> object:
     with suppress(OSError):
         return host.files.stat(NOTICE)
     return None
-
-
-def _stamp_written(host: Host, written: Switch | None) -> object:
-    """The stamp of what was written. Where somebody has chosen again since, an object that equals no stamp."""
-    stamp = stamp_switch(host)
-    return stamp if FILE.read(host.files) == written else object()

@@ -20,16 +20,7 @@ import sys
 import time
 from contextlib import suppress
 
-from sparkd.agent.engine.memory_guard.shortage import (
-    AGES,
-    LONGEST_SECONDS,
-    MIB,
-    Meter,
-    Samples,
-    describe_kill,
-    is_short,
-    pause_seconds,
-)
+from sparkd.agent.engine.memory_guard import shortage
 
 LOCKED, UNLOCKED, KILLED, ENDED, FAILED = "locked", "unlocked", "killed", "ended", "failed"
 """First words of the messages to an agent: a reason follows UNLOCKED and FAILED, an account of the kill KILLED."""
@@ -46,8 +37,8 @@ class Killer:
     def __init__(self, proc: str, lease_seconds: float, record_file: str) -> None:
         """`proc`: the folder of meminfo. `record_file`: by it the next process finds the rank; empty for none."""
         self._proc, self._lease_seconds, self._record_file = proc, lease_seconds, record_file
-        self._meter: Meter | None = None
-        self._samples, self._lock_message = Samples(), ""
+        self._meter: shortage.Meter | None = None
+        self._samples, self._lock_message = shortage.Samples(), ""
         self._poller = select.poll()
         self._listener: socket.socket | None = None
         self._connection: socket.socket | None = None
@@ -102,14 +93,14 @@ class Killer:
     def _check_memory(self) -> float:
         """Kill the rank where memory is short or the lease has ended. Returns the seconds until the next check."""
         if (meter := self._meter) is None or self._rank_pidfd < 0:
-            return LONGEST_SECONDS
+            return shortage.LONGEST_SECONDS
         available, pressure, now = meter.available_bytes(), meter.full_avg10(), time.monotonic()
         self._samples.put(now, available, pressure)
-        if is_short(available, pressure, self._floor_bytes):
-            self._kill(describe_kill(self._samples.kept(), self._floor_bytes))
+        if shortage.is_short(available, pressure, self._floor_bytes):
+            self._kill(shortage.describe_kill(self._samples.kept(), self._floor_bytes))
         elif now >= self._lease_ends:
             self._kill(f"the rank was killed: its agent has been away for {self._lease_seconds:.0f} s")
-        return pause_seconds(available, self._floor_bytes)
+        return shortage.pause_seconds(available, self._floor_bytes)
 
     def _kill(self, account: str) -> None:
         try:
@@ -178,7 +169,7 @@ class Killer:
 
     def _watch(self, rank_pidfd: int, floor_bytes: int) -> None:
         if self._meter is None:
-            self._meter = Meter(self._proc)
+            self._meter = shortage.Meter(self._proc)
             _rehearse_kill(self._meter)
             self._lock_message = _lock()
         self._rank_pidfd, self._floor_bytes = rank_pidfd, floor_bytes
@@ -261,12 +252,12 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _rehearse_kill(meter: Meter) -> None:
+def _rehearse_kill(meter: shortage.Meter) -> None:
     """Run all code of a kill once, so that it is in memory before the lock."""
-    samples = Samples()
-    for at in (0.0, max(AGES)):
+    samples = shortage.Samples()
+    for at in (0.0, max(shortage.AGES)):
         samples.put(at, meter.available_bytes(), meter.full_avg10())
-    describe_kill(samples.kept(), MIB)
+    shortage.describe_kill(samples.kept(), shortage.MIB)
 
 
 def _lock() -> str:

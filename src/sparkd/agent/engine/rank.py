@@ -51,6 +51,7 @@ class Running(Struct):
     _host: Host
     _loop: MainLoop
     _started_at: float = field(default_factory=time.monotonic)
+    """When it was started, monotonic: earlier than this object, where an agent has taken the rank over."""
     guard: MemoryGuard | None = None
     """The memory guard; None where memory is not watched."""
     tenants: Tenants | None = None

@@ -41,8 +41,7 @@ def read_script(text: str, variables: Variables, read_beside: Callable[[str], st
 def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
     """What the command starts; of a shell with -c, what its text starts, to three levels."""
     words, line = command.words, (*command.lines, 1)[0]
-    at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
-    verb_at = _find_verb(words, at + 1) if at >= 0 else 0
+    at, verb_at = _find_program(words)
     inner = inner_commands(words, command.env, overrides, line) if depth < 3 and not verb_at else None
     if verb_at:
         launch = read_docker(words, command.lines, verb_at + 1, command.env)
@@ -62,6 +61,12 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         yield launch
     elif text := _explain_unused(words):
         yield Launch(line, notes=[Note(line, text)])
+
+
+def _find_program(words: list[str]) -> tuple[int, int]:
+    """The places of docker and of its verb; -1 and 0 where there is none."""
+    at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
+    return at, _find_verb(words, at + 1) if at >= 0 else 0
 
 
 def _explain_unused(words: list[str]) -> str:

@@ -37,22 +37,28 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                     variables.assign(name, env[name])
             elif key == "EnvironmentFile":
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
-            elif key == "ExecStartPre":
-                # What makes way for the container, or pulls its image, is sparkd's and docker's own task.
-                arguments = re.split(r"\b(?:docker|podman|nerdctl)\b", value, maxsplit=1)[1:]
-                if not any(re.search(r"\b(?:rm|stop|kill|pull)\b", argument) for argument in arguments):
-                    reason = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
-                    notes.append(Note(line, reason))
+            elif key == "ExecStartPre" and not _makes_way(value):
+                reason = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
+                notes.append(Note(line, reason))
             elif key == "ExecStart" and value:
                 words = _split_exec(_fill_specifiers(value.lstrip("-@:+!|"), home), variables)
-                started = find_launches(Command(words, [line] * len(words), dict(env)), {})
-                engines = [launch for launch in started if "compose" not in launch.words]
-                launches += engines or [_make_other_launch(line, words, env)]
+                launches += _find_engines(line, words, env) or [_make_other_launch(line, words, env)]
         except (CommandError, ValueError) as error:
             raise LaunchError(line, f"{key}: {str(error).lower()}") from None
     for launch in launches:
         launch.notes += notes
     return launches
+
+
+def _find_engines(line: int, words: list[str], env: Mapping[str, str]) -> list[Launch]:
+    started = find_launches(Command(words, [line] * len(words), dict(env)), {})
+    return [launch for launch in started if "compose" not in launch.words]
+
+
+def _makes_way(command: str) -> bool:
+    """Whether it makes way for the container, or pulls its image, which is sparkd's and docker's own task."""
+    arguments = re.split(r"\b(?:docker|podman|nerdctl)\b", command, maxsplit=1)[1:]
+    return any(re.search(r"\b(?:rm|stop|kill|pull)\b", argument) for argument in arguments)
 
 
 def _make_other_launch(line: int, words: list[str], env: Mapping[str, str]) -> Launch:

@@ -117,24 +117,24 @@ def test_many_causes_of_restarts_do_not_flood_the_screen() -> None:
     assert len(overview(replace(ALONE, restarts=many), VIEW).restarts) == 5
 
 
-@pytest.mark.parametrize("contact", [contact for contact in Contact if contact is not Contact.ANSWERS])
-def test_figures_of_a_node_that_does_not_answer_are_not_shown(contact: Contact) -> None:
+@pytest.mark.parametrize(("contact", "alive"), [(contact, contact is not Contact.ANSWERS) for contact in Contact])
+def test_figures_of_a_node_that_does_not_answer_or_of_an_agent_that_is_gone_are_not_shown(
+    contact: Contact, alive: bool
+) -> None:
     peer = replace(PEER, contact=contact, report=BUSY_WORKER)
-    screen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(peer,)), VIEW)
+    screen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(peer,)), View(NOW, alive))
     assert (screen.nodes[1].living, screen.nodes[1].level) == (None, "unknown")
-    assert screen.activity == BUSY
-
-
-def test_figures_of_an_agent_that_is_gone_are_not_shown() -> None:
-    peer = replace(PEER, contact=Contact.ANSWERS, report=BUSY_WORKER)
-    screen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(peer,)), View(NOW, alive=False))
-    assert (screen.nodes[1].living, screen.nodes[1].level) == (None, "unknown")
-    assert screen.activity is None
+    assert screen.activity == (BUSY if alive else None)
 
 
 BLOCKED_WORKER = replace(WORKER, phase=Phase.BLOCKED)
 SERVING_PAIR = replace(HEAD_REPORT, peers=(replace(PEER, report=replace(WORKER, phase=Phase.SERVING)),))
 LOADING_PAIR = replace(SERVING_PAIR, phase=Phase.LOADING, engine=LOADING)
+NOTHING, WARNINGS = "nothing is to be done", "sudo sparkd logs --since 1d --level warning"
+
+
+def alone(phase: Phase, message: str = ALONE.message, **changes: object) -> NodeReport:
+    return replace(ALONE, phase=phase, message=message, **changes)
 
 
 def with_peer(node: NodeReport, **changes: object) -> NodeReport:
@@ -144,17 +144,12 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
 @pytest.mark.parametrize(
     ("report", "level", "text", "todo"),
     [
-        (ALONE, "ok", "serving for 3 min", "nothing is to be done"),
-        (SERVING_PAIR, "ok", "serving for 3 min", "nothing is to be done"),
+        (ALONE, "ok", "serving for 3 min", NOTHING),
+        (SERVING_PAIR, "ok", "serving for 3 min", NOTHING),
         (LOADING_PAIR, "", "loading: loading weights 31%, about 6 min left", TO_FOLLOW),
+        (alone(Phase.AWAITING_PEERS), "", "not serving yet: awaiting-peers, tiny", TO_FOLLOW),
         (
-            replace(HEAD_REPORT, phase=Phase.AWAITING_PEERS, peers=()),
-            "",
-            "not serving yet: awaiting-peers, tiny",
-            TO_FOLLOW,
-        ),
-        (
-            replace(BLOCKED_WORKER, rank=0, peers=()),
+            replace(BLOCKED_WORKER, rank=0),
             "block",
             "blocked: memory: 9 GiB available, 96 GiB needed",
             "stop other work",
@@ -172,19 +167,14 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
             "on spark2 (10.0.0.2): sparkd status",
         ),
         (
-            replace(ALONE, phase=Phase.AWAITING_DOCKER, message="waiting for dockerd: sudo systemctl start docker"),
+            alone(Phase.AWAITING_DOCKER, "waiting for dockerd: sudo systemctl start docker"),
             "block",
             "not serving: waiting for dockerd",
             "sudo systemctl start docker",
         ),
-        (replace(ALONE, phase=Phase.LAUNCHING), "", "loading: launching", TO_FOLLOW),
-        (with_peer(SERVING_PAIR, contact=Contact.UNHEARD), "ok", "serving for", "nothing is to be done"),
-        (
-            replace(ALONE, phase=Phase.DEGRADED, message="rank 1 is silent"),
-            "warn",
-            "degraded: rank 1 is",
-            "sudo sparkd logs --since 1d --level warning",
-        ),
+        (alone(Phase.LAUNCHING), "", "loading: launching", TO_FOLLOW),
+        (with_peer(SERVING_PAIR, contact=Contact.UNHEARD), "ok", "serving for", NOTHING),
+        (alone(Phase.DEGRADED, "rank 1 is silent", last_hint="less context"), "warn", "degraded: rank 1 is", WARNINGS),
         (
             with_peer(WORKER, address="10.0.0.1", rank=0, contact=Contact.SILENT, report=None),
             "unknown",
@@ -192,7 +182,7 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
             "on 10.0.0.1: look at its power, the cable and the switch: ip -brief link; a firewall: sudo ufw status",
         ),
         (
-            replace(ALONE, phase=Phase.COOLING, message="9 s before the next launch", last_hint="less context"),
+            alone(Phase.COOLING, "9 s before the next launch", last_hint="less context"),
             "block",
             "not serving: 9 s before the next launch; last: the engine ended (exit 13)",
             "less context",
@@ -201,13 +191,7 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
             with_peer(LOADING_PAIR, report=replace(WORKER, phase=Phase.FAILED, findings=(), last_hint="old")),
             "block",
             "blocked: spark2 (10.0.0.2): load",
-            "sudo sparkd logs --since 1d --level warning",
-        ),
-        (
-            replace(ALONE, phase=Phase.DEGRADED, last_hint="less context"),
-            "warn",
-            "degraded: ",
-            "sudo sparkd logs --since 1d --level warning",
+            WARNINGS,
         ),
     ],
 )
@@ -218,34 +202,26 @@ def test_the_headline_has_the_state_and_what_to_do(report: NodeReport, level: st
     assert line.next == todo
 
 
+START, LOOK_FIRST = "sudo systemctl start sparkd-", "sudo sparkd preflight --dry-run; then: "
+
+
 @pytest.mark.parametrize(
-    ("report", "expected"),
+    ("report", "level", "text", "todo"),
     [
-        (ALONE, Headline("unknown", "not running: its agent is gone", "sudo systemctl start sparkd-head")),
-        (replace(WORKER, phase=Phase.STOPPED), Headline("unknown", "stopped", "sudo systemctl start sparkd-worker")),
+        (ALONE, "unknown", "not running: its agent is gone", f"{START}head"),
+        (replace(WORKER, phase=Phase.STOPPED), "unknown", "stopped", f"{START}worker"),
+        (replace(WORKER, rank=UNKNOWN_RANK, phase=Phase.STOPPED), "unknown", "stopped", f"{START}worker"),
         (
-            replace(ALONE, phase=Phase.FAILED, message="out of tea", action="none"),
-            Headline("block", "failed: out of tea", "nothing is to be done: systemd starts it again"),
+            alone(Phase.FAILED, "no tea", action="none"),
+            "block",
+            "failed: no tea",
+            f"{NOTHING}: systemd starts it again",
         ),
-        (
-            replace(ALONE, phase=Phase.FAILED, message="out of tea", action="inspect"),
-            Headline(
-                "block", "failed: out of tea", "sudo sparkd preflight --dry-run; then: sudo systemctl start sparkd-head"
-            ),
-        ),
-        (
-            replace(ALONE, phase=Phase.BLOCKED, message="another agent runs", action="inspect"),
-            Headline(
-                "block",
-                "blocked: another agent runs",
-                "sudo sparkd preflight --dry-run; then: sudo systemctl start sparkd-head",
-            ),
-        ),
-        (
-            replace(WORKER, rank=UNKNOWN_RANK, phase=Phase.STOPPED),
-            Headline("unknown", "stopped", "sudo systemctl start sparkd-worker"),
-        ),
+        (alone(Phase.FAILED, "no tea", action="inspect"), "block", "failed: no tea", f"{LOOK_FIRST}{START}head"),
+        (alone(Phase.BLOCKED, "another", action="inspect"), "block", "blocked: another", f"{LOOK_FIRST}{START}head"),
     ],
 )
-def test_the_headline_without_an_agent_has_the_command_that_starts_it(report: NodeReport, expected: Headline) -> None:
-    assert headline(report, View(NOW, alive=False)) == expected
+def test_the_headline_without_an_agent_has_the_command_that_starts_it(
+    report: NodeReport, level: str, text: str, todo: str
+) -> None:
+    assert headline(report, View(NOW, alive=False)) == Headline(level, text, todo)

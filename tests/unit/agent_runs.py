@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -140,8 +140,14 @@ def open_world(kind: Callable[[Tree, int], W], reply: Callable[[str, str], Reply
             world.rank.wait()
 
 
-def run_agent(world: World, role: str = "head", run: Callable[[Agent], ExitCode] = run) -> tuple[ExitCode, str]:
-    """Run an agent as `sparkd run` does; its exit code, and the journal."""
+def run_agent(
+    world: World,
+    role: str = "head",
+    run: Callable[[Agent], ExitCode] = run,
+    *,
+    once: Mapping[str, Callable[[], object]] = {},
+) -> tuple[ExitCode, str]:
+    """Run an agent as `sparkd run` does, and act once it is in these phases; its exit code, and the journal."""
 
     def work(loop: MainLoop, notifier: Notifier, journal: Journal) -> ExitCode:
         log = ProcessLog(journal.put)
@@ -151,7 +157,12 @@ def run_agent(world: World, role: str = "head", run: Callable[[Agent], ExitCode]
         finally:
             agent.actions.release()
 
-    code, text = record(work)
+    threads = [world.once(phase, act) for phase, act in once.items()]
+    try:
+        code, text = record(work)
+    finally:
+        for thread in threads:
+            thread.join()
     assert "agent.phase.unexpected" not in text
     return code, text
 

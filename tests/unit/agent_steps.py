@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test
@@ -14,6 +15,8 @@ from sparkd.agent.daemon.peer_wait import RANKS_SECONDS, join_epoch, wait_for_pe
 from sparkd.base.config import Settings
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import SparkdError
+
+E = TypeVar("E", bound=SparkdError)
 
 
 class StepsThread:
@@ -45,6 +48,12 @@ class StepsThread:
         self._thread.join(10)
         assert self.over
         return self.error
+
+    def ended_by(self, kind: type[E]) -> E:
+        """Wait for its own end, which is this kind of error."""
+        error = self.join()
+        assert isinstance(error, kind)
+        return error
 
     def stop(self) -> None:
         self._agent.end()

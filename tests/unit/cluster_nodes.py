@@ -46,7 +46,9 @@ from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.plan.agreement import Agreement, dump_values
+from sparkd.base.state import launch_history
 from sparkd.base.state.file import Content, StateFile
+from sparkd.base.state.launch_history import End
 from sparkd.base.state.rank_record import RANK_FILE
 from sparkd.base.status.model import NodeReport
 from sparkd.base.vllm.log_lines import LogForwarder
@@ -195,6 +197,18 @@ class MemoryActions(Actions):
     def remove(self, rank: Rank) -> bool:
         self.written["removed"] = rank.name
         return True
+
+
+def written(actions: Actions, file: StateFile[Content]) -> Content:
+    """This file, as such an agent would have it on its disk."""
+    assert isinstance(actions, MemoryActions)
+    return file.decode(actions.written[file.name].encode())
+
+
+def last_exit(actions: Actions) -> End:
+    end = written(actions, launch_history.FILE).last_exit
+    assert end is not None
+    return end
 
 
 class FullDisk(MemoryActions):

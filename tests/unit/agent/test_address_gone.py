@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import BRIEF, AgentUnderTest, MemoryActions, running
+from tests.unit.cluster_nodes import BRIEF, AgentUnderTest, last_exit, running, written
 
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.base.lib.errors import EngineEndedError, MemoryGuardError, SparkdError
@@ -35,8 +35,7 @@ def test_an_address_that_was_gone_is_the_cause(
     with running(agent) as (rank, _):
         rank.ready = ready
         shutdown_on_error(agent, rank, error)
-    assert isinstance(agent.actions, MemoryActions)
-    history = FILE.decode(agent.actions.written[FILE.name].encode())
-    assert history.last_exit is not None
-    assert history.last_exit.cause == cause
-    assert sum(history.failures.values()) == 1, "else an image whose log says so would be launched for ever"
+    assert last_exit(agent.actions).cause == cause
+    assert sum(written(agent.actions, FILE).failures.values()) == 1, (
+        "else an image whose log says so would be launched for ever"
+    )

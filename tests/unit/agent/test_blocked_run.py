@@ -40,11 +40,9 @@ def scriptless(world: World) -> World:
 def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(
     scriptless: World, notifications: Notifications
 ) -> None:
-    repair = scriptless.once("blocked", lambda: scriptless.tree.file(SCRIPT, 'exec "$@"\n'))
-    ending = scriptless.once("serving", end)
-    code, journal = run_agent(scriptless)
-    repair.join()
-    ending.join()
+    code, journal = run_agent(
+        scriptless, once={"blocked": lambda: scriptless.tree.file(SCRIPT, 'exec "$@"\n'), "serving": end}
+    )
     assert code is ExitCode.GOOD, journal
     assert phases(journal) == ["blocked", "launching", "loading", "serving", "stopping", "stopped"]
     (blocked_line,) = [line for line in journal.splitlines() if line.startswith("<3>agent.run.blocked")]
@@ -66,10 +64,7 @@ def test_a_full_run_blocks_until_there_is_room_and_counts_as_no_launch(world: Wo
         (run / "owner.json").unlink()  # as where /run had no room for it, either
         in_the_way.rmdir()
 
-    repair, ending = world.once("blocked", make_room), world.once("serving", end)
-    code, journal = run_agent(world)
-    repair.join()
-    ending.join()
+    code, journal = run_agent(world, once={"blocked": make_room, "serving": end})
     assert code is ExitCode.GOOD, journal
     (blocked_line,) = [line for line in journal.splitlines() if line.startswith("<3>agent.run.blocked")]
     assert "can't be written" in blocked_line
@@ -183,9 +178,11 @@ def test_a_look_at_what_blocks_that_hangs_is_the_only_one_and_its_end_starts_a_t
         looks_and_tries.append((len(looks), len(tries.times)))
         released.set()
 
-    thread = world.once("blocked", release)
-    _, journal = run_agent(world, run=lambda agent: tries.run(replace(agent, host=Host(world.tree.root, docker))))
-    thread.join()
+    _, journal = run_agent(
+        world,
+        run=lambda agent: tries.run(replace(agent, host=Host(world.tree.root, docker))),
+        once={"blocked": release},
+    )
     assert looks_and_tries == [(1, 1)]
     assert len(tries.times) == 2
     (hung_line,) = [line for line in journal.splitlines() if "agent.run.blocked" in line and LOOK_HANGS in line]
@@ -231,8 +228,6 @@ def test_another_configuration_is_for_the_next_process(scriptless: World, path: 
     scriptless.tree.file("/srv/secrets/api.key", "old")
     secret = str(scriptless.tree.root / "srv/secrets/api.key")
     scriptless.tree.file("/etc/sparkd/conf.d/05-key.toml", f"engine.secrets.VLLM_API_KEY = {json.dumps(secret)}\n")
-    thread = scriptless.once("blocked", lambda: scriptless.tree.file(path, "engine.script = ''\n"))
-    code, journal = run_agent(scriptless)
-    thread.join()
+    code, journal = run_agent(scriptless, once={"blocked": lambda: scriptless.tree.file(path, "engine.script = ''\n")})
     assert code is ExitCode.BLOCKED
     assert 'reason="the configuration has changed"' in journal

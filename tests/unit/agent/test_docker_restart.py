@@ -27,8 +27,7 @@ def test_a_container_that_ends_with_docker_names_docker_whatever_the_engine_logg
         until(lambda: rank.log.progress != LoadProgress(step_since=rank.log.progress.step_since))
         (machine.root / "proc/net/unix").write_text("")  # a dockerd that is about to stop no longer listens
         process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
+        error = walk.ended_by(EngineEndedError)
     expected = {LOADING: "engine-ended", STOPS: "engine-stopped", "RuntimeError: boom": "engine-error"}[engine_line]
     assert error.cause == (expected if live_restore else "docker-restarted")
 
@@ -48,8 +47,7 @@ def test_a_new_dockerd_ends_the_run_unless_it_keeps_containers(worker: AgentUnde
         assert process.poll() is None
         if live_restore:
             process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
+        error = walk.ended_by(EngineEndedError)
     assert ("dockerd was stopped or restarted" in error.reason) is not live_restore
     assert (error.cause == "docker-restarted") is not live_restore
 
@@ -70,6 +68,5 @@ def test_live_restore_that_a_reload_turned_on_keeps_a_healthy_rank(
         until(lambda: not rank.record.dockerd_pid)
         assert not walk.over
         process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
+        error = walk.ended_by(EngineEndedError)
     assert error.cause != "docker-restarted"

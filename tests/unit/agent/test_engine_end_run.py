@@ -12,9 +12,7 @@ def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(
     world: World, notifications: Notifications
 ) -> None:
     world.last_words = b"RuntimeError: CUDA out of memory, boom\n"
-    thread = world.once("serving", world.fail)
-    code, journal = run_agent(world)
-    thread.join()
+    code, journal = run_agent(world, once={"serving": world.fail})
     messages = [
         message.partition(":")[0] for message in notifications() if message.startswith(("STATUS=", "STOPPING="))
     ]
@@ -34,9 +32,7 @@ def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(
 def test_an_engine_killed_from_outside_is_reported_as_that(world: World) -> None:
     world.last_words = b"(APIServer pid=1) INFO:     all is well\n"
     world.tree.docker(f"/containers/{CONTAINER}/json", {"State": {"Running": False, "ExitCode": 137}})
-    thread = world.once("serving", world.fail)
-    run_agent(world)
-    thread.join()
+    run_agent(world, once={"serving": world.fail})
     assert (world.last_exit.code, world.last_exit.cause) == (ExitCode.ENGINE_ENDED, "killed-from-outside")
     assert "with exit code 137: killed by signal 9 from outside, not by sparkd; neither " in world.last_exit.reason
 
@@ -44,9 +40,7 @@ def test_an_engine_killed_from_outside_is_reported_as_that(world: World) -> None
 def test_a_known_error_is_explained_in_the_event_in_the_record_and_in_status(world: World) -> None:
     error = b"ModuleNotFoundError: No module named 'deep_gemm'\n"
     world.last_words = CORE + b"EngineCore encountered a fatal error.\n" + CORE + error
-    thread = world.once("serving", world.fail)
-    _, journal = run_agent(world)
-    thread.join()
+    _, journal = run_agent(world, once={"serving": world.fail})
     meaning = "this image has no DeepGEMM"
     assert f'hint="{meaning}' in next(line for line in journal.splitlines() if "agent.run.failed" in line)
     assert world.last_exit.hint.startswith(meaning)
@@ -56,9 +50,7 @@ def test_a_known_error_is_explained_in_the_event_in_the_record_and_in_status(wor
 def test_the_next_agent_reports_the_cause_of_the_last_end_its_code_and_its_hint(world: World) -> None:
     history = LaunchHistory(last_exit=End("no image", 11, "pull it", cause=Cause.IMAGE_MISSING))
     world.tree.file(launch_history.FILE.path, launch_history.FILE.encode(history))
-    thread = world.once("serving", end)
-    run_agent(world)
-    thread.join()
+    run_agent(world, once={"serving": end})
     report = world.read("run/sparkd/report.json")
     cause = report["last_cause"], report["last_cause_code"], report["last_hint"]
     assert cause == ("no image (exit 11)", "image-missing", "pull it")

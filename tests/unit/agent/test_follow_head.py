@@ -53,8 +53,7 @@ def test_a_head_that_ends_also_ends_the_worker(
         until(lambda: worker.report.phase is Phase.SERVING)
         head.publish(report(0, phase=phase, message=message, epoch="e", plan_digest="d"))
         assert until(lambda: walk.over) < 1
-        error = walk.join()
-    assert isinstance(error, PeerLostError)
+        error = walk.ended_by(PeerLostError)
     assert error.reason == reason
 
 
@@ -88,8 +87,7 @@ def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(
                 health[0] = 503
                 reader.heard_at -= 5.0
             until(lambda: walk.over)
-            error = walk.join()
-    assert isinstance(error, PeerLostError)
+            error = walk.ended_by(PeerLostError)
     assert re.search(reason, error.reason), error.reason
     assert set(requests) == ({"GET /health"} if returns_seconds else set())
 
@@ -100,8 +98,7 @@ def test_the_last_report_has_the_cause_of_a_node_that_failed_first_once_that_has
     failed = report(0, phase=Phase.FAILED, message="memory ran out", epoch="e", plan_digest="d")
     with following(worker, LOADING) as (rank, _, walk):
         head.publish(failed)
-        error = walk.join()
-        assert isinstance(error, PeerLostError)
+        error = walk.ended_by(PeerLostError)
         later = threading.Timer(0.5, head.publish, (replace(failed, cause="memory-guard"),))
         later.start()
         assert shutdown_on_error(worker.agent, rank, error) == 14

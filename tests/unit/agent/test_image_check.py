@@ -1,7 +1,7 @@
 """What a recipe asserts of its image: run once for each image, in a container of its own, and judged by preflight."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import pytest
 from tests.tree import Tree
@@ -50,10 +50,10 @@ class AssertingWorld(World):
         self.tree.docker("/version", {"Version": "29.2.1", "Arch": "amd64"})
         self.tree.docker(f"/images/{REF}/json", fields)
 
-    def run(self, *creates: str) -> tuple[ExitCode, str]:
+    def run(self, *creates: str, once: Mapping[str, Callable[[], object]]) -> tuple[ExitCode, str]:
         """Run the agent, which has to create these containers in this order; its exit code, and the journal."""
         self._creates = [*creates]
-        code, journal = run_agent(self)
+        code, journal = run_agent(self, once=once)
         assert not self._creates, journal
         return code, journal
 
@@ -90,9 +90,7 @@ def asserting() -> Iterator[AssertingWorld]:
 
 def serve_once(world: AssertingWorld, *creates: str) -> str:
     world.failing.clear()
-    thread = world.once("serving", end)
-    code, journal = world.run(*creates)
-    thread.join()
+    code, journal = world.run(*creates, once={"serving": end})
     assert code is ExitCode.GOOD, journal
     return journal
 
@@ -129,9 +127,7 @@ def test_the_images_own_vllm_is_queried_once_and_the_next_preflight_judges_by_it
     asserting.use(OLD, 0, packed(ONE_FLAG).encode())
     text = configuration(asserting.port, unskipped=("image", "plan-lint")).replace("tiny-cpu", "asserting")
     asserting.tree.file("/etc/sparkd/sparkd.toml", text)
-    stopped = asserting.once("blocked", end)
-    code, journal = asserting.run(ASSERTING)
-    stopped.join()
+    code, journal = asserting.run(ASSERTING, once={"blocked": end})
     assert code is ExitCode.GOOD
     assert "engine.vllm.queried image=sparkd-test/vllm-cpu:0.32.0 version=0.1.dev1 flags=1" in journal
     table = vllm_tables.read_tables(Host(asserting.tree.root).files).tables[OLD]
@@ -143,9 +139,7 @@ def test_the_images_own_vllm_is_queried_once_and_the_next_preflight_judges_by_it
 
 def test_assertions_that_can_not_run_are_no_verdict_on_the_image(asserting: AssertingWorld) -> None:
     asserting.use(OLD, 137)
-    stopped = asserting.once("blocked", end)
-    code, journal = asserting.run(ASSERTING)
-    stopped.join()
+    code, journal = asserting.run(ASSERTING, once={"blocked": end})
     assert code is ExitCode.GOOD
     assert "what the recipe asserts of sparkd-test/vllm-cpu:0.32.0 can't be checked: exit code 137" in journal
     assert asserting.results() == []

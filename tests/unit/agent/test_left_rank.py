@@ -69,10 +69,8 @@ def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(
         guard_rank(world.tree)
         end(signal.SIGHUP)
 
-    thread = world.once("serving", reload)
     with pytest.raises(RuntimeError, match=f"{program} can't be executed"):
-        run_agent(world)
-    thread.join()
+        run_agent(world, once={"serving": reload})
     assert world.rank is not None and world.rank.poll() is None, "the engine serves on"
     assert read_rank(Host(world.tree.root)).stays
 

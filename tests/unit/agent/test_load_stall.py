@@ -36,8 +36,7 @@ def test_an_engine_that_answers_http_but_never_completes_and_does_nothing_is_end
         running_steps(head, lambda agent: make_ready(agent, rank)) as walk,
     ):
         until(lambda: "waiting for the first completion; nothing has moved for" in head.report.message)
-        error = walk.join()
-        assert isinstance(error, NotReadyError)
+        error = walk.ended_by(NotReadyError)
         assert error.cause is Cause.LOAD_STALLED
         assert error.reason.startswith("rank 0 on spark1, loading weights, has stood still for 1 s")
         assert shutdown_on_error(head.agent, None, error) == 12
@@ -61,8 +60,7 @@ def test_a_late_head_waits_for_a_worker_that_still_loads_and_says_so_once(tree: 
             until(lambda: (head.report.engine.idle_seconds or 0) > 2 * STALL_SECONDS)
             assert not walk.over
             report_loading(worker, 0, rank=1, epoch=head.report.epoch)
-            error = walk.join()
-    assert isinstance(error, NotReadyError)
+            error = walk.ended_by(NotReadyError)
     assert error.reason.startswith("not ready within 1 s: waited for HTTP to answer")
     assert count_late_events(head) == 1
 
@@ -97,8 +95,7 @@ def test_a_worker_that_stands_still_waits_for_a_head_that_works_and_names_itself
         assert not walk.over
         assert "loading weights; nothing has moved for" in worker.report.message
         report_loading(head, STALL_SECONDS)
-        error = walk.join()
-    assert isinstance(error, NotReadyError)
+        error = walk.ended_by(NotReadyError)
     assert error.reason.startswith("rank 1 on spark2, loading weights, has stood still for")
 
 
@@ -110,8 +107,7 @@ def test_a_worker_with_a_stopped_thread_waits_for_nobody(tree: Tree, port: int, 
         text = (machine.root / f"proc/{pid}/stat").read_text()
         machine.file(f"/proc/{pid}/task/{pid}/stat", text)
         machine.file(f"/proc/{pid}/task/{pid}/wchan", "do_signal_stop")
-        error = walk.join()
-    assert isinstance(error, NotReadyError)
+        error = walk.ended_by(NotReadyError)
     assert error.reason.endswith("; its threads: 1 of VLLM::Worker_TP in do_signal_stop")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, running, settings
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, running, settings, written
 from tests.unit.limits import no_more_threads
 from tests.unit.nodes import until
 
@@ -51,8 +51,7 @@ def test_a_rank_killed_by_the_guard_ends_the_run_with_16_and_counts(worker: Agen
         assert shutdown_on_error(agent, rank, raised.value) == 16
     assert worker.report.phase is Phase.FAILED
     assert worker.report.message.startswith("memory ran out"), "what the other nodes name as the cause"
-    assert isinstance(agent.actions, MemoryActions)
-    history = FILE.decode(agent.actions.written[FILE.name].encode())
+    history = written(agent.actions, FILE)
     assert history.failures == {agent.plan.digest: 1}
     assert history.last[agent.plan.digest].code == 16
 
@@ -77,8 +76,7 @@ def test_memory_that_another_tenant_took_does_not_count_against_the_plan(
         machine.meminfo(MemTotal=120, MemFree=1, MemAvailable=1, AnonPages=2 + grown_gib, Shmem=1 + 2**-10)
         process.kill()
         assert shutdown_on_error(agent, rank, MemoryGuardError("memory ran out: 500 MiB available")) == 16
-    assert isinstance(agent.actions, MemoryActions)
-    history = FILE.decode(agent.actions.written[FILE.name].encode())
+    history = written(agent.actions, FILE)
     assert sum(history.failures.values()) == counts
     assert history.last_exit is not None
     assert history.last_exit.cause == ("memory-guard" if counts else "memory-taken")

@@ -216,8 +216,7 @@ def test_a_worker_that_is_lost_after_the_call_ends_the_head(
     with running_steps(head, wait_and_join) as walk:
         until(lambda: head.report.epoch != "")
         workers[1].publish(sent)
-        error = walk.join()
-    assert isinstance(error, PeerLostError)
+        error = walk.ended_by(PeerLostError)
     assert error.reason == f"rank 2 on spark3 (127.0.0.3) {reason}"
 
 
@@ -227,8 +226,7 @@ def test_ranks_that_never_run_are_named_at_the_deadline(tree: Tree, port: int, w
     with agent_under_test(tree, 0, settings(addresses(3), port)) as head:
         head.set_plan("d")
         with running_steps(head, partial(wait_and_join, ranks_seconds=1)) as walk:
-            error = walk.join()
-    assert isinstance(error, NotReadyError)
+            error = walk.ended_by(NotReadyError)
     assert error.reason.startswith("not every worker's rank ran within 1 s: spark2 (127.0.0.2), which is awaiting")
 
 
@@ -365,8 +363,7 @@ def test_four_nodes_start_in_any_order_and_end_together_with_one_cause(
         assert unstalled() - began < 2
         assert shutdown.is_alive()  # its last report can be read for a while
         for rank in (0, 1, 2):
-            lost = walks[rank].join()
-            assert isinstance(lost, PeerLostError)
+            lost = walks[rank].ended_by(PeerLostError)
             assert lost.code is ExitCode.PEER_LOST
             assert "rank 3 on spark4 (127.0.0.4) failed: the engine ended: RuntimeError: boom" in lost.reason
             assert lost.reason.startswith("rank 0 on spark1" if rank else "rank 3 on spark4")
@@ -388,8 +385,7 @@ def test_a_node_whose_agent_does_not_come_back_ends_all_others(tree: Tree, port:
         assert all(agent.report.phase is Phase.SERVING for agent in agents[:2])
         assert until(lambda: all(agent.report.phase is Phase.FAILED for agent in agents[:2])) < 8
         for walk in walks[:2]:
-            error = walk.join()
-            assert isinstance(error, PeerLostError)
+            error = walk.ended_by(PeerLostError)
             assert "rank 2 on spark3 (127.0.0.3) is gone: 127.0.0.3 refuses connections" in error.reason
         assert [peer.contact for peer in agents[0].report.peers] == [Contact.ANSWERS, Contact.REFUSED]
         changes = [line for line in agents[0].events.lines if line.startswith("cluster.contact.changed")]

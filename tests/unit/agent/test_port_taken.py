@@ -2,7 +2,7 @@
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import MemoryActions, agent_under_test, alone, running
+from tests.unit.cluster_nodes import agent_under_test, alone, last_exit, running, written
 
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.base.config.settings import Engine
@@ -33,8 +33,5 @@ def test_a_taken_port_is_no_failed_launch(
         )
         rank.ready = ready
         shutdown_on_error(agent, rank, EngineEndedError(reason))
-    assert isinstance(agent.actions, MemoryActions)
-    history = FILE.decode(agent.actions.written[FILE.name].encode())
-    assert history.last_exit is not None
-    assert history.last_exit.cause == cause
-    assert sum(history.failures.values()) == (0 if cause == "port-taken" else 1)
+    assert last_exit(agent.actions).cause == cause
+    assert sum(written(agent.actions, FILE).failures.values()) == (0 if cause == "port-taken" else 1)

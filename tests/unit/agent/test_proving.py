@@ -15,6 +15,7 @@ from tests.unit.cluster_nodes import (
     agent_under_test,
     alone,
     settings,
+    written,
 )
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import until
@@ -89,8 +90,7 @@ def test_a_good_start_records_the_caches_that_have_files(started: AgentUnderTest
     files.file("/var/lib/sparkd/cache/1234/vllm/kernel.so")
     files.folder("/var/lib/sparkd/cache/1234/triton")
     agent.proving.begin()
-    assert isinstance(agent.actions, MemoryActions)
-    assert launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode()).good_caches == ("vllm",)
+    assert written(agent.actions, launch_history.FILE).good_caches == ("vllm",)
 
 
 @pytest.mark.parametrize(("image", "known"), [("i", ("triton",)), ("another", ())])
@@ -106,8 +106,7 @@ def test_caches_that_cannot_be_listed_end_no_engine_and_keep_what_is_known_of_th
     before = LaunchHistory(good={"image.identity": image}, good_caches=("triton",), tried=facts)
     files.file(launch_history.FILE.path, launch_history.FILE.encode(before))
     agent.proving.begin()
-    assert isinstance(agent.actions, MemoryActions)
-    after = launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode())
+    after = written(agent.actions, launch_history.FILE)
     assert (after.good, after.good_caches) == (facts, known)
 
 

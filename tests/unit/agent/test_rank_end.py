@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from msgspec.structs import replace
-from tests.unit.cluster_nodes import BRIEF, AgentUnderTest, MemoryActions
+from tests.unit.cluster_nodes import BRIEF, AgentUnderTest, last_exit
 from tests.unit.followers import LOADING, STOPS, following
 from tests.unit.nodes import Node, report, until
 
@@ -34,8 +32,7 @@ def test_a_rank_that_somebody_stopped_says_so(worker: AgentUnderTest) -> None:
     with following(worker, LOADING, STOPS, dead) as (rank, process, walk):
         until(lambda: rank.log.progress.cause != "")
         process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
+        error = walk.ended_by(EngineEndedError)
     assert error.cause == "engine-stopped"
     assert error.reason.endswith(": somebody else than sparkd stopped it, as by docker stop")
 
@@ -54,8 +51,7 @@ def test_a_rank_that_ends_after_its_head_names_the_head_as_the_cause(worker: Age
         until(lambda: rank.log.progress.cause != "")
         process.kill()
         head.publish(report(0, phase=Phase.FAILED, message="out of memory", epoch="e", plan_digest="d"))
-        error = walk.join()
-    assert isinstance(error, PeerLostError)
+        error = walk.ended_by(PeerLostError)
     assert error.reason == "rank 0 on spark1 (127.0.0.1) failed: out of memory"
 
 
@@ -64,15 +60,11 @@ def test_a_rank_whose_head_continues_has_ended_by_itself(worker: AgentUnderTest,
     with following(worker, LOADING, CLOSED) as (rank, process, walk):
         until(lambda: rank.log.progress.cause != "")
         process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
+        error = walk.ended_by(EngineEndedError)
     assert worker.report.phase is Phase.FAILED, "the others know before it is clear whether they had a part in it"
     assert CLOSED in error.reason
     assert shutdown_on_error(replace(worker.agent, pace=BRIEF), None, error) == 13
-    assert isinstance(worker.agent.actions, MemoryActions)
-    assert json.loads(worker.agent.actions.written["launch-history.json"])["last_exit"]["phase"] == "loading", (
-        "and not that of its end"
-    )
+    assert last_exit(worker.agent.actions).phase == "loading", "and not that of its end"
 
 
 def test_a_rank_that_timed_out_waiting_for_the_head_is_no_failed_launch(worker: AgentUnderTest, head: Node) -> None:
@@ -84,6 +76,5 @@ def test_a_rank_that_timed_out_waiting_for_the_head_is_no_failed_launch(worker: 
     ):
         until(lambda: rank.log.progress.cause != "")
         process.kill()
-        error = walk.join()
-    assert isinstance(error, PeerLostError)
+        error = walk.ended_by(PeerLostError)
     assert error.reason.startswith("rank 0 on spark1 (127.0.0.1) was not started in time")

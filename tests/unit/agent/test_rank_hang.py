@@ -33,8 +33,7 @@ def test_a_stopped_rank_ends_the_run_and_leaves_its_stacks(worker: AgentUnderTes
         assert rank.hang.state is not None
         since = dict.fromkeys(rank.hang.state.halted, rank.hang.state.last.at - HALTED_SECONDS)
         rank.hang.state = replace(rank.hang.state, halted=since)
-        error = walk.join()
-        assert isinstance(error, StalledError)
+        error = walk.ended_by(StalledError)
         assert f"rank 1 on {worker.report.node} hangs: its process {pid} (VLLM::Worker_TP) is stopped" in error.reason
         assert shutdown_on_error(replace(worker.agent, pace=BRIEF), rank, error) == 15
     (file,) = (tree.root / STACKS.lstrip("/")).iterdir()

@@ -57,9 +57,7 @@ def test_the_rank_has_a_record_from_before_its_container_to_after_it(recorded: R
         records.append(recorded.record())
         end()
 
-    thread = recorded.once("serving", stop)
-    code, journal = run_agent(recorded)
-    thread.join()
+    code, journal = run_agent(recorded, once={"serving": stop})
     assert code is ExitCode.GOOD, journal
     before, ready = recorded.record_at["create"], records[0]
     report = recorded.read("run/sparkd/report.json")
@@ -97,9 +95,7 @@ def test_a_rank_that_could_not_be_kept_is_kept_once_there_is_room(recorded: Reco
         stages.append(plan.is_file())
         end()
 
-    thread = recorded.once("serving", make_room)
-    code, journal = run_agent(recorded)
-    thread.join()
+    code, journal = run_agent(recorded, once={"serving": make_room})
     assert (code, stages) == (ExitCode.GOOD, [RankStage.STARTING, True]), journal
     assert journal.count("state.write.failed file=rank-plan.json") == 1
 
@@ -112,9 +108,7 @@ def test_only_root_can_read_the_record(recorded: RecordedWorld) -> None:
         modes.extend(path.stat().st_mode & 0o777 for path in (file.parent, file))
         end()
 
-    thread = recorded.once("serving", stop)
-    run_agent(recorded)
-    thread.join()
+    run_agent(recorded, once={"serving": stop})
     assert modes == [0o700, 0o600]
 
 
@@ -136,11 +130,9 @@ def test_a_record_that_can_not_be_read_is_reported_and_set_aside(recorded: Recor
 
 
 def test_a_record_that_can_not_be_written_ends_no_engine(recorded: RecordedWorld) -> None:
-    blocking = recorded.once("loading", lambda: replace_by_folder(recorded.tree.root / RECORD))
-    ending = recorded.once("serving", end)
-    code, journal = run_agent(recorded)
-    blocking.join()
-    ending.join()
+    code, journal = run_agent(
+        recorded, once={"loading": lambda: replace_by_folder(recorded.tree.root / RECORD), "serving": end}
+    )
     assert code is ExitCode.GOOD, journal
     (failure,) = [line for line in journal.splitlines() if "state.write.failed" in line]
     assert "file=rank.json" in failure

@@ -31,9 +31,7 @@ def test_a_run_starts_its_rank_serves_and_stops_on_request(world: World, notific
         until(lambda: len(os.listdir(f"{world.tree.root}{caches.ROOT}")) == KEPT)
         end()
 
-    thread = world.once("serving", end_once_pruned)
-    code, journal = run_agent(world)
-    thread.join()
+    code, journal = run_agent(world, once={"serving": end_once_pruned})
     messages = notifications()
     assert code is ExitCode.GOOD, journal
     assert phases(journal) == ["launching", "loading", "serving", "stopping", "stopped"]
@@ -68,9 +66,7 @@ def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one
         startup.watch(agent, running)
 
     monkeypatch.setattr("sparkd.agent.daemon.run.watch", watch)
-    thread = world.once("serving", end)
-    code, journal = run_agent(world)
-    thread.join()
+    code, journal = run_agent(world, once={"serving": end})
     assert code is ExitCode.GOOD, journal
     assert phases(journal)[:4] == ["launching", "blocked", "launching", "loading"]
     assert "no thread to watch the rank" in journal
@@ -82,11 +78,7 @@ def test_a_dockerd_that_can_not_be_found_by_its_pid_file_is_awaited_with_what_he
     world.tree.file("/run/docker.pid").unlink()
 
     # As `systemctl restart docker` starts it, once the flag is gone.
-    started = world.once("awaiting-docker", lambda: world.tree.dockerd(701))
-    stopped = world.once("serving", end)
-    code, journal = run_agent(world)
-    started.join()
-    stopped.join()
+    code, journal = run_agent(world, once={"awaiting-docker": lambda: world.tree.dockerd(701), "serving": end})
     assert code is ExitCode.GOOD, journal
     assert phases(journal)[0] == "awaiting-docker" and "serving" in phases(journal)
     assert "dockerd runs, and keeps its pid in /run/my.pid" in journal

@@ -96,15 +96,11 @@ def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_for
         model.busy = 0
         stages.append(stage(switched))
 
-    thread = switched.once("serving", drain)
-    code, journal = run_agent(switched)
-    thread.join()
+    code, journal = run_agent(switched, once={"serving": drain})
     assert (code, stages) == (ExitCode.GOOD, ["draining"]), journal
     assert "switch.drain.started" in journal
     assert switched.last_exit.cause == "switch"
-    thread = switched.once("serving", end)
-    code, journal = run_agent(switched)
-    thread.join()
+    code, journal = run_agent(switched, once={"serving": end})
     assert (code, stage(switched)) == (ExitCode.GOOD, "in-force"), journal
     assert "switch.plan.tried" in journal
     assert "switch.plan.applied" in journal
@@ -114,9 +110,7 @@ def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_for
 def test_a_chosen_plan_that_can_no_longer_be_made_is_left_for_the_configured_one(switched: World) -> None:
     """As for two nodes, where cluster.nodes has only one meanwhile."""
     choose_new(switched, min_nodes=2)
-    thread = switched.once("serving", end)
-    code, journal = run_agent(switched)
-    thread.join()
+    code, journal = run_agent(switched, once={"serving": end})
     assert (code, stage(switched)) == (ExitCode.GOOD, "none"), journal
     assert "switch.plan.returned" in journal
 
@@ -167,19 +161,15 @@ def test_a_missing_cluster_key_uses_up_no_try_of_a_chosen_plan(switched: World, 
         during.append(FILE.read(Host(switched.tree.root).files))
         end()
 
-    thread = switched.once("blocked", note_and_end)
     with pytest.raises(StopRequested):
-        run_agent(switched)
-    thread.join()
+        run_agent(switched, once={"blocked": note_and_end})
     assert during == [chosen], "also a power cut meanwhile is no try"
 
 
 def test_a_stop_while_a_chosen_plan_waits_for_its_secret_is_no_try(switched: World, tmp_path: Path) -> None:
     choose_new(switched, secrets={"HF_TOKEN": str(tmp_path / "late")})
-    thread = switched.once("blocked", end)
     with pytest.raises(StopRequested):
-        run_agent(switched)
-    thread.join()
+        run_agent(switched, once={"blocked": end})
     switch = FILE.read(Host(switched.tree.root).files)
     assert switch is not None
     assert (switch.stage, switch.tries) == (Stage.TRYING, 0)
@@ -229,8 +219,6 @@ def test_with_smoke_on_start_garbage_after_a_start_is_a_warning_and_ends_nothing
         assert f"'floor_bytes': {512 << 20}, 'guard': 'watching'" in str(report["memory"])
         end()
 
-    thread = switched.once("serving", check_warning)
-    code, journal = run_agent(switched)
-    thread.join()
+    code, journal = run_agent(switched, once={"serving": check_warning})
     assert (code, phases(journal)[-3:]) == (ExitCode.GOOD, ["serving", "stopping", "stopped"]), journal
     assert "engine.smoke.failed" in journal

@@ -11,7 +11,16 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster.silent_peers import SilentPeer
-from tests.unit.cluster_nodes import AgentUnderTest, FullDisk, MemoryActions, agent_under_test, alone, running
+from tests.unit.cluster_nodes import (
+    AgentUnderTest,
+    FullDisk,
+    MemoryActions,
+    agent_under_test,
+    alone,
+    last_exit,
+    running,
+    written,
+)
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.limits import files_left
 from tests.unit.nodes import report, status
@@ -103,13 +112,6 @@ def begin(node: AgentUnderTest, config: Settings | None = None) -> Switch | None
     return begin_switch(config or agent.context.configured, agent.host, agent.actions, agent.events)[0]
 
 
-def last_exit(node: AgentUnderTest) -> launch_history.End:
-    assert isinstance(node.agent.actions, MemoryActions)
-    end = launch_history.FILE.decode(node.agent.actions.written[launch_history.FILE.name].encode()).last_exit
-    assert end is not None
-    return end
-
-
 def run_try(node: AgentUnderTest) -> None:
     """A process that was started to try the chosen plan."""
     run_by(node, write_switch(node, Stage.TRYING, 1))
@@ -129,11 +131,9 @@ def test_after_tries_that_ended_without_a_reason_the_node_goes_back_and_logs_it(
     write_switch(started, Stage.TRYING, TRIES)
     assert begin(started) is None
     assert read_switch(started) is None
-    assert isinstance(started.agent.actions, MemoryActions)
-    history = launch_history.FILE.decode(started.agent.actions.written[launch_history.FILE.name].encode())
-    assert history.last_cause is not None
-    assert history.last_cause.cause == Cause.SWITCH_FAILED
-    assert history.last_cause.reason.startswith("back to what is configured, recipe new did not come up")
+    end = last_exit(started.agent.actions)
+    assert end.cause == Cause.SWITCH_FAILED
+    assert end.reason.startswith("back to what is configured, recipe new did not come up")
     assert started.events.lines[-1].startswith("switch.plan.returned")
 
 
@@ -169,8 +169,7 @@ def test_a_new_choice_forgives_the_plans_earlier_failures(started: AgentUnderTes
     with pytest.raises(NeedsPersonError):
         agent.backoff.wait()
     run_by(started, write_switch(started, Stage.TRYING, 1)).switching.settle()
-    assert isinstance(agent.actions, MemoryActions)
-    assert launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode()).failures == {}
+    assert written(agent.actions, launch_history.FILE).failures == {}
     assert started.events.lines[-1].startswith("switch.plan.tried")
 
 
@@ -182,7 +181,7 @@ def test_a_running_agent_leaves_for_a_chosen_plan_once(started: AgentUnderTest) 
         wait_for_end(agent.switching, started)
     shutdown_on_request(agent, None, request.value)
     assert agent.store.read_launches().last_exit is None, "kept in memory by this test"
-    end = last_exit(started)
+    end = last_exit(started.agent.actions)
     assert (end.reason, end.code, end.cause) == ("leaving for recipe new", 0, "switch")
     write_switch(started, Stage.DRAINING, drain_seconds=1)
     agent.loop.wait(0)
@@ -361,7 +360,7 @@ def test_a_failure_of_the_new_plan_itself_brings_the_old_one_back(
 ) -> None:
     run_try(started)
     assert shutdown_on_error(started.agent, None, error) is code, "systemd starts the next process"
-    end = last_exit(started)
+    end = last_exit(started.agent.actions)
     if goes_back:
         assert read_switch(started) is None
         assert end.reason == f"back to what is configured, recipe new did not come up: {error.reason}"
@@ -384,7 +383,7 @@ def test_a_failure_of_a_plan_in_force_is_an_ordinary_one(started: AgentUnderTest
     run_by(started, write_switch(started, Stage.IN_FORCE))
     error = BlockedError("plan-lint: no")
     shutdown_on_error(started.agent, None, error)
-    assert last_exit(started).reason == "plan-lint: no"
+    assert last_exit(started.agent.actions).reason == "plan-lint: no"
 
 
 def test_a_plan_that_somebody_chose_during_a_try_is_not_overwritten(started: AgentUnderTest) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone
+from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone, last_exit, written
 from tests.unit.limits import files_left
 from tests.unit.tools.test_planted_secrets import PLANTED
 
@@ -149,9 +149,8 @@ def on_disk(made: AgentUnderTest) -> Tree:
     return Tree(Path(made.agent.host.files.root))
 
 
-def written(made: AgentUnderTest) -> LaunchHistory:
-    assert isinstance(made.agent.actions, MemoryActions)
-    return FILE.decode(made.agent.actions.written[FILE.name].encode())
+def history_of(made: AgentUnderTest) -> LaunchHistory:
+    return written(made.agent.actions, FILE)
 
 
 def begin(store: StateStore, boot_id: str) -> None:
@@ -161,7 +160,7 @@ def begin(store: StateStore, boot_id: str) -> None:
 def test_a_start_counts_an_agent_that_was_killed(started: AgentUnderTest) -> None:
     digest = started.agent.plan.backoff_key
     begin(started.agent.store, started.agent.boot_id)
-    after = written(started)
+    after = history_of(started)
     assert (after.failures[digest], after.last_failure(digest)) == (1, KILLED)
     assert [one.open for one in after.boots] == [True, False], "what ended with its machine stays so"
     assert after.last_cause is not None
@@ -226,15 +225,14 @@ def test_a_failure_of_this_node_counts_once_for_an_open_launch(
 ) -> None:
     agent = started.agent
     assert shutdown_on_error(agent, None, error) is error.code
-    after = written(started)
+    after = history_of(started)
     assert after.failures == ({agent.plan.backoff_key: 1} if counted else {})
     assert [(one.phase, one.open) for one in after.boots] == [(LOADING, True), (LOADING, False)]
-    last = after.last_cause
-    assert last is not None
+    last = last_exit(agent.actions)
     assert (after.open, str(last), last.cause) == (None, f"reason (exit {int(error.code)})", error.cause)
     on_disk(started).file(FILE.path, FILE.encode(after))
     shutdown_on_error(agent, None, error)
-    assert written(started).failures == after.failures, "nothing was launched since"
+    assert history_of(started).failures == after.failures, "nothing was launched since"
 
 
 @pytest.mark.parametrize(
@@ -261,42 +259,41 @@ def test_a_dockerd_that_does_not_answer_is_named_where_it_may_be_behind_the_erro
     hung = replace(started.agent, host=host, pace=Pace(last_look_seconds=0.1))
     shutdown_on_error(hung, None, error)
     answers.set()
-    last = written(started).last_cause
-    assert last is not None
+    last = last_exit(started.agent.actions)
     assert last.cause == cause
     assert last.reason.startswith("dockerd runs and does not answer: ") is (cause is Cause.DOCKER_HUNG)
 
 
 def test_a_stop_counts_nothing_and_closes_the_launch(started: AgentUnderTest) -> None:
     shutdown_on_request(started.agent, None, StopRequested())
-    after = written(started)
+    after = history_of(started)
     assert (after.failures, after.open, after.last_cause) == ({}, None, None)
     assert [(one.phase, one.open) for one in after.boots] == [(LOADING, True), (LOADING, False)]
 
 
 def test_after_a_person_is_needed_the_next_launch_starts_at_zero(started: AgentUnderTest) -> None:
     shutdown_on_error(started.agent, None, errors.NeedsPersonError("reboot this node"))
-    assert (written(started).boots, written(started).failures) == ((), {})
+    assert (history_of(started).boots, history_of(started).failures) == ((), {})
 
 
 def test_a_good_start_is_recorded_with_its_facts(started: AgentUnderTest) -> None:
     started.agent.proving.begin()
-    assert [(one.boot_id, one.phase, one.open) for one in written(started).boots] == [("boot", SERVING, True)]
-    assert written(started).good == {"kernel": "6.17"}
+    assert [(one.boot_id, one.phase, one.open) for one in history_of(started).boots] == [("boot", SERVING, True)]
+    assert history_of(started).good == {"kernel": "6.17"}
 
 
 def test_a_secret_in_a_cause_is_not_kept(started: AgentUnderTest) -> None:
     agent = replace(started.agent, redact=Redaction(("hunter2hunter2",)))
     shutdown_on_error(agent, None, EngineEndedError("no model for hunter2hunter2", "is hunter2hunter2 right?"))
-    assert str(written(started).last_cause) == "no model for *** (exit 13)"
-    assert "hunter2" not in FILE.encode(written(started))
+    assert str(history_of(started).last_cause) == "no model for *** (exit 13)"
+    assert "hunter2" not in FILE.encode(history_of(started))
 
 
 def test_no_likely_secret_of_a_cause_is_kept_or_logged(started: AgentUnderTest) -> None:
     """Of an agent as it is built: its file of mode 0644, its row in the history and its events."""
     text = "\n".join(text for text, _ in PLANTED.values())
     shutdown_on_error(started.agent, None, EngineEndedError(text, f"look at {text}"))
-    written_texts = FILE.encode(written(started)), started.agent.reporter.published.text
+    written_texts = FILE.encode(history_of(started)), started.agent.reporter.published.text
     shown = [text.replace("\\", "") for text in written_texts]
     assert [kind for kind, (_, secret) in PLANTED.items() if any(secret in one for one in shown)] == []
 

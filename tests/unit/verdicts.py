@@ -1,7 +1,11 @@
-"""What tests of checks expect of a verdict."""
+"""What tests expect of a check's verdict, and of what may be None."""
+
+from typing import TypeVar
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.base.host.gpu import GpuFacts
+
+T = TypeVar("T")
 
 
 def expect(verdict: Verdict, level: Level | None = None, reason: str = "", *, text: str = "", **fields: object) -> None:
@@ -15,3 +19,9 @@ def expect(verdict: Verdict, level: Level | None = None, reason: str = "", *, te
 def never_queried() -> GpuFacts:
     """In place of the GPU's driver, where it is to be left alone."""
     raise AssertionError("the driver was queried")
+
+
+def present(value: T | None) -> T:
+    """The value, which is there."""
+    assert value is not None
+    return value

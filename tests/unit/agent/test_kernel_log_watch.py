@@ -109,16 +109,6 @@ def test_a_flood_of_equal_lines_is_one_event_and_a_count(node: Node) -> None:
     assert time.process_time() - began < 60
 
 
-def test_a_finding_of_the_agent_before_stays_for_a_day(node: Node) -> None:
-    node.read(record(LOST))
-    node.start_next_agent()
-    node.read(record("nothing"))
-    assert [finding.action for finding in node.shown()] == ["power-cycle"]
-    node.now += KEPT_SECONDS
-    node.read(record("nothing"))
-    assert node.shown() == []
-
-
 @pytest.mark.parametrize("hours", [0, 23, 24, 72])
 def test_each_later_agent_keeps_a_finding_until_the_end_of_its_day(node: Node, hours: int) -> None:
     node.read(record(LOST))

@@ -18,6 +18,7 @@ from tests.unit.agent.opened_files import opened_by_main_thread
 from tests.unit.agent_runs import World, end, run_agent
 from tests.unit.agent_runs import record as in_main_loop
 from tests.unit.rank_records import rank_record
+from tests.unit.verdicts import present
 
 from sparkd.agent.daemon.bootstrap import build_agent
 from sparkd.agent.daemon.configuration_stamp import FORM, digest_stamp
@@ -48,8 +49,7 @@ def _unblocked() -> Iterator[None]:
 
 def guard_rank(tree: Tree) -> None:
     """As with a guard, which would end the rank where no agent comes back."""
-    record = read_rank(Host(tree.root)).record
-    assert record is not None
+    record = present(read_rank(Host(tree.root)).record)
     tree.process(GUARD_PID, "sparkd-guard")
     tree.file(GUARD, f"0 {record.pid} {record.start_time} 77 88 {GUARD_PID} 100")
 
@@ -63,8 +63,7 @@ def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(
     monkeypatch.setattr(sys, "argv", [str(program)])
 
     def reload() -> None:
-        record = read_rank(Host(world.tree.root)).record
-        assert record is not None
+        record = present(read_rank(Host(world.tree.root)).record)
         world.tree.process(record.pid, "sleep", start_time=record.start_time)
         guard_rank(world.tree)
         end(signal.SIGHUP)

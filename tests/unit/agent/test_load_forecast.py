@@ -11,6 +11,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest
 from tests.unit.followers import LOADING, following
 from tests.unit.nodes import Node, report, until
+from tests.unit.verdicts import present
 
 from sparkd.agent.actions import history as store
 from sparkd.agent.daemon.history import expected_load
@@ -31,14 +32,12 @@ def test_a_load_is_expected_to_take_as_long_as_the_last_one_which_is_kept(worker
     agent.launch_row.begin()
     with following(worker, LOADING):
         until(lambda: worker.report.engine.expected_seconds == 77)
-        seconds_left = load_seconds_left(worker.report.engine, datetime.now(UTC))
-        assert seconds_left is not None
+        seconds_left = present(load_seconds_left(worker.report.engine, datetime.now(UTC)))
         assert 60 < seconds_left <= 77
         head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
         until(lambda: worker.report.phase is Phase.SERVING)
         until(lambda: last_load(store.read(agent.host.files)) is not None)
-    load_seconds = last_load(store.read(agent.host.files))
-    assert load_seconds is not None
+    load_seconds = present(last_load(store.read(agent.host.files)))
     assert load_seconds < 60
 
 

@@ -105,16 +105,6 @@ def test_lines_in_json_carry_the_epoch_once_it_is_known(
     assert after["epoch"] == "e"
 
 
-def test_a_worker_tracks_the_incarnation_that_called(worker: AgentUnderTest, port: int) -> None:
-    with node("127.0.0.1", port=port) as head:
-        head.publish(report(0, epoch="e", plan_digest="d"))
-        with running_steps(worker, wait_and_join) as walk:
-            assert walk.join() is None
-        head.publish(report(0, epoch="e2", plan_digest="d", incarnation="another", last_cause="boom (exit 13)"))
-        with pytest.raises(PeerLostError, match=r"rank 0 .* has restarted; it ended before with: boom \(exit 13\)"):
-            until_with(lambda: worker.agent.monitor.check() and False, worker)
-
-
 def test_a_head_calls_when_all_workers_wait_and_continues_when_their_ranks_run(
     head: AgentUnderTest, workers: tuple[Node, Node]
 ) -> None:

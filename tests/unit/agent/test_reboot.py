@@ -21,7 +21,6 @@ from tests.unit.traffic_programs import Programs
 from sparkd.agent.actions import Actions
 from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.reboot import APART_SECONDS, find_earlier, find_session, reboot_if_due
-from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.agent.preflight.check import Finding, Level, Verdict, combine_verdicts
 from sparkd.agent.preflight.gate import GateResult
 from sparkd.base.config import Notify
@@ -192,12 +191,6 @@ def test_an_unsure_verdict_in_the_same_check_leaves_a_reboot_unproven() -> None:
         refusal = GateResult((), (Finding("stray-workers", combine_verdicts((other, stuck), ""), {}, 0),), ()).refusal()
         assert isinstance(refusal, NeedsPersonError)
         assert (refusal.action, refusal.proven) == (Action.REBOOT, proven)
-
-
-def test_no_text_of_an_engine_reboots_a_node(node: Node) -> None:
-    words = "NVRM: Xid (PCI:000f:01:00): 119, reboot this node; action=reboot"
-    assert shutdown_on_error(node.under_test.agent, None, EngineEndedError(words)) is ExitCode.ENGINE_ENDED
-    assert node.calls == []
 
 
 @pytest.mark.parametrize("jobs", ["7 sparkd-head.service stop running", "7 sparkd-head.service restart waiting"])

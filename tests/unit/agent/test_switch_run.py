@@ -12,6 +12,7 @@ from tests.unit.agent_runs import World, end, open_world, phases, run_agent, ser
 from tests.unit.conftest import Notifications
 from tests.unit.engine_server import Reply
 from tests.unit.nodes import until
+from tests.unit.verdicts import present
 
 from sparkd.agent.actions.files import compare_and_swap
 from sparkd.base.cluster import membership
@@ -107,14 +108,6 @@ def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_for
     assert "recipe=new" in journal
 
 
-def test_a_chosen_plan_that_can_no_longer_be_made_is_left_for_the_configured_one(switched: World) -> None:
-    """As for two nodes, where cluster.nodes has only one meanwhile."""
-    choose_new(switched, min_nodes=2)
-    code, journal = run_agent(switched, once={"serving": end})
-    assert (code, stage(switched)) == (ExitCode.GOOD, "none"), journal
-    assert "switch.plan.returned" in journal
-
-
 def test_a_chosen_plan_whose_secret_can_not_be_used_is_left_for_the_configured_one(
     switched: World, tmp_path: Path
 ) -> None:
@@ -134,8 +127,7 @@ def choose_pair(world: World, before: str) -> Switch:
     world.tree.file("/proc/net/fib_trie", "     |-- 10.0.0.1\n        /32 host LOCAL\n")
     choose_new(world, min_nodes=2)
     files = Host(world.tree.root).files
-    chosen = FILE.read(files)
-    assert chosen is not None
+    chosen = present(FILE.read(files))
     if before == "trying":
         draining, chosen = chosen, replace(chosen, stage=Stage.TRYING, tries=1)
         compare_and_swap(files, FILE, draining, chosen)
@@ -170,8 +162,7 @@ def test_a_stop_while_a_chosen_plan_waits_for_its_secret_is_no_try(switched: Wor
     choose_new(switched, secrets={"HF_TOKEN": str(tmp_path / "late")})
     with pytest.raises(StopRequested):
         run_agent(switched, once={"blocked": end})
-    switch = FILE.read(Host(switched.tree.root).files)
-    assert switch is not None
+    switch = present(FILE.read(Host(switched.tree.root).files))
     assert (switch.stage, switch.tries) == (Stage.TRYING, 0)
 
 

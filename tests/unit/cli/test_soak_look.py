@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.node_reports import GIB, HEAD_REPORT, PEER, WORKER
+from tests.unit.verdicts import present
 
 from sparkd.base.host import Host
 from sparkd.base.status.figures import GpuReport
@@ -28,8 +29,7 @@ def report(tree: Tree, node_report: NodeReport) -> Host:
 
 def test_it_has_each_nodes_memory_and_the_hottest_and_the_slowest_gpu(machine: Tree) -> None:
     peer = replace(PEER, report=replace(WORKER, gpu=HOT))
-    seen = read_sample(report(machine, replace(HEAD_REPORT, gpu=COOL, peers=(peer,))))
-    assert seen is not None
+    seen = present(read_sample(report(machine, replace(HEAD_REPORT, gpu=COOL, peers=(peer,)))))
     assert seen.available_bytes == {"spark1": 9 * GIB, PEER.name: WORKER.memory and WORKER.memory.available_bytes}
     assert (seen.cached_bytes, seen.swap_used_bytes) == (2 * GIB, 1 << 20)
     assert (seen.gpu_celsius, seen.gpu_mhz) == (78, 611)
@@ -37,21 +37,18 @@ def test_it_has_each_nodes_memory_and_the_hottest_and_the_slowest_gpu(machine: T
 
 def test_nodes_of_one_name_are_two(machine: Tree) -> None:
     peer = replace(PEER, report=replace(WORKER, node=HEAD_REPORT.node))
-    seen = read_sample(report(machine, replace(HEAD_REPORT, peers=(peer,))))
-    assert seen is not None
+    seen = present(read_sample(report(machine, replace(HEAD_REPORT, peers=(peer,)))))
     assert (len(seen.available_bytes), seen.available_bytes[HEAD_REPORT.node]) == (2, 9 * GIB)
 
 
 def test_of_a_node_that_does_not_answer_nothing_is_known(machine: Tree) -> None:
     silent = replace(PEER, contact=Contact.SILENT, report=replace(WORKER, gpu=HOT))
-    seen = read_sample(report(machine, replace(HEAD_REPORT, peers=(silent,))))
-    assert seen is not None
+    seen = present(read_sample(report(machine, replace(HEAD_REPORT, peers=(silent,)))))
     assert (seen.available_bytes[PEER.name], seen.gpu_celsius, seen.gpu_mhz) == (None, None, None)
 
 
 def test_without_a_living_agent_there_is_this_node_alone(machine: Tree) -> None:
     host = report(machine, HEAD_REPORT)
     machine.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, pid=50, start_time=8)))
-    seen = read_sample(host)
-    assert seen is not None
+    seen = present(read_sample(host))
     assert seen.available_bytes == {host.name(): 9 * GIB}

@@ -13,6 +13,7 @@ from tests.unit.known_good_entries import RECIPE, SETTINGS
 from tests.unit.limits import files_left
 from tests.unit.nodes import until
 from tests.unit.plans import configured
+from tests.unit.verdicts import present
 
 from sparkd.agent.actions import history
 from sparkd.agent.actions.files import compare_and_swap
@@ -190,8 +191,7 @@ def act_on_choice(tree: Tree, act: Callable[[Switch], object]) -> threading.Thre
 
     def act_once() -> None:
         until(lambda: (choice := in_file(tree)) is not None and choice.stage is Stage.DRAINING)
-        choice = in_file(tree)
-        assert choice is not None
+        choice = present(in_file(tree))
         act(choice)
 
     thread = threading.Thread(target=act_once)
@@ -213,8 +213,7 @@ def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
     put(tree, Stage.IN_FORCE, step("fresh"), step("older"))
     with pytest.raises(BlockedError, match="no agent runs any more"):
         Climbing(tree, gone_seconds=2.0).run()
-    choice = in_file(tree)
-    assert choice is not None
+    choice = present(in_file(tree))
     assert (choice.stage, choice.back) == (Stage.DRAINING, (step("fresh"), step("older")))
 
 
@@ -258,8 +257,7 @@ def test_a_step_of_a_killed_command_is_left_too_in_the_end(tree: Tree, stage: St
     put(tree, stage, step("mine-tuned", LATER), step("before"))
     with Climb(TUNING, BASE, CONFIG, Host(tree.root), print):
         pass
-    found = in_file(tree)
-    assert found is not None
+    found = present(in_file(tree))
     assert (found.stage, found.before) == (Stage.RETURNING, step("before"))
 
 

@@ -22,6 +22,7 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node, report
+from tests.unit.verdicts import present
 
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.following import load_effective
@@ -52,8 +53,7 @@ class Pair:
         digest = sha256(sent).hexdigest()
         self.head.loop.call(self.head.peer_api.publish_document, "/config", sent)
         self.head.publish(report(0, config_digest=digest))
-        follower = self.worker.agent.follower
-        assert follower is not None
+        follower = present(self.worker.agent.follower)
 
         def heard() -> bool:
             report = follower.head.status.living
@@ -276,8 +276,7 @@ def test_the_report_of_a_node_without_the_key_is_not_believed(tree: Tree, port: 
     ):
         head.loop.call(head.peer_api.publish_document, "/config", b"x")
         head.publish(report(0, config_digest="x"))
-        follower = worker.agent.follower
-        assert follower is not None
+        follower = present(worker.agent.follower)
         until_with(lambda: follower.head.status.living, worker, seconds=1.0)
 
 

@@ -25,6 +25,7 @@ from tests.unit.cluster_nodes import (
     until_with,
 )
 from tests.unit.nodes import KEY, NEW_KEY, Node, node, report, until
+from tests.unit.verdicts import present
 
 from sparkd.agent.daemon.head_config import check_head, share_config
 from sparkd.agent.daemon.serving import follow_head
@@ -55,8 +56,7 @@ def send(head: Node, worker: AgentUnderTest, sent: bytes) -> None:
     digest = sha256(sent).hexdigest()
     head.loop.call(head.peer_api.publish_document, "/config", sent)
     head.publish(report(0, config_digest=digest))
-    follower = worker.agent.follower
-    assert follower is not None
+    follower = present(worker.agent.follower)
     until_with(lambda: (heard := follower.head.status.living) and heard.config_digest == digest, worker)
     check_head(worker.agent)
 
@@ -162,8 +162,7 @@ def test_a_node_that_joined_before_continues_and_is_fixed_by_a_join_without_a_re
         send(head, worker, changed_document(port))
         assert FILE.name not in kept(worker)
         assert len(refusals(worker)) == 1, "logged once"
-        follower = worker.agent.follower
-        assert follower is not None
+        follower = present(worker.agent.follower)
         tree.file(f"/node1{PUBLIC}", f"{public_half(HEAD_KEY).hex()}\n", 0o600)
         follower._fetched_at = follower._looked_at = float("-inf")  # some seconds pass
         with pytest.raises(OutdatedPlanError):
@@ -180,8 +179,7 @@ def test_a_worker_whose_rank_runs_warns_until_it_has_joined(tree: Tree, port: in
     ):
         head.publish(report(0, phase=Phase.SERVING))
         until(lambda: warning(worker) and worker.report.phase is Phase.SERVING)
-        follower = worker.agent.follower
-        assert follower is not None
+        follower = present(worker.agent.follower)
         tree.file(f"/node1{PUBLIC}", f"{public_half(HEAD_KEY).hex()}\n", 0o600)
         follower._looked_at = float("-inf")
         worker.agent.loop.wake()
@@ -216,8 +214,7 @@ def test_a_configuration_that_is_only_claimed_to_be_new_restarts_nothing(tree: T
     with worker_of(tree, port) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
         head.loop.call(head.peer_api.publish_document, "/config", encode(good_document(port)))
         head.publish(report(0, config_digest="e" * 64))
-        follower = worker.agent.follower
-        assert follower is not None
+        follower = present(worker.agent.follower)
         until_with(lambda: (heard := follower.head.status.living) and heard.config_digest == "e" * 64, worker)
         check_head(worker.agent)
         assert FILE.name not in kept(worker)
@@ -277,8 +274,7 @@ def test_a_head_signs_with_a_key_that_is_made_while_it_runs(tree: Tree, port: in
         (tree.root / "node0/etc/sparkd/head.key").unlink()
         share_config(head.agent)
         with worker_of(tree, port) as worker:
-            follower = worker.agent.follower
-            assert follower is not None
+            follower = present(worker.agent.follower)
             until_with(lambda: follower.head.status.living, worker, head)
 
             def fetched() -> dict[str, str]:

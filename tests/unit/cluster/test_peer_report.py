@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.nodes import report
+from tests.unit.verdicts import present
 
 from sparkd.agent.cluster.peer_reader import parse_peer_report
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT
@@ -61,23 +62,25 @@ def texts(node: NodeReport) -> list[str]:
 @given(st.one_of(st.text(), st.text().map(lambda text: text * 2000)))
 def test_every_text_is_bounded_and_sanitized(text: str) -> None:
     words = ("node", "role", "since", "epoch", "incarnation", "version", "address", "plan_digest", "message")
-    parsed = parse_peer_report(
-        changed(
-            **dict.fromkeys((*words, "last_cause"), text),
-            versions={text: text},
-            findings=[dict.fromkeys(("id", "level", "reason", "hint"), text)],
-            engine=dict.fromkeys(("container_id", "image", "phase"), text),
-        ),
-        1,
+    parsed = present(
+        parse_peer_report(
+            changed(
+                **dict.fromkeys((*words, "last_cause"), text),
+                versions={text: text},
+                findings=[dict.fromkeys(("id", "level", "reason", "hint"), text)],
+                engine=dict.fromkeys(("container_id", "image", "phase"), text),
+            ),
+            1,
+        )
     )
-    assert parsed is not None
     assert all(kept.isprintable() and len(kept) <= TEXT_LIMIT for kept in texts(parsed))
 
 
 def test_no_list_is_longer_than_any_node_needs() -> None:
     finding = {"id": "a", "level": "ok", "reason": "", "hint": ""}
-    parsed = parse_peer_report(changed(findings=[finding] * 5000, versions={str(n): "1" for n in range(5000)}), 1)
-    assert parsed is not None
+    parsed = present(
+        parse_peer_report(changed(findings=[finding] * 5000, versions={str(n): "1" for n in range(5000)}), 1)
+    )
     assert (len(parsed.findings), len(parsed.versions)) == (ITEMS_LIMIT, ITEMS_LIMIT)
 
 
@@ -97,8 +100,7 @@ def test_a_number_out_of_range_makes_no_report(field: str, number: str) -> None:
 def test_a_text_is_read_as_it_was_written_unless_it_holds_half_a_character(node: str) -> None:
     odd = replace(FULL, node=node)
     assert parse(dump(odd)) == odd
-    halved = parse(dump(replace(odd, node=f"{node}\udc00")))
-    assert halved is not None
+    halved = present(parse(dump(replace(odd, node=f"{node}\udc00"))))
     assert halved.node.endswith("\\udc00")
 
 
@@ -129,13 +131,11 @@ def test_the_largest_report_of_eight_nodes_is_one_that_every_reader_takes(letter
     )
     sent = dump(endless).encode()
     assert len(sent) <= LIMIT_BYTES
-    received = parse_peer_report(sent, 1)
-    assert received is not None
+    received = present(parse_peer_report(sent, 1))
     assert len(dump(received).encode()) <= PEER_LIMIT_BYTES
     peers = tuple(PeerStatus("10.0.0.2", 1, Contact.ANSWERS, FULL.since, received, "x" * 200) for _ in range(7))
     written = dump(replace(endless, peers=peers))
     assert len(written.encode()) <= LIMIT_BYTES
-    read = parse(written)
-    assert read is not None
+    read = present(parse(written))
     assert len(read.peers) == 7
     assert read.findings

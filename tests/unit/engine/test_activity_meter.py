@@ -4,6 +4,7 @@ import math
 
 import pytest
 from msgspec.structs import replace
+from tests.unit.verdicts import present
 
 from sparkd.agent.engine.activity import MOST_TOKENS, WINDOW_SECONDS, ActivityMeter
 from sparkd.base.status.bounds import bounded
@@ -38,12 +39,10 @@ def test_the_time_to_first_token_is_that_of_the_last_minutes_requests() -> None:
     meter = ActivityMeter()
     times = []
     for at, tokens, seconds in ((100, 0, 0.0), (105, 4, 2.0), (110, 4, 2.0), (150, 6, 8.0), (250, 6, 8.0)):
-        activity = meter.advance(at, replace(IDLE, first_tokens=tokens, first_token_seconds=seconds))
-        assert activity is not None
+        activity = present(meter.advance(at, replace(IDLE, first_tokens=tokens, first_token_seconds=seconds)))
         times.append(activity.first_token_seconds)
     assert times == [None, 0.5, 0.5, 1.333, None]
-    activity = meter.advance(255, replace(IDLE, first_tokens=7, first_token_seconds=1e300))
-    assert activity is not None
+    activity = present(meter.advance(255, replace(IDLE, first_tokens=7, first_token_seconds=1e300)))
     assert bounded(activity) == activity
 
 
@@ -51,8 +50,7 @@ def test_a_probe_shortly_after_another_one_keeps_the_rates() -> None:
     meter = ActivityMeter()
     meter.advance(100, IDLE)
     meter.advance(105, LATER)
-    activity = meter.advance(105.2, replace(LATER, generation_tokens=700))
-    assert activity is not None
+    activity = present(meter.advance(105.2, replace(LATER, generation_tokens=700)))
     assert activity.output_tokens_per_second == 20.0
 
 
@@ -76,8 +74,9 @@ def test_an_engine_whose_counters_begin_again_is_another_one() -> None:
 def test_however_large_the_numbers_other_nodes_accept_the_report() -> None:
     meter = ActivityMeter()
     meter.advance(100, IDLE)
-    activity = meter.advance(105, replace(LATER, running=1e300, prompt_tokens=1e308, kv_usage=99, prefix_hits=1e300))
-    assert activity is not None
+    activity = present(
+        meter.advance(105, replace(LATER, running=1e300, prompt_tokens=1e308, kv_usage=99, prefix_hits=1e300))
+    )
     assert bounded(activity) == activity
     assert (activity.input_tokens_per_second, activity.kv_cache_use, activity.prefix_hit_rate) == (
         MOST_TOKENS,

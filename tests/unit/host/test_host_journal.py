@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.unit.verdicts import present
 
 from sparkd.base.host.journal import (
     LINE_LIMIT,
@@ -53,8 +54,7 @@ def test_a_line_has_time_place_level_and_text() -> None:
     ],
 )
 def test_a_text_is_one_printable_line_without_secrets(message: object, text: str) -> None:
-    found = parsed(printed(MESSAGE=message))
-    assert found is not None
+    found = present(parsed(printed(MESSAGE=message)))
     assert found.text == text
 
 
@@ -81,8 +81,7 @@ def test_what_is_no_line_is_left_out(data: bytes) -> None:
 
 
 def test_a_line_without_a_level_is_information() -> None:
-    found = parsed(printed(PRIORITY=None))
-    assert found is not None
+    found = present(parsed(printed(PRIORITY=None)))
     assert found.priority == 6
 
 

@@ -48,13 +48,6 @@ def test_descendants_and_group_leader(tree: Tree) -> None:
     assert leaders[13] is None
 
 
-def test_a_zombie_leads_no_group(tree: Tree) -> None:
-    tree.process(10, "vllm", state="Z")
-    tree.process(11, "VLLM::EngineCor", group=10)
-    table = Host(tree.root).processes()
-    assert table.group_leader(table.processes[1]) is None
-
-
 @pytest.mark.parametrize(
     ("cgroup", "found"),
     [

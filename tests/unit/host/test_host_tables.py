@@ -188,10 +188,6 @@ def test_an_invalid_account_is_none(tree: Tree, text: str) -> None:
         assert Host(tree.root).owner() == UNKNOWN
 
 
-def test_without_a_lock_file_there_is_no_owner(tree: Tree) -> None:
-    assert Host(tree.root).owner() is None
-
-
 def test_users_of_the_gpu_have_its_devices_open(tree: Tree) -> None:
     tree.file("/dev/nvidia0")
     tree.process(10, "VLLM::Worker_TP", opened=("/dev/nvidia0", "/dev/nvidia-uvm", "/dev/null"))

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from tests.unit.verdicts import present
 
 from sparkd.base.host.kernel import Record, parse_record
 from sparkd.base.host.kernel_events import KINDS, Event, parse_event
@@ -104,8 +105,7 @@ def parsed(line: str) -> Event | None:
 
 @pytest.mark.parametrize(("line", "kind", "device", "action"), LINES)
 def test_a_real_line_has_its_kind_device_and_action(line: str, kind: str, device: str, action: str) -> None:
-    event = parsed(line)
-    assert event is not None
+    event = present(parsed(line))
     assert (event.kind, event.device, event.effect.action) == (kind, device, action)
     assert "{" not in event.reason
     assert event.effect.hint
@@ -148,7 +148,6 @@ def test_what_a_program_writes_into_the_log_is_none_of_the_kernels_lines(priorit
 
 
 def test_what_the_kernel_quotes_is_printable_and_bounded() -> None:
-    event = parsed(f"Out of memory: Killed process 1 (\x1b[2J\u202e{'x' * 500}) total-vm:1kB")
-    assert event is not None
+    event = present(parsed(f"Out of memory: Killed process 1 (\x1b[2J\u202e{'x' * 500}) total-vm:1kB"))
     assert event.reason.isprintable()
     assert len(event.reason) < 150

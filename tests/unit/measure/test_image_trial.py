@@ -7,6 +7,7 @@ from tests.tree import Tree
 from tests.unit.known_good_entries import RECIPE, SETTINGS
 from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.plans import configured
+from tests.unit.verdicts import present
 
 from sparkd.agent.actions import history
 from sparkd.base.host import Host
@@ -129,8 +130,7 @@ def trial(tree: Tree, meanwhile: object = None, to: Chosen = TO) -> ImageTrial:
             return
         if isinstance(meanwhile, BaseException):
             raise meanwhile
-        found = in_file(tree)
-        assert found is not None
+        found = present(in_file(tree))
         put(tree, replace(found, stage=meanwhile) if isinstance(meanwhile, Stage) else meanwhile)
 
     return ImageTrial(replace(SWITCH, to=to), configured(), Host(tree.root), show)
@@ -148,8 +148,7 @@ def in_file(tree: Tree) -> Switch | None:
 def test_an_interrupt_goes_back_and_the_trial_would_end_by_itself(tree: Tree) -> None:
     with pytest.raises(KeyboardInterrupt):
         trial(tree, KeyboardInterrupt()).run(None)
-    found = in_file(tree)
-    assert found is not None
+    found = present(in_file(tree))
     assert found.to is not None
     assert (found.stage, found.to.is_same_plan(TO), bool(found.to.until)) == (Stage.RETURNING, True, True)
 
@@ -157,8 +156,7 @@ def test_an_interrupt_goes_back_and_the_trial_would_end_by_itself(tree: Tree) ->
 def test_what_is_in_force_and_cannot_be_tested_goes_back(tree: Tree) -> None:
     """The machine that runs the tests has no agent."""
     assert trial(tree, Stage.IN_FORCE).run(None)
-    found = in_file(tree)
-    assert found is not None
+    found = present(in_file(tree))
     assert found.stage is Stage.RETURNING
 
 
@@ -178,6 +176,5 @@ def test_what_is_kept_loses_the_end_of_its_trial_and_with_it_the_way_back(tree: 
     tried, before = replace(TO, until="2998-01-01T00:00:00+00:00"), replace(TO, image_id="")
     put(tree, replace(SWITCH, stage=Stage.IN_FORCE, to=tried, back=(before,)))
     trial(tree, to=replace(TO, until=until)).keep(tried)
-    found = in_file(tree)
-    assert found is not None
+    found = present(in_file(tree))
     assert (found.to, found.back) == (replace(TO, until=until), (before,) if until else ())

@@ -321,26 +321,6 @@ def test_memory_that_stays_away_needs_a_person_once_it_has_settled(machine: Mach
     assert all("waiting for memory since" in wait for wait in machine.waits)
 
 
-def test_memory_that_stays_away_beside_users_of_the_gpu_blocks_and_is_looked_at_again(machine: Machine) -> None:
-    """They may have managed memory, which no list has: nothing proves that a reboot is needed."""
-    desktop(machine)
-    machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
-    with pytest.raises(BlockedError, match=r"lists 43 MiB for pid 40 \(Xorg\), pid 41 \(dcgm-exporter\)") as refused:
-        machine.gate().admit()
-    assert refused.value.code is ExitCode.BLOCKED
-    assert (refused.value.action, machine.waited_seconds) == (Action.INSPECT, 60)
-
-
-def test_a_user_who_takes_the_name_of_the_drivers_daemon_brings_no_reboot(machine: Machine) -> None:
-    machine.tree.process(
-        40, "nvidia-persiste", cgroup="0::/user.slice/user-1000.slice/session-3.scope", opened=("/dev/nvidia0",)
-    )
-    machine.gpu = GpuFacts(("NVIDIA GB10",), None, (GpuProcess(40, 90 * GIB),))
-    machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
-    with pytest.raises(BlockedError, match=r"the GPU is used by pid 40 \(nvidia-persiste\)"):
-        machine.gate().admit()
-
-
 def test_memory_that_is_taken_during_the_wait_does_not_delay_the_decision(machine: Machine) -> None:
     machine.gpu = GB10
     machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
@@ -400,9 +380,3 @@ def test_checks_are_skipped_and_downgraded_by_the_settings(machine: Machine) -> 
 def test_an_unknown_id_in_the_settings_is_wrong_configuration(machine: Machine) -> None:
     with pytest.raises(ConfigError, match="stray-worker, which is no check; did you mean stray-workers"):
         machine.gate(Preflight(skip=("stray-worker",), wait_seconds=0)).fix_and_recheck()
-
-
-def test_a_machine_without_meminfo_is_unknown_not_a_crash(machine: Machine) -> None:
-    (machine.tree.root / "proc/meminfo").unlink()
-    with pytest.raises(BlockedError, match="could not look"):
-        machine.gate().admit()

@@ -94,13 +94,6 @@ def test_without_a_mistake_there_is_no_warning(name: str) -> None:
     assert check(recipes_dir() / f"{name}.yaml") == []
 
 
-def test_one_nodes_address_for_all_is_seen_with_its_line(tmp_path: Path) -> None:
-    path = tmp_path / "planted.yaml"
-    path.write_text(f"schema: 1\nname: planted\nextends: {NAMES[0]}\nenv:\n  VLLM_HOST_IP: 192.168.1.11\n")
-    reason = "VLLM_HOST_IP=192.168.1.11: all nodes get the address of one"
-    assert check(path) == [f"{path}: line 5: {reason} (take it out: sparkd sets each node's addresses)"]
-
-
 def test_the_images_own_variables_count() -> None:
     table = replace(SHIPPED, image="i:1", variables=("VLLM_USE_V1",))
     loaded, _ = read_recipe(NAMES[0], (recipes_dir(),))

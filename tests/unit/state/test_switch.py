@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 from tests.unit.known_good_entries import RECIPE, SETTINGS
+from tests.unit.verdicts import present
 
 from sparkd.base.state.switch import FILE, MOST_BACK, TRIES, Chosen, Event, Stage, Switch, step
 
@@ -81,8 +82,7 @@ def test_a_plan_with_an_end_goes_back_to_the_one_before_it() -> None:
     now = datetime.fromisoformat(LATER) + timedelta(seconds=1)
     assert not in_force.expired(now - timedelta(seconds=2))
     assert in_force.expired(now)
-    leaving = step(in_force, Event.EXPIRED)
-    assert leaving is not None
+    leaving = present(step(in_force, Event.EXPIRED))
     assert leaving.chosen == OLD
     assert not leaving.expired(now), "once"
     assert step(leaving, Event.STARTED) == ON_OLD
@@ -94,11 +94,9 @@ def test_each_plan_below_a_timed_one_comes_back_in_turn(event: Event) -> None:
     timed = replace(NEW, until=LATER)
     back = step(switch(Stage.TRYING, 1, to=RECENT, back=(timed, OLD)), event)
     assert back == switch(Stage.IN_FORCE, to=timed, back=(OLD,))
-    leaving = step(back, Event.EXPIRED)
-    assert leaving is not None
+    leaving = present(step(back, Event.EXPIRED))
     assert step(leaving, Event.STARTED) == ON_OLD
-    again = step(switch(Stage.TRYING, 1, to=replace(RECENT, until=LATER), back=(timed, OLD)), Event.WORKS)
-    assert again is not None
+    again = present(step(switch(Stage.TRYING, 1, to=replace(RECENT, until=LATER), back=(timed, OLD)), Event.WORKS))
     assert again.back == (timed, OLD)
     assert step(switch(Stage.TRYING, 1, to=RECENT, back=(timed, OLD)), Event.WORKS) == switch(
         Stage.IN_FORCE, to=RECENT, back=()
@@ -124,8 +122,7 @@ def test_cut_at_any_moment_it_ends_in_one_of_the_two_plans() -> None:
         now: Switch | None = DRAINING
         for event in events:
             assert now is not None
-            now = step(now, Event.STARTED)
-            assert now is not None
+            now = present(step(now, Event.STARTED))
             assert now.chosen in (NEW, OLD)
             now = step(now, event) if event else now
         if Event.LEFT not in events:  # a person who stops it each time wants no verdict

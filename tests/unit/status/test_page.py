@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from tests.unit import page_reports
 from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.nodes import network
+from tests.unit.verdicts import present
 
 from sparkd.agent.status import page
 from sparkd.agent.status.http_api import make_handler
@@ -76,8 +77,7 @@ def texts(report: NodeReport, kept: PageHistory | None = None, beat_age: float =
         children: list[list[object] | str] = node[2]  # type: ignore[assignment]  # tag, attributes, children
         return [text for child in children for text in ([child] if isinstance(child, str) else walk(child))]
 
-    main = parsed(report, kept, beat_age).main
-    assert main is not None
+    main = present(parsed(report, kept, beat_age).main)
     return "\n".join(walk(main))
 
 
@@ -134,8 +134,7 @@ def test_the_policy_admits_the_one_script_and_the_one_style_of_the_page_and_noth
     ],
 )
 def test_the_first_words_of_the_page_are_whether_the_node_serves(report: NodeReport, tone: str, headline: str) -> None:
-    main = parsed(report).main
-    assert main is not None
+    main = present(parsed(report).main)
     _, attributes, ((_, _, (heading,)), *_) = main[2][0]  # type: ignore[index]  # the first child
     assert (attributes["class"], heading[2]) == (f"state {tone}", [headline])
     assert f"<title>{headline}: spark1</title>" in fetch(report).body.decode()

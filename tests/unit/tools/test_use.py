@@ -12,6 +12,7 @@ from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
 from tests.unit.limits import files_left
 from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.plans import configured
+from tests.unit.verdicts import present
 
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
@@ -160,8 +161,7 @@ def test_more_time_is_no_switch(tree: Tree) -> None:
     host = Host(tree.root)
     in_force = put(tree, switch(Stage.IN_FORCE, load_chosen("other", 0, CONFIG, host)))
     assert make_switch(choose_recipe("other", 0, CONFIG, host), 60, in_force, CONFIG, host) is None
-    longer = make_switch(choose_recipe("other", 3600, CONFIG, host), 60, in_force, CONFIG, host)
-    assert longer is not None
+    longer = present(make_switch(choose_recipe("other", 3600, CONFIG, host), 60, in_force, CONFIG, host))
     assert longer.to is not None
     assert (longer.stage, longer.chosen_at, bool(longer.to.until)) == (Stage.IN_FORCE, in_force.chosen_at, True)
 
@@ -196,15 +196,13 @@ def test_the_image_alone_is_exchanged_and_the_plan_in_force_comes_back(tree: Tre
     recipe_file(tree, "other", args={"max-model-len": 64})
     runs_image(tree, "sha256:1", i_1="sha256:1", i_2="sha256:1")
     host = Host(tree.root)
-    made = exchange_image("i:2", 0, CONFIG, host)
-    assert made is not None
+    made = present(exchange_image("i:2", 0, CONFIG, host))
     assert (made.recipe.name, made.label, made.until) == ("mine", "recipe mine with image i:2", "")
     assert membership.make_context(CONFIG, host, made).plan.image == "i:2"
     assert made.engine.model_copy(update={"image": ""}) == CONFIG.engine
     assert exchange_image("i:1", 0, CONFIG, host) is None
     put(tree, switch(Stage.IN_FORCE, load_chosen("other", 0, CONFIG, host)))
-    made = exchange_image("i:2", 60, CONFIG, host)
-    assert made is not None
+    made = present(exchange_image("i:2", 60, CONFIG, host))
     assert (made.recipe.name, made.engine.recipe, bool(made.until)) == ("other", "other", True)
     in_force = put(tree, switch(Stage.IN_FORCE, made))
     assert make_switch(exchange_image("i:2", 0, CONFIG, host), 60, in_force, CONFIG, host) == replace(
@@ -217,8 +215,7 @@ def test_a_rollback_runs_its_image_by_its_id_so_its_name_is_another_one(tree: Tr
     runs_image(tree, "sha256:1", i_1="sha256:2")
     pinned = replace(load_chosen("mine", 0, CONFIG, Host(tree.root)), image_id="sha256:1", proven="2026-01-01")
     put(tree, switch(Stage.IN_FORCE, pinned))
-    made = exchange_image("i:1", 0, CONFIG, Host(tree.root))
-    assert made is not None
+    made = present(exchange_image("i:1", 0, CONFIG, Host(tree.root)))
     assert (made.engine.image, made.image_id, made.proven) == ("i:1", "", "")
 
 
@@ -327,6 +324,5 @@ def test_a_caller_that_follows_an_agent_sees_that_there_is_none(tree: Tree) -> N
     reports = follow_agent(Host(tree.root), 60)
     assert next(reports) is None
     living(tree, Phase.SERVING, "")
-    report = next(reports)
-    assert report is not None
+    report = present(next(reports))
     assert report.phase is Phase.SERVING

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.unit.engine.engine_pages import LOGS
+from tests.unit.verdicts import present
 
 from sparkd.base.vllm.counters import parse_counters
 
@@ -9,8 +10,7 @@ PAGE = (LOGS / "metrics.txt").read_bytes()
 
 
 def test_counters_are_read_off_a_real_page() -> None:
-    counters = parse_counters(PAGE)
-    assert counters is not None
+    counters = present(parse_counters(PAGE))
     assert counters.work == (6.0, 32.0, 32.0, 0.0, 0.0, 0.0)
     assert (counters.prefix_queries, counters.prefix_hits, counters.drafted) == (6.0, 0.0, 0.0)
     assert counters.first_tokens == 2
@@ -39,6 +39,5 @@ def test_a_kv_cache_that_fills_is_progress_where_no_token_is_counted(name: bytes
 
 
 def test_counters_of_several_engines_are_summed() -> None:
-    counters = parse_counters(PAGE + PAGE.replace(b'engine="0"', b'engine="1"'))
-    assert counters is not None
+    counters = present(parse_counters(PAGE + PAGE.replace(b'engine="0"', b'engine="1"')))
     assert counters.generation_tokens == 64.0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import pytest
+from tests.unit.verdicts import present
 
 from sparkd.base.lib.text import GIB
 from sparkd.base.vllm.kv_cache import HIGHEST, MOST_LAYERS, read_kv_cache
@@ -90,8 +91,7 @@ LOGS = (
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.model)
 def test_the_tokens_are_those_that_the_engine_has_logged(log: Log) -> None:
-    cache = read_kv_cache(log.config, log.dtype, log.ranks, log.stages, log.batched * 2)
-    assert cache is not None
+    cache = present(read_kv_cache(log.config, log.dtype, log.ranks, log.stages, log.batched * 2))
     assert cache.tokens(log.available_gib * GIB, log.length) == pytest.approx(log.tokens, rel=log.close)
 
 
@@ -108,24 +108,21 @@ def test_the_tokens_are_those_that_the_engine_has_logged(log: Log) -> None:
 def test_a_request_takes_what_refused_starts_have_named(
     config: Mapping[str, object], ranks: int, length: int, needed_gib: float
 ) -> None:
-    cache = read_kv_cache(config, "auto", ranks, 1, 16384)
-    assert cache is not None
+    cache = present(read_kv_cache(config, "auto", ranks, 1, 16384))
     assert cache.request_bytes(length) / GIB == pytest.approx(needed_gib, abs=0.005)
 
 
 def test_sparse_attention_has_its_own_format_in_fp8_and_an_indexer() -> None:
     config = {**DEEPSEEK_V2_LITE, "num_hidden_layers": 1, "index_topk": 2048}
     for dtype, token_bytes in (("auto", 1152 + 132), ("fp8", 656 + 132)):
-        cache = read_kv_cache(config, dtype, 2, 1, 0)
-        assert cache is not None
+        cache = present(read_kv_cache(config, dtype, 2, 1, 0))
         assert cache.request_bytes(16) == 16 * token_bytes
 
 
 @pytest.mark.parametrize(("ranks", "heads"), [(1, 4), (2, 2), (4, 1), (8, 1)])
 def test_a_rank_beyond_the_heads_holds_one_whole(ranks: int, heads: int) -> None:
     config = {"num_hidden_layers": 1, "num_key_value_heads": 4, "head_dim": 128}
-    cache = read_kv_cache(config, "auto", ranks, 1, 0)
-    assert cache is not None
+    cache = present(read_kv_cache(config, "auto", ranks, 1, 0))
     assert cache.request_bytes(16) == 16 * 2 * 128 * 2 * heads
 
 
@@ -134,8 +131,7 @@ def test_kinds_of_layers_share_groups_of_the_smaller_count(sliding: int, group: 
     """vLLM makes them as large as the larger count where that is less than 1.5 times the smaller."""
     kinds = ["full_attention"] * 2 + ["sliding_attention"] * sliding
     config = {"num_hidden_layers": len(kinds), "num_key_value_heads": 1, "head_dim": 128, "sliding_window": 16}
-    cache = read_kv_cache({**config, "layer_types": kinds}, "auto", 1, 1, 0)
-    assert cache is not None
+    cache = present(read_kv_cache({**config, "layer_types": kinds}, "auto", 1, 1, 0))
     assert cache.block_bytes == group * 16 * 2 * 128 * 2
 
 
@@ -152,8 +148,7 @@ def test_layers_that_draft_are_counted() -> None:
      ({"kv_cache_quant_algo": "other"}, 2), ({"kv_cache_scheme": None}, 2)],
 )  # fmt: skip
 def test_a_checkpoint_may_name_another_dtype(scheme: Mapping[str, object], bytes_: int) -> None:
-    cache = read_kv_cache({**QWEN3_30B, "quantization_config": scheme}, "auto", 1, 1, 0)
-    assert cache is not None
+    cache = present(read_kv_cache({**QWEN3_30B, "quantization_config": scheme}, "auto", 1, 1, 0))
     assert cache.request_bytes(16) == 48 * 2 * 4 * 128 * bytes_ * 16
 
 
@@ -183,6 +178,5 @@ def test_an_unknown_dtype_is_unknown() -> None:
 
 
 def test_numbers_without_sense_cost_nothing() -> None:
-    cache = read_kv_cache({**QWEN3_30B, "num_hidden_layers": HIGHEST}, "auto", 1, 1, 4096)
-    assert cache is not None
+    cache = present(read_kv_cache({**QWEN3_30B, "num_hidden_layers": HIGHEST}, "auto", 1, 1, 4096))
     assert cache.layers[0].count == MOST_LAYERS

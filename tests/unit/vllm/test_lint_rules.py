@@ -250,10 +250,6 @@ def test_a_pool_that_was_measured_at_another_length_warns_alone() -> None:
     assert (one.rule, one.blocks) == ("pool-length", False)
 
 
-def test_mtp_is_deepseeks_only_where_the_model_is() -> None:
-    assert seen(replace(LAUNCH, model=ModelLimits("qwen3_next")), speculative_config=DRAFTS % ("mtp", 3)) == []
-
-
 def test_broken_json_says_where() -> None:
     (one,) = rules.find_issues(replace(LAUNCH, flags={**GOOD, "compilation-config": '{"cudagraph_mode": FULL'}))
     assert one.reason == "--compilation-config is no JSON: Expecting value, line 1 column 20"  # as vLLM 0.32 says

@@ -133,18 +133,6 @@ def test_what_stray_workers_would_not_end_holds_its_port_where_that_only_warns(t
     expect(replace(CHECK, strays_only_warn=True).run(host)[1], Level.BLOCK, "port 29501 of the rendezvous is held")
 
 
-def test_a_living_engine_that_stray_workers_only_warns_of_holds_its_port(tree: Tree) -> None:
-    tree.process(10, "vllm", argv=("vllm", "serve"), opened=("socket:[5]",))
-    tree.listening((8000, 5))
-    host = Host(tree.root, docker=lambda: DockerFacts(True, ()))
-    assert CHECK.run(host)[1].level is Level.OK
-    expect(
-        replace(CHECK, strays_only_warn=True).run(host)[1],
-        Level.BLOCK,
-        "port 8000 of the API is held on 0.0.0.0 by pid 10",
-    )
-
-
 def test_a_port_of_sparkds_container_is_left_to_stray_workers(tree: Tree) -> None:
     tree.process(50, "python3", opened=("socket:[5]",), cgroup=CGROUP)
     tree.listening((8000, 5))

@@ -246,13 +246,6 @@ def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(
     assert ("sudo docker stop vllm_ds4" in verdict.hint) is (cgroup == CGROUP)
 
 
-def test_an_api_server_whose_main_process_is_gone_still_takes_requests(tree: Tree) -> None:
-    tree.process(10, "VLLM::APIServer", group=9, cgroup=SESSION)
-    expect(
-        verdict_of(tree), Level.BLOCK, "a living engine", fixes=(), hint="stop it first: sudo sparkd preflight --fix 10"
-    )
-
-
 def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tree) -> None:
     tree.file("/etc/passwd", "milo:x:1000:1000::/home/milo:/bin/bash\n")
     group = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/ds4.service"
@@ -269,12 +262,6 @@ def test_no_folder_of_a_users_cgroups_puts_a_command_into_the_hint(tree: Tree) -
     assert "evil" not in verdict_of(tree).hint
     tree.process(30, "vllm", argv=SERVE, cgroup=rf"{manager}/app-a\x2db.service")
     assert r"sudo systemctl --user -M milo@ stop 'app-a\x2db.service'; " in verdict_of(tree).hint
-
-
-def test_a_worker_adopted_by_init_whose_main_process_lives_belongs_to_it(tree: Tree) -> None:
-    tree.process(9, "vllm", argv=SERVE)
-    tree.process(10, "VLLM::EngineCor", group=9)
-    expect(verdict_of(tree), Level.BLOCK, "pid 9 (vllm)", fixes=())
 
 
 def test_an_adopted_worker_whose_group_a_shell_leads_is_unknown(tree: Tree) -> None:
@@ -331,12 +318,6 @@ def test_our_container_is_removed_though_no_process_of_an_engine_is_left_in_it(t
     verdict = verdict_of(tree, container(running=running))
     assert [fix.kind for fix in verdict.fixes] == ["remove-container"]
     assert verdict.clears
-
-
-def test_another_agent_that_owns_the_node_makes_the_old_ones_container_a_stray(tree: Tree) -> None:
-    tree.process(40, "python3")
-    tree.owner(40, "new")
-    assert [fix.kind for fix in verdict_of(tree, container("old")).fixes] == ["remove-container"]
 
 
 def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
@@ -430,13 +411,6 @@ def test_docker_is_not_awaited_where_something_else_blocks_too(tree: Tree) -> No
 
 def test_docker_away_alone_does_not_block(tree: Tree) -> None:
     expect(verdict_of(tree, AWAY), Level.OK, "docker is away")
-
-
-def test_a_foreign_container_is_a_living_engine_and_named(tree: Tree) -> None:
-    tree.process(5, "containerd-shim")
-    tree.process(10, "vllm", parent=5, argv=SERVE, cgroup=CGROUP, namespace_pid=1)
-    verdict = verdict_of(tree, container(ours=False))
-    expect(verdict, Level.BLOCK, "container vllm_ds4", fixes=(), hint="stop it first: sudo docker stop vllm_ds4")
 
 
 def test_a_port_that_a_stray_holds_is_free_once_the_stray_is_gone(tree: Tree) -> None:

@@ -27,25 +27,19 @@ def write_history(agent: Agent, history: LaunchHistory) -> None:
     Tree(Path(agent.host.files.root)).file(FILE.path, FILE.encode(history))
 
 
+FIX_CAUSE = "fix the cause (sudo sparkd logs --since 1d --level warning), then: "
+
+
 @pytest.mark.parametrize(
     ("hints", "hint"),
     [
         (("use another image",), "use another image, then: sudo systemctl start sparkd-worker"),
         (("sparkd starts it again", "lower max-num-seqs"), "lower max-num-seqs, then: "),
-        (
-            ("lower max-num-seqs", "sparkd starts it again"),
-            "fix the cause (sudo sparkd logs --since 1d --level warning), then: ",
-        ),
-        (
-            ("its log: sudo sparkd logs --since 1d --engine",),
-            "fix the cause (sudo sparkd logs --since 1d --level warning), then: ",
-        ),
-        (
-            ("nothing is to be done: sparkd starts it again",),
-            "fix the cause (sudo sparkd logs --since 1d --level warning), then: ",
-        ),
-        (("",), "fix the cause (sudo sparkd logs --since 1d --level warning), then: "),
-        ((), "fix the cause (sudo sparkd logs --since 1d --level warning), then: "),
+        (("lower max-num-seqs", "sparkd starts it again"), FIX_CAUSE),
+        (("its log: sudo sparkd logs --since 1d --engine",), FIX_CAUSE),
+        (("nothing is to be done: sparkd starts it again",), FIX_CAUSE),
+        (("",), FIX_CAUSE),
+        ((), FIX_CAUSE),
     ],
 )
 def test_a_plan_that_is_given_up_has_the_remedy_of_its_last_failure(

@@ -1,5 +1,6 @@
 """Which step a ladder takes next, what it keeps, and the recipe that it writes."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,9 @@ def make_step(knob: str, value: Value, median: float = 0, fault: str = "", sprea
     return MeasuredStep(knob, value, rate(median, spread) if median else None, fault=fault)
 
 
+seqs, room = partial(make_step, SEQUENCES), partial(make_step, CONTEXT_LENGTH)
 BASE = make_step("", 0, 100)
-UP = make_step(SEQUENCES, 8, 150)
+UP = seqs(8, 150)
 
 
 @pytest.mark.parametrize(
@@ -36,47 +38,22 @@ UP = make_step(SEQUENCES, 8, 150)
         ([SEQS], [BASE], (SEQUENCES, 8), {SEQUENCES: 8}),
         ([SEQS], [BASE, UP], (SEQUENCES, 16), {SEQUENCES: 16}),
         # Better, then worse: the better one, and nothing below the recipe's value is tried.
-        ([SEQS], [BASE, UP, make_step(SEQUENCES, 16, 120)], None, {SEQUENCES: 8}),
-        ([SEQS], [BASE, UP, make_step(SEQUENCES, 16, fault="not launched")], None, {SEQUENCES: 8}),
+        ([SEQS], [BASE, UP, seqs(16, 120)], None, {SEQUENCES: 8}),
+        ([SEQS], [BASE, UP, seqs(16, fault="not launched")], None, {SEQUENCES: 8}),
         # Within the spread: it continues, and keeps the first.
-        ([SEQS], [BASE, make_step(SEQUENCES, 8, 101, spread=5)], (SEQUENCES, 16), {SEQUENCES: 16}),
-        (
-            [SEQS],
-            [BASE, make_step(SEQUENCES, 8, 110, spread=20), make_step(SEQUENCES, 16, 102)],
-            (SEQUENCES, 2),
-            {SEQUENCES: 2},
-        ),
+        ([SEQS], [BASE, seqs(8, 101, spread=5)], (SEQUENCES, 16), {SEQUENCES: 16}),
+        ([SEQS], [BASE, seqs(8, 110, spread=20), seqs(16, 102)], (SEQUENCES, 2), {SEQUENCES: 2}),
         # Beyond the spread, and by 2.5 % alone.
-        (
-            [SEQS],
-            [BASE, make_step(SEQUENCES, 8, 102.5, spread=0.1), make_step(SEQUENCES, 16, 99)],
-            (SEQUENCES, 2),
-            {SEQUENCES: 2},
-        ),
+        ([SEQS], [BASE, seqs(8, 102.5, spread=0.1), seqs(16, 99)], (SEQUENCES, 2), {SEQUENCES: 2}),
         # The first bad step ends a way, not the knob below its value.
-        ([SEQS], [BASE, make_step(SEQUENCES, 8, 50)], (SEQUENCES, 2), {SEQUENCES: 2}),
-        ([SEQS], [BASE, make_step(SEQUENCES, 8, 50), make_step(SEQUENCES, 2, 40)], None, {}),
+        ([SEQS], [BASE, seqs(8, 50)], (SEQUENCES, 2), {SEQUENCES: 2}),
+        ([SEQS], [BASE, seqs(8, 50), seqs(2, 40)], None, {}),
         # The next knob begins with the best of the one before.
-        (
-            [SEQS, ROOM],
-            [BASE, UP, make_step(SEQUENCES, 16, 90)],
-            (CONTEXT_LENGTH, 1024),
-            {SEQUENCES: 8, CONTEXT_LENGTH: 1024},
-        ),
+        ([SEQS, ROOM], [BASE, UP, seqs(16, 90)], (CONTEXT_LENGTH, 1024), {SEQUENCES: 8, CONTEXT_LENGTH: 1024}),
         # More room is wanted as long as it costs nothing, also by small steps together.
-        (
-            [ROOM],
-            [BASE, make_step(CONTEXT_LENGTH, 1024, 100), make_step(CONTEXT_LENGTH, 2048, 99)],
-            None,
-            {CONTEXT_LENGTH: 2048},
-        ),
-        (
-            [ROOM],
-            [BASE, make_step(CONTEXT_LENGTH, 1024, 98), make_step(CONTEXT_LENGTH, 2048, 96)],
-            None,
-            {CONTEXT_LENGTH: 1024},
-        ),
-        ([ROOM], [BASE, make_step(CONTEXT_LENGTH, 1024, fault="no memory")], None, {}),
+        ([ROOM], [BASE, room(1024, 100), room(2048, 99)], None, {CONTEXT_LENGTH: 2048}),
+        ([ROOM], [BASE, room(1024, 98), room(2048, 96)], None, {CONTEXT_LENGTH: 1024}),
+        ([ROOM], [BASE, room(1024, fault="no memory")], None, {}),
     ],
 )
 def test_the_next_step(

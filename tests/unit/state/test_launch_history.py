@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone, last_exit, written
+from tests.unit.cluster_nodes import (
+    AgentUnderTest,
+    FullDisk,
+    MemoryActions,
+    agent_under_test,
+    alone,
+    last_exit,
+    written,
+)
 from tests.unit.limits import files_left
 from tests.unit.tools.test_planted_secrets import PLANTED
 
@@ -168,10 +176,6 @@ def test_a_start_counts_an_agent_that_was_killed(started: AgentUnderTest) -> Non
 
 
 def test_a_full_disk_is_logged_once(started: AgentUnderTest) -> None:
-    class FullDisk(MemoryActions):
-        def write_state(self, name: str, text: str, mode: int) -> None:
-            raise OSError(28, "No space left on device")
-
     agent = started.agent
     actions = FullDisk(agent.host, agent.loop, "x")
     store = started.remake(actions=actions).store

@@ -59,12 +59,7 @@ def test_a_missing_image_is_pulled_or_built_by_a_person(ref: str, build: str, ge
 @pytest.mark.parametrize(
     ("checked", "level", "says", "hint"),
     [
-        (
-            None,
-            Level.WARN,
-            "what the recipe asserts of it is not checked yet",
-            "nothing is to be done: the next start does",
-        ),
+        (None, Level.WARN, "asserts of it is not checked yet", "nothing is to be done: the next start does"),
         (AssertResult("", 1.0, ""), Level.OK, "3.0 GiB", ""),
         (AssertResult("no deep_gemm", 1.0, ""), Level.BLOCK, "not what the recipe needs: no deep_gemm", "make image"),
     ],
@@ -94,21 +89,16 @@ def test_an_image_that_went_by_its_id_can_not_be_pulled() -> None:
     assert "sparkd rollback" in verdict.hint
 
 
-DIGEST = f"ghcr.io/x/vllm@sha256:{'a' * 64}"
+DIGEST, SERVED = f"ghcr.io/x/vllm@sha256:{'a' * 64}", "the one that served: sudo docker"
 
 
 @pytest.mark.parametrize(
     ("ref", "known", "here", "hint"),
     [
-        (
-            REF,
-            DIGEST,
-            False,
-            f"the one that served: sudo docker pull {DIGEST} && sudo docker tag {DIGEST} {REF}; or another: ",
-        ),
+        (REF, DIGEST, False, f"{SERVED} pull {DIGEST} && sudo docker tag {DIGEST} {REF}; or another: "),
         (REF, "", False, f"sudo docker pull {REF}"),
-        (REF, DIGEST, True, f"the one that served: sudo docker tag sha256:{ID} {REF}; or another: "),
-        (f"sha256:{ID}", DIGEST, False, f"the one that served: sudo docker pull {DIGEST}; or another: "),
+        (REF, DIGEST, True, f"{SERVED} tag sha256:{ID} {REF}; or another: "),
+        (f"sha256:{ID}", DIGEST, False, f"{SERVED} pull {DIGEST}; or another: "),
         ("ghcr.io/x/vllm:2", DIGEST, True, "sudo docker pull ghcr.io/x/vllm:2"),
         (DIGEST, DIGEST, True, f"sudo docker pull {DIGEST}, or sparkd image sync on a node that has it"),
         (DIGEST, DIGEST, False, f"sudo docker pull {DIGEST}, or sparkd image sync on a node that has it"),

@@ -46,10 +46,7 @@ def test_a_load_is_expected_to_take_as_long_as_the_last_one_which_is_kept(worker
     [
         (480, (480, "recipe")),
         (0.5, (0.5, "recipe")),
-        ("8 min", (None, "")),
-        (0, (None, "")),
-        (1e30, (None, "")),
-        (None, (None, "")),
+        *((figure, (None, "")) for figure in ("8 min", 0, 1e30, None)),
     ],
 )
 def test_the_first_load_of_a_plan_is_expected_to_take_as_long_as_its_recipe_says(

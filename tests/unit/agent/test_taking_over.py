@@ -108,11 +108,8 @@ def test_a_rank_that_served_and_has_ended_unseen_is_named(node: Tree, changes: d
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (GUARD, ""),
-        (GUARD, "junk"),
-        (GUARD, f"0 {PID} {BEGAN + 1} 77 88 {GUARD_PID} 100"),
-        (GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID} 101"),
-        (GUARD, f"0 {PID} {BEGAN} 77 88 1 0"),
+        *((GUARD, text) for text in ("", "junk", f"0 {PID} {BEGAN + 1} 77 88 {GUARD_PID} 100")),
+        *((GUARD, text) for text in (f"0 {PID} {BEGAN} 77 88 {GUARD_PID} 101", f"0 {PID} {BEGAN} 77 88 1 0")),
     ],
 )
 def test_a_rank_that_no_guard_would_end_is_not_taken_over(node: Tree, path: str, text: str) -> None:

@@ -162,33 +162,21 @@ def test_a_node_that_has_no_report_yet_has_not_answered() -> None:
         assert heard(reader) == report()
 
 
-@pytest.mark.parametrize(
-    ("answer", "contact"),
-    [
-        ([b"SSH-2.0-OpenSSH_9.6\r\n"], Contact.SILENT),
-        ([b"\0" * 100_000], Contact.SILENT),
-        ([], Contact.SILENT),
-        ([http(b"x" * (200 << 10))], Contact.UNSIGNED),
-        ([http(b"", b"Sparkd-Signature: \xff\xfe")], Contact.UNSIGNED),
-        ([http(b"x" * (9 << 20))], Contact.SILENT),
-        ([b"HTTP/1.1 200 x\r\n", *[b"X: " + b"x" * 1000 + b"\r\n"] * 1000], Contact.SILENT),
-        ([http(b"", b"Location: http://127.0.0.1:1/", status=302)], Contact.UNSIGNED),
-        ([http(b"", b"Location: mailto:x", status=302)], Contact.UNSIGNED),
-        ([http(b"", b"Set-Cookie: a=\xff", status=401)], Contact.UNSIGNED),
-    ],
-    ids=[
-        "ssh",
-        "zeros",
-        "closed",
-        "200 KiB",
-        "bytes as a signature",
-        "9 MiB",
-        "1 MiB of headers",
-        "redirection",
-        "redirection without a host",
-        "cookie",
-    ],
-)
+OTHER_SERVERS: dict[str, tuple[list[bytes], Contact]] = {
+    "ssh": ([b"SSH-2.0-OpenSSH_9.6\r\n"], Contact.SILENT),
+    "zeros": ([b"\0" * 100_000], Contact.SILENT),
+    "closed": ([], Contact.SILENT),
+    "200 KiB": ([http(b"x" * (200 << 10))], Contact.UNSIGNED),
+    "bytes as a signature": ([http(b"", b"Sparkd-Signature: \xff\xfe")], Contact.UNSIGNED),
+    "9 MiB": ([http(b"x" * (9 << 20))], Contact.SILENT),
+    "1 MiB of headers": ([b"HTTP/1.1 200 x\r\n", *[b"X: " + b"x" * 1000 + b"\r\n"] * 1000], Contact.SILENT),
+    "redirection": ([http(b"", b"Location: http://127.0.0.1:1/", status=302)], Contact.UNSIGNED),
+    "redirection without a host": ([http(b"", b"Location: mailto:x", status=302)], Contact.UNSIGNED),
+    "cookie": ([http(b"", b"Set-Cookie: a=\xff", status=401)], Contact.UNSIGNED),
+}
+
+
+@pytest.mark.parametrize(("answer", "contact"), OTHER_SERVERS.values(), ids=OTHER_SERVERS)
 def test_other_servers_are_not_believed(answer: list[bytes], contact: Contact) -> None:
     requests = []
 

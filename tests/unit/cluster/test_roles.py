@@ -134,13 +134,6 @@ def test_peers_are_the_other_nodes_in_rank_order(tree: Tree) -> None:
     assert [port.port for port in check.wanted] == [8000, 29511]
 
 
-def test_all_ranks_have_one_digest(tree: Tree) -> None:
-    digests = {
-        membership.resolve_context(settings(*THREE), None, owning(tree, address)).plan.digest for address in THREE
-    }
-    assert len(digests) == 1
-
-
 def test_a_worker_names_the_head_and_the_command_to_run_there(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/usr/bin/sparkd", "use", "my recipe"])
     refuse_worker(settings(*THREE), owning(tree, "10.0.0.1"))

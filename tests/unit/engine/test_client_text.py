@@ -187,13 +187,6 @@ def test_of_a_serving_engine_a_carriage_return_begins_no_line() -> None:
     assert (reader.progress.serving, reader.progress.worker_died) == (True, False)
 
 
-def test_a_line_that_may_be_a_clients_text_is_quoted_and_not_explained() -> None:
-    log = [(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")]
-    reader = read_log(log, EventLog(), "end-of-log")
-    cause = find_cause(reader.progress, "0", MachineFacts(), time.monotonic(), ready=True)
-    assert cause == ("engine-ended", "its log says last: RuntimeError: CUDA out of memory, NCCL")
-
-
 @pytest.mark.parametrize(("end", "code"), [("", "137"), (CORE_KILLED, "0"), (WORKER_KILLED, "0")])
 def test_the_cause_of_a_serving_rank_that_was_killed_is_the_kill(end: str, code: str) -> None:
     frames = [(stream, f"{line}\n".encode()) for stream, line in FORGED]

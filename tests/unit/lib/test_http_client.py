@@ -289,33 +289,24 @@ def test_the_deadline_is_exact_under_attack(loop: Network, attack: Callable[[], 
         assert 0.5 <= least(took, 1.0) < 1.0, "a busy machine adds to it, no byte does"
 
 
-@pytest.mark.parametrize(
-    ("attack", "text"),
-    [
-        (lambda: begun(OK + b"\r\n", endless(b"x" * 65536)), f"answer of over {BODY_LIMIT_BYTES} bytes"),
-        (lambda: begun(CHUNKED, endless(b"10000\r\n" + b"x" * 65536 + b"\r\n")), "answer of over"),
-        (lambda: begun(OK, endless(b"X: " + b"y" * 1000 + b"\r\n")), "."),
-        (lambda: begun(OK + b"X: ", endless(b"y" * 65536)), "."),
-        (lambda: endless(b"\0" * 65536), "."),
-        (lambda: begun(CHUNKED, endless(b"1" * 65536)), "."),
-        (lambda: begun(CHUNKED, endless(b"1\r\nx\r\n" * 10000)), "answer of over"),
-        (lambda: endless(b"HTTP/1.1 102 P\r\n\r\n" * 1000), "1xx, which nothing has requested"),
-        (lambda: begun(b"HTTP/1", endless(b".0 100 C\r\n\r\nHTTP/1" * 1000)), "1xx, which nothing has requested"),
-        (lambda: endless(b"HTTP/2.3 100 C\r\n\r\n" * 1000), "1xx, which nothing has requested"),
-    ],
-    ids=[
-        "body",
-        "chunks",
-        "headers",
-        "header",
-        "garbage",
-        "chunk's size",
-        "small chunks",
-        "informational",
-        "in pieces",
-        "of another version",
-    ],
-)
+ENDLESS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
+    "body": (lambda: begun(OK + b"\r\n", endless(b"x" * 65536)), f"answer of over {BODY_LIMIT_BYTES} bytes"),
+    "chunks": (lambda: begun(CHUNKED, endless(b"10000\r\n" + b"x" * 65536 + b"\r\n")), "answer of over"),
+    "headers": (lambda: begun(OK, endless(b"X: " + b"y" * 1000 + b"\r\n")), "."),
+    "header": (lambda: begun(OK + b"X: ", endless(b"y" * 65536)), "."),
+    "garbage": (lambda: endless(b"\0" * 65536), "."),
+    "chunk's size": (lambda: begun(CHUNKED, endless(b"1" * 65536)), "."),
+    "small chunks": (lambda: begun(CHUNKED, endless(b"1\r\nx\r\n" * 10000)), "answer of over"),
+    "informational": (lambda: endless(b"HTTP/1.1 102 P\r\n\r\n" * 1000), "1xx, which nothing has"),
+    "in pieces": (
+        lambda: begun(b"HTTP/1", endless(b".0 100 C\r\n\r\nHTTP/1" * 1000)),
+        "1xx, which nothing has",
+    ),
+    "of another version": (lambda: endless(b"HTTP/2.3 100 C\r\n\r\n" * 1000), "1xx, which nothing has"),
+}
+
+
+@pytest.mark.parametrize(("attack", "text"), ENDLESS.values(), ids=ENDLESS)
 def test_what_has_no_end_ends_before_the_deadline_and_takes_no_memory(
     loop: Network, attack: Callable[[], Iterable[bytes]], text: str
 ) -> None:

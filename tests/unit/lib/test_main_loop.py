@@ -118,14 +118,6 @@ def test_a_blocking_call_runs_while_the_watchdog_is_fed(notifications: Notificat
     assert notifications().count("WATCHDOG=1") >= 3
 
 
-def test_an_error_of_a_blocking_call_is_raised_to_the_caller(main: MainLoop) -> None:
-    def fail() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        main.beside(fail, 5, "failing")
-
-
 def test_a_blocking_call_that_hangs_is_a_timeout(main: MainLoop) -> None:
     hanging = threading.Event()
     with pytest.raises(TimeoutError, match=r"sync did not end within 0\.2 s"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.plans import HEAD, WORKER, configured, plan
+from tests.unit.plans import HEAD, configured, plan
 
 from sparkd.base.host.weights import Manifest
 from sparkd.base.plan import agreement
@@ -136,10 +136,6 @@ def test_the_table_is_aligned_and_names_both_nodes() -> None:
 def test_a_long_table_ends_with_a_count() -> None:
     lines = agreement.format_table([Difference(f"args.{number}", "a", "b") for number in range(100)], "a", "b")
     assert (len(lines), lines[-1]) == (42, "and 60 more")
-
-
-def test_both_ranks_agree() -> None:
-    assert agreed(plan(WORKER)) == agreed(plan(HEAD))
 
 
 def test_each_file_of_weights_is_a_value() -> None:

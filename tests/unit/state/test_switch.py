@@ -25,10 +25,7 @@ FIRST, LAST = switch(Stage.TRYING, 1), switch(Stage.TRYING, TRIES)
 ON_NEW, ON_OLD = switch(Stage.IN_FORCE, back=()), switch(Stage.IN_FORCE, to=OLD, back=())
 TABLE = (
     (DRAINING, Event.STARTED, FIRST),
-    (DRAINING, Event.WORKS, DRAINING),
-    (DRAINING, Event.FAILED, DRAINING),
-    (DRAINING, Event.LEFT, DRAINING),
-    (DRAINING, Event.EXPIRED, DRAINING),
+    *((DRAINING, event, DRAINING) for event in (Event.WORKS, Event.FAILED, Event.LEFT, Event.EXPIRED)),
     (FIRST, Event.STARTED, LAST),
     (FIRST, Event.WORKS, ON_NEW),
     (FIRST, Event.FAILED, ON_OLD),
@@ -39,16 +36,10 @@ TABLE = (
     (LAST, Event.FAILED, ON_OLD),
     (LAST, Event.LEFT, FIRST),
     (LAST, Event.EXPIRED, ON_OLD),
-    (ON_NEW, Event.STARTED, ON_NEW),
-    (ON_NEW, Event.WORKS, ON_NEW),
-    (ON_NEW, Event.FAILED, ON_NEW),
-    (ON_NEW, Event.LEFT, ON_NEW),
+    *((ON_NEW, event, ON_NEW) for event in (Event.STARTED, Event.WORKS, Event.FAILED, Event.LEFT)),
     (ON_NEW, Event.EXPIRED, replace(ON_NEW, stage=Stage.RETURNING)),
     (RETURNING, Event.STARTED, ON_OLD),
-    (RETURNING, Event.WORKS, RETURNING),
-    (RETURNING, Event.FAILED, RETURNING),
-    (RETURNING, Event.LEFT, RETURNING),
-    (RETURNING, Event.EXPIRED, RETURNING),
+    *((RETURNING, event, RETURNING) for event in (Event.WORKS, Event.FAILED, Event.LEFT, Event.EXPIRED)),
 )
 
 

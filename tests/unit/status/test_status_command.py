@@ -68,16 +68,16 @@ def test_without_a_report_the_node_is_down() -> None:
     assert exit_code(None, alive=False) is ExitCode.DOWN
 
 
-@pytest.mark.parametrize(("start_time", "state", "alive"), [(1234, "S", True), (1235, "S", False), (1234, "Z", False)])
+@pytest.mark.parametrize(
+    ("start_time", "state", "alive"),
+    [(1234, "S", True), (1235, "S", False), (1234, "Z", False), (None, "", False)],
+)
 def test_an_agent_lives_while_its_pid_and_start_time_do(
-    tree: Tree, start_time: int, state: str, *, alive: bool
+    tree: Tree, start_time: int | None, state: str, *, alive: bool
 ) -> None:
-    tree.process(77, "sparkd", start_time=start_time, state=state)
+    if start_time is not None:
+        tree.process(77, "sparkd", start_time=start_time, state=state)
     assert agent_running(Files(str(tree.root)), REPORT) is alive
-
-
-def test_a_pid_that_is_gone_is_no_agent(tree: Tree) -> None:
-    assert not agent_running(Files(str(tree.root)), REPORT)
 
 
 def read_status(tree: Tree, *, as_json: bool = False) -> tuple[str, ExitCode]:

@@ -205,9 +205,7 @@ def test_an_unfit_file_in_the_place_of_a_key_ends_it_before_anything_is_written(
     ("named", "made"),
     [
         ("/etc/sparkd/vllm_api_key", True),
-        ("/etc/sparkd/cluster.key", False),
-        ("/etc/sparkd/sparkd.toml", False),
-        ("/etc/nologin", False),
+        *((named, False) for named in ("/etc/sparkd/cluster.key", "/etc/sparkd/sparkd.toml", "/etc/nologin")),
         ("/etc/sparkd/conf.d/api.key", False),
     ],
 )

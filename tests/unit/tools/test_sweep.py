@@ -126,9 +126,7 @@ def left(tree: Tree) -> Tree:
         ({}, "", False),
         (CRASHED, "12 sparkd-head.service start waiting", True),
         (CRASHED, "12 sparkd-head.service stop running", False),
-        (CRASHED, "12 sparkd-head.service restart waiting", False),
-        (CRASHED, "12 what is this", False),
-        (CRASHED, None, False),
+        *((CRASHED, jobs, False) for jobs in ("12 sparkd-head.service restart waiting", "12 what is this", None)),
     ],
 )
 def test_a_rank_is_left_to_the_next_agent_after_a_crash_alone_and_where_no_stop_is_ordered(

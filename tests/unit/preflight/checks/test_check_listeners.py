@@ -28,16 +28,11 @@ KEY = {"env": (("VLLM_API_KEY", "x"),)}
 @pytest.mark.parametrize(
     ("host", "changed", "level"),
     [
-        ("--host=0.0.0.0", {}, Level.WARN),
-        ("--host=::", {}, Level.WARN),
-        ("--host=0:0::0", {}, Level.WARN),
-        ("--host", {}, Level.WARN),
+        *((host, {}, Level.WARN) for host in ("--host=0.0.0.0", "--host=::", "--host=0:0::0", "--host")),
         ("--served-model-name=x", {}, Level.WARN),
         ("--host=0.0.0.0", KEY, Level.OK),
         ("--host=0.0.0.0", {"secrets": (Secret("VLLM_API_KEY", "/etc/sparkd/api.key"),)}, Level.OK),
-        ("--api-key=x", {}, Level.OK),
-        ("--host=10.0.0.1", {}, Level.OK),
-        ("--host=127.0.0.1", {}, Level.OK),
+        *((host, {}, Level.OK) for host in ("--api-key=x", "--host=10.0.0.1", "--host=127.0.0.1")),
         ("--host=spark1.lan", {}, Level.OK),
     ],
 )

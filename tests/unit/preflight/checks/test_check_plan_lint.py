@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.lint_launches import BY_ROLE, GOOD
-from tests.unit.plans import shipped
+from tests.unit.plans import WORKER, plan, shipped
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint, script_share
@@ -16,31 +16,14 @@ from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.plan.build import make_plan
-from sparkd.base.plan.model import Cache, LaunchPlan, Node
-from sparkd.base.recipes.schema import Container
+from sparkd.base.plan.model import LaunchPlan, Node
 
-PLAN = LaunchPlan(
-    recipe="r",
-    role="worker",
-    node=Node(1, "10.0.0.2", "10.0.0.1", 2),
-    image="i",
-    entrypoint=("vllm", "serve"),
+PLAN = replace(
+    plan(WORKER),
     argv=("vllm", "serve", "/models/m", *(word for flag, text in GOOD.items() for word in (f"--{flag}", str(text)))),
     env=(),
-    secrets=(),
-    container=Container(),
-    caches=(Cache("vllm", "/root/.cache/vllm"), Cache("tilelang", "/root/.tilelang")),
-    script="",
-    user_script="",
     model_path="/srv/m",
-    served_name="m",
-    api_host="127.0.0.1",
-    api_port=8000,
-    master_port=29501,
-    memory_bytes=None,
     gpu_memory_utilization=0.9,
-    shared=(),
-    digest="d",
     kv_cache_tokens=612_341,
 )
 OWN = replace(PLAN, user_script="/root/s.sh", env=(("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),))

@@ -240,7 +240,7 @@ def soak(serving: Cluster) -> tuple[int, dict[str, str], str]:
     words = ("sparkd", "bench", "--soak", "5m", "--concurrency", "1,2", "--answer", "64")
     done = serving.head.node.run(*words, check=False, timeout=400)
     print(done.stdout, done.stderr)
-    of_nodes = dict(re.findall(r"^(spark\d+): (.*)$", done.stdout, re.MULTILINE))
+    of_nodes = dict(re.findall(r"^(spark\d+)(?: \([\d.]+\))?: (.*)$", done.stdout, re.MULTILINE))
     return done.returncode, of_nodes, done.stdout
 
 

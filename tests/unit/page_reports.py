@@ -26,8 +26,34 @@ from sparkd.base.status.model import (
 
 GIB = 1 << 30
 VERSIONS = {"sparkd": "0.2.0", "driver": "580.95.05", "kernel": "6.14.0-1013-nvidia", "docker": "28.3.3"}
-USED = (*range(34, 79), *(80,) * 15)
-"""In percent, a sample each ten seconds."""
+USED = (
+    34,
+    34,
+    35,
+    35,
+    35,
+    36,
+    38,
+    42,
+    47,
+    53,
+    58,
+    63,
+    67,
+    70,
+    72,
+    74,
+    75,
+    76,
+    77,
+    78,
+    *(79,) * 16,
+    *(80,) * 20,
+    82,
+    81,
+    80,
+    80,
+)
 
 
 def ago(seconds: float) -> str:

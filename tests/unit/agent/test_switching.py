@@ -35,6 +35,7 @@ from sparkd.agent.daemon.switch_start import begin_switch, stamp_switch
 from sparkd.agent.daemon.switching import BLOCKED_SECONDS, Switching, SwitchRequested
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
+from sparkd.base.config.settings import Engine
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import (
     AwaitedError,
@@ -213,6 +214,17 @@ def test_a_choice_that_can_t_be_read_now_is_no_other_one(started: AgentUnderTest
     assert started.events.lines[-1].startswith(
         "state.read.failed reason=/var/lib/sparkd/switch.json can't be read: Too"
     )
+
+
+def test_a_choice_holds_while_the_recipe_that_it_replaces_may_come_by_a_late_mount(started: AgentUnderTest) -> None:
+    configured, host = Settings(engine=Engine(recipe="tiny-cpu")), started.agent.host
+    switch = write_switch(started, Stage.IN_FORCE, replaces=membership.fingerprint_config(configured, host))
+    folder = Path(host.files.root, "etc/sparkd/recipes")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(folder.with_name("share"))
+    with pytest.raises(AwaitedError, match="recipes: is a link"):
+        membership.fingerprint_config(configured, host)
+    assert membership.current_switch(configured, host) == switch
 
 
 def test_a_plan_whose_time_is_over_is_left_and_more_time_keeps_it(started: AgentUnderTest) -> None:

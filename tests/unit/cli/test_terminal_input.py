@@ -91,7 +91,10 @@ def test_ctrl_c_ends_a_command_that_hangs_in_the_kernel(tmp_path: Path) -> None:
     command = [*INTERRUPTIBLE, sys.executable, "-c", HANGS, str(fifo)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "hangs\n"
-        until(lambda: "State:\tD" in Path(f"/proc/{process.pid}/status").read_text(), 60)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-        os.close(os.open(fifo, os.O_WRONLY))  # its child, which waits for this, ends
+        try:
+            until(lambda: "State:\tD" in Path(f"/proc/{process.pid}/status").read_text(), 60)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+            os.close(os.open(fifo, os.O_RDWR))  # its child, which waits for this, ends

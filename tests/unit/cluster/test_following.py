@@ -25,9 +25,10 @@ from tests.unit.nodes import Node, node, report
 from tests.unit.verdicts import present
 
 from sparkd.base.cluster import membership
-from sparkd.base.cluster.following import load_effective
+from sparkd.base.cluster.following import load_effective, permitted_image_prefixes
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Cluster
+from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, HeadAwaitedError, OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state import known_good
@@ -360,3 +361,12 @@ def test_settings_that_contradict_the_heads_are_refused(tree: Tree, port: int) -
     own = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2"), follow_head=True))
     with pytest.raises(HeadAwaitedError, match="already has this port"):
         membership.resolve_context(own, None, host)
+
+
+def test_images_of_shipped_recipes_are_permitted_while_the_folder_of_recipes_may_come_by_a_late_mount(
+    tree: Tree,
+) -> None:
+    folder = tree.root / "etc/sparkd/recipes"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(tree.root / "share")
+    assert IMAGE in permitted_image_prefixes(Settings(), Host(str(tree.root)))

@@ -272,14 +272,18 @@ def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
         reason = "the agent before this one ended, and its engine serves on"
         hint = f"nothing is to be done; how that one ended: journalctl -u sparkd-{agent.context.role}"
         agent.events.warning("engine.rank.taken_over", container=rank.container_id[:12], reason=reason, hint=hint)
-    changed = None
-    is_known = agent.configured_at and adoptable.kept.stamp.startswith(FORM)  # it is empty while a share hangs
-    if is_known and digest_stamp(agent) != adoptable.kept.stamp:
-        reason = "it has changed since this engine was started, and counts at the next restart"
-        hint = f"sudo systemctl restart sparkd-{agent.context.role}"
-        agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)
-        changed = FindingReport(CHANGED, "warn", f"the configuration: {reason}", hint)
-    agent.reporter.replace_finding(CHANGED, changed)
+    if agent.configured_at:  # else a share hangs: what the agent before has found holds
+        agent.reporter.replace_finding(CHANGED, _find_change(agent, adoptable.kept.stamp))
     begin_restore(agent)  # the agent before may have been killed before it did that
     agent.reporter.publish()
     agent.loop.report_ready()  # only now, as in `serve`
+
+
+def _find_change(agent: Agent, stamp: str) -> FindingReport | None:
+    """The finding on a configuration of another stamp than the rank's; None also where that has an earlier form."""
+    if not stamp.startswith(FORM) or digest_stamp(agent) == stamp:
+        return None
+    reason = "it has changed since this engine was started, and counts at the next restart"
+    hint = f"sudo systemctl restart sparkd-{agent.context.role}"
+    agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)
+    return FindingReport(CHANGED, "warn", f"the configuration: {reason}", hint)

@@ -161,7 +161,8 @@ def permitted_image_prefixes(settings: Settings, host: Host) -> tuple[str, ...]:
     """Beginnings of image names: those of cluster.allow.images, or if there are none, the images of own recipes."""
     if settings.cluster.allow.images:
         return settings.cluster.allow.images
-    own_recipes = (_load_recipe_here(name, host) for name in find_recipes(recipe_folders(Path(host.files.root))))
+    files = find_recipes(recipe_folders(Path(host.files.root))).values()
+    own_recipes = (_load_recipe_here(str(file), host) for file in files)
     return tuple(sorted({recipe.image.ref for recipe in own_recipes if recipe}))
 
 

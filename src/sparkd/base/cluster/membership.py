@@ -206,7 +206,9 @@ def current_switch(settings: Settings, host: Host) -> Switch | None:
     Raises as `load_switch`.
     """
     switch = load_switch(host, lambda _: None)
-    return switch if switch is not None and switch.replaces == fingerprint_config(settings, host) else None
+    with suppress(AwaitedError):  # a configuration that can't be read now is not known to have changed
+        return switch if switch is not None and switch.replaces == fingerprint_config(settings, host) else None
+    return switch
 
 
 def load_switch(host: Host, report: Callable[[str], None]) -> Switch | None:
@@ -222,8 +224,11 @@ def load_switch(host: Host, report: Callable[[str], None]) -> Switch | None:
 
 
 def fingerprint_config(settings: Settings, host: Host) -> str:
-    """Fingerprint of the configuration that a chosen plan replaces."""
-    recipe = None
-    with suppress(ConfigError):
+    """Fingerprint of the configuration that a chosen plan replaces. Raises AwaitedError where it can't be read now."""
+    try:
         recipe = load_recipe(settings.engine.recipe, recipe_folders(Path(host.files.root))).recipe
+    except AwaitedError:
+        raise
+    except ConfigError:
+        recipe = None
     return fingerprint_engine(settings.engine, recipe)

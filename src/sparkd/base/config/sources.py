@@ -184,4 +184,6 @@ def _list_drop_ins(folder: Path, trusted: bool) -> list[Path]:
         refuse_dangling(folder)
         return []
     except OSError as error:
+        if isinstance(error, NotADirectoryError) and not os.path.lexists(folder):
+            return []  # beside a file that SPARKD_CONFIG names below another file
         raise unreadable(error)(f"{folder}: cannot be read: {error.strerror}", f"sudo ls -ld {folder}") from None

@@ -19,17 +19,12 @@ def recipe_folders(root: Path = Path("/")) -> tuple[Path, ...]:
 
 
 def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
-    """The file of every recipe, sorted by name.
-
-    Raises ConfigError where a folder can't be read, AwaitedError where it may come by a late mount: it may have any of
-    the names.
-    """
+    """The file of every recipe, sorted by name. Raises ConfigError where a folder can't be read."""
     recipes: dict[str, Path] = {}
     for folder in folders:
         try:
             files = sorted(folder.iterdir())
         except FileNotFoundError:
-            refuse_dangling(folder)
             continue
         except OSError as error:
             raise unreadable(error)(f"{folder}: cannot be read: {error.strerror}", f"sudo ls -ld {folder}") from None
@@ -40,14 +35,20 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def find_file(name: str, folders: Sequence[Path]) -> Path:
-    """The file of a recipe, by its name or absolute path. Raises as `find_recipes`, ConfigError for an unknown name."""
+    """The file of a recipe, by its name or absolute path.
+
+    Raises ConfigError where no folder has the name, AwaitedError where one that may have it may come by a late mount.
+    """
     if not name:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if name.startswith("/"):
         return Path(name)
     known = find_recipes(folders)
-    if name in known:
-        return known[name]
+    for folder in folders:
+        if name in known and known[name].parent == folder:
+            return known[name]
+        if not folder.exists():
+            refuse_dangling(folder)
     searched = " and ".join(str(folder) for folder in folders) or "no folder"
     raise ConfigError(
         f"there is no recipe {name}{did_you_mean(name, known)} (looked in {searched})",

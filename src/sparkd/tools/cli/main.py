@@ -218,11 +218,16 @@ def end_where_it_hangs(seconds: int = 10) -> None:
 
     For a thread of its own.
     """
+    from pathlib import Path
+
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # else it would not be listed as pending
-    pending_seconds = 0
-    while pending_seconds < seconds:
+    hanging_seconds = 0
+    while hanging_seconds < seconds:
         time.sleep(1.0)
-        pending_seconds = pending_seconds + 1 if signal.SIGINT in signal.sigpending() else 0
+        state = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[0]  # of the main thread
+        hanging_seconds = hanging_seconds + 1 if state == "D" and signal.SIGINT in signal.sigpending() else 0
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")  # a progress bar hides the cursor
     os._exit(130)
 
 

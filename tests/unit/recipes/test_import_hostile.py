@@ -124,6 +124,7 @@ def test_of_a_hostile_form_the_recipe_alone_is_written(name: str, folder: Path) 
     "line",
     ['p&&A+=" y"\n', "{ ", ": ${A:=1}\n", "unset A\n", '[ -z "$A" ]&&A=1\n', "A=1 | x\n", "read A\n", "((", "((A))\n",
      "((A ", "[[ (a|b) ]]\n", "$A run\n", "docker -c ", "A=$((1+(2)+(3)*(4)))\n", "cd a/b/c/d/e/f/g\n",
+     pytest.param("B=x\nA=" + "$B" * 50_000 + "\n", id="assignment"),
      pytest.param("A=$(cd $(dirname " + "(" * 120_000 + ")" * 120_001 + "x)\n", id="parentheses")],
 )  # fmt: skip
 def test_a_script_of_one_line_many_times_is_read_in_seconds(line: str) -> None:

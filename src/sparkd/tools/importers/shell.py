@@ -245,10 +245,8 @@ class Script(Struct):
         self.word, self.is_redirected = None, False
 
     def _is_assignment(self) -> bool:
-        words = self.current.words
-        return bool(ASSIGNMENT.match(self.word or "")) and (
-            len(words) == self.current.assigned or words[0] in DECLARING
-        )
+        words, begin = self.current.words, (self.word or "")[:256]
+        return bool(ASSIGNMENT.match(begin)) and (len(words) == self.current.assigned or words[0] in DECLARING)
 
     def _begins_command(self) -> bool:
         return not self.current.words or self.current.words[-1] in ("for", *KEYWORDS)

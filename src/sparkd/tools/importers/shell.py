@@ -155,7 +155,7 @@ class Script(Struct):
         if document := _HERE_DOCUMENT.match(self.text, at):
             self.here_ends.append(document[str(document.lastgroup)])
             return document.end()
-        if self.text[at] == "~" and self.text[at + 1 : at + 2] in ("", "/", " "):
+        if self.text[at] == "~" and self.text[at + 1 : at + 2] in ("", *"/ \t\r\n;&|()<>"):
             self._add_text(self.state.variables.values.get("HOME", mark("~")))
             return at + 1
         if to_fill_in := _TO_FILL_IN.match(self.text, at):

@@ -42,6 +42,8 @@ _OF_PATH = re.compile(
     rf"\$\((?:(dirname|basename) (?:-- )?{_PATH}|(?:cd (?:-- )?{_PATH}(?: &?>/dev/null)? && )?pwd(?: -P)?)\)|`pwd`"
 )
 """A part of a path, or the folder of a script, as in $(cd "$(dirname "$0")/.." && pwd)."""
+_NOT_PLAIN = re.compile(rf"[~*?\[\]\\'\"{{}}{_OPEN}]")
+"""What a path has that is not known, or of which bash may make another path."""
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _CLOSING = {"(": (")", "\\)"), "$(": (")",), "${": ("}",)}
 """What ends each. An escaped ) ends no $(, but a group in an expression of sed."""
@@ -161,7 +163,7 @@ class Variables(Struct):
         if len(text) <= 200 and (part := _OF_PATH.fullmatch(text)):
             path = self._expand_alternative(part[2] or part[3] or ".", depth).rstrip("/")
             of_path = {"dirname": dirname, "basename": basename}.get(part[1], self.find_folder)
-            return (not unknown(path) and of_path(path)) or mark(text)
+            return (not _NOT_PLAIN.search(path) and of_path(path)) or mark(text)
         if arithmetic := _ARITHMETIC.fullmatch(text):
             return self._compute(arithmetic[1], depth) or mark(text)
         if (base := re.fullmatch(r"\$\{(\w+)##\*/\}", text)) and base[1] in self.values:
@@ -171,19 +173,19 @@ class Variables(Struct):
     def find_folder(self, path: str) -> str:
         """The absolute form of a path from the current folder; empty where that is not known."""
         folder = path if path.startswith("/") else f"{self.values.get('PWD', '.')}/{path}"
-        is_path = path[:1] not in ("", "-") and folder.startswith("/") and len(folder) < 4096  # PATH_MAX
+        is_path = path[:1] not in ("", "-", "~") and folder.startswith("/") and len(folder) < 4096  # PATH_MAX
         return normpath(folder) if is_path and not unknown(folder) else ""
 
     def _compute(self, text: str, depth: int) -> str:
         """The sum or product of whole numbers; empty for any other arithmetic."""
-        text = "".join(self._expand_alternative(text, depth).split())
+        text = self._expand_alternative(text, depth)
+        text = re.sub(r"[A-Za-z_]\w*", lambda name: f"({self.value(name[0])[:201]})", text if len(text) <= 200 else "?")
         text = text if len(text) <= 200 else "?"
-        text = re.sub(r"[A-Za-z_]\w*", lambda name: f"({self.values.get(name[0], '')[:20]})", text)
         self.spend(100)
         with suppress(ValueError):
             while inner := re.search(r"\(([^()]*)\)", text):
-                text = text.replace(inner[0], _add(inner[1]))
-            return _add(text)
+                text = text.replace(inner[0], f" {_add(inner[1])} ")
+            return total if abs(int(total := _add(text))) < 1 << 63 else ""
         return ""
 
 
@@ -220,4 +222,4 @@ def _find_closing(text: str, at: int) -> int:
 
 def _add(text: str) -> str:
     """The sum of products of whole numbers. Raises ValueError for another text, and for octal numbers."""
-    return str(sum(prod(int(word, 0) for word in term.split("*")) for term in text.replace("-", "+-").split("+")))
+    return str(sum(prod(int(word, 0) for word in term.split("*")) for term in re.sub(r"-\s*", "+-", text).split("+")))

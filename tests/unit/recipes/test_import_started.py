@@ -341,6 +341,7 @@ def test_the_value_is_known_where_the_assignment_surely_counts(script: str, tmp_
         (f"docker run {IMAGE} --model “org/m”", "line 1: names the model “org/m”: write its name there, in plain"),
         (COMPOSE.replace("org/m", "org/<name>"), "line 4: names the model org/<name>: write its name there"),
         (f"for m in a b; do docker run {IMAGE} --model $m; done", r"line 1: what \$\{m\} stands for .* -o m=VALUE"),
+        (f"M=a\nif q; then M=ab; fi\ndocker run {IMAGE} --model $M", r"line 3: what \$\{M\} stands for in \$\{M\} is"),
         ("F+=(--rm)\ndocker run ${G[@]}", "line 2: docker run names no image: write it"),
         (f"{LINE} 'x", "line 1: the quote ' has no end"),
         (f'\n{LINE} "x', 'line 2: the quote " has no end'),

@@ -278,9 +278,9 @@ class ShellState(Struct):
     def _set_variable(self, name: str, value: str) -> None:
         """Assign a value. Where a condition decides whether that happens, what it adds to the last one is not known."""
         known_value = self.variables.values.get(name, "")
-        earlier_value = known_value if value.startswith(known_value) else ""
-        blank = " " if value[len(earlier_value) :][:1].isspace() else ""  # the words before it stay known
-        uncertain_value = f"{earlier_value}{blank}{_mark_variable(name)}"
+        # Words before those that it adds stay known.
+        earlier_value = known_value if value.startswith((f"{known_value} ", f"{known_value}\n")) else ""
+        uncertain_value = f"{earlier_value} {_mark_variable(name)}".lstrip()
         self.variables.assign(name, uncertain_value if self._is_uncertain() else value)
         if self.blocks or self.condition:
             self.variables.spend(len(earlier_value))  # it grows by a mark with each

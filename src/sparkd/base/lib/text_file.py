@@ -16,10 +16,10 @@ def read_file(path: Path) -> str:
     return read_owned_file(path)[0]
 
 
-def read_owned_file(path: Path, flags: int = 0) -> tuple[str, int]:
-    """As `read_file`, with the uid of the file's owner. `flags`: more of open(2)."""
+def read_owned_file(path: Path, folder: str = "") -> tuple[str, int]:
+    """As `read_file`, with the uid of the file's owner. `folder`: where it must lie, itself no link."""
     try:
-        content, owner = _read_regular(path, flags)
+        content, owner = _read_regular(path, folder)
     except FileNotFoundError:
         refuse_dangling(path)
         raise
@@ -42,12 +42,14 @@ def refuse_dangling(path: Path) -> None:
         raise AwaitedError(f"{path}: is a link to a file that does not exist", hint) from None
 
 
-def _read_regular(path: Path, flags: int) -> tuple[bytes, int]:
+def _read_regular(path: Path, folder: str) -> tuple[bytes, int]:
     """At most LIMIT_BYTES and one more, and the owner. What is judged is read: a user may put a device there."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if folder else 0))
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
+        # Another user may have put a link in the place of a folder on the way.
+        is_outside = folder and not Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(folder)
+        if is_outside or not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path}: is no regular file")
         with Path(f"/proc/self/fd/{fd}").open("rb") as stream:
             return stream.read(LIMIT_BYTES + 1), status.st_uid

@@ -1,10 +1,10 @@
 """Reads services of a compose file, and its `.env`, into the options of `docker run` (the Compose Specification)."""
 
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from os.path import realpath
+from contextlib import suppress
+from os.path import normpath, realpath
 from pathlib import Path
 
 from msgspec import Struct
@@ -44,21 +44,28 @@ _IGNORED_KEYS = (
 def read_env_file(path: Path, owner: int, variables: Variables) -> dict[str, str]:
     """Read the file that docker reads beside a compose file. Raises ConfigError."""
     try:
-        return _parse_env_file(read_beside(path, path, owner), variables)
+        return _parse_env_file(_read_beside(path, path, owner), variables)
     except CommandError as error:
         raise make_fault(str(path), 1, str(error)) from None
 
 
-def read_beside(form: Path, path: Path, owner: int | None) -> str:
+def read_sourced(form: Path, path: str, owner: int | None) -> str:
+    """Read a file that a script sources, if it lies in the script's folder or below; empty text for any other."""
+    with suppress(OSError, ConfigError):
+        if is_below(path, normpath(form.absolute().parent)):
+            return _read_beside(form, Path(path), owner)
+    return ""
+
+
+def _read_beside(form: Path, path: Path, owner: int | None) -> str:
     """Read a file in the folder of a form or below it; empty text where there is none. Raises ConfigError.
 
     A link is not followed. It must belong to `owner`, as the form does: else a user who puts another folder in the
     place of their own could have root's values written into a recipe that all may read. None: the form is no file.
     """
-    is_file = owner is not None and path.is_file() and not path.is_symlink()
-    if not is_file or not is_below(realpath(path.parent), realpath(form.parent)):
+    if owner is None or not path.is_file() or path.is_symlink():
         return ""
-    text, uid = read_owned_file(path, os.O_NOFOLLOW)
+    text, uid = read_owned_file(path, realpath(form.parent))
     if uid != owner:
         reason = f"{path}: is of uid {uid}, what reads it of {owner}: its values are not taken"
         raise ConfigError(printable(reason), "copy both into a folder of your own")

@@ -10,7 +10,7 @@ from sparkd.base.host.docker import query, running
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable, sanitize
-from sparkd.tools.importers.compose import read_beside, read_compose, read_env_file
+from sparkd.tools.importers.compose import read_compose, read_env_file, read_sourced
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import read_script
 from sparkd.tools.importers.kinds import find_kind, may_be_markdown, unreadable_error
@@ -68,7 +68,7 @@ def _read_launches(
     if kind == "systemd unit":
         return read_unit(text, variables)
     if kind == "command line":
-        return read_script(text, variables, lambda name: read_beside(path, Path(name), owner))
+        return read_script(text, variables, lambda name: read_sourced(path, name, owner))
     env_file = {} if owner is None else read_env_file(path.parent / ".env", owner, variables)
     return read_compose(text, variables, service, env_file)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from msgspec import Struct, field
 
@@ -74,6 +75,8 @@ class Script(Struct):
     """The line of all words of a text that stands in another; 0 for their own."""
     read_beside: Callable[[str], str] = lambda _path: ""
     """Reads a file that lies beside the script; empty text for another path."""
+    sourced: list[str] = field(default_factory=list)
+    """Paths of the sourced files that are read now; empty text for each that was. 16 of 64 KiB are a script's 1 MiB."""
 
     def read(self) -> list[Command]:
         """Read the commands. Assignments only set variables. Raises CommandError; then `line` has its line."""
@@ -280,25 +283,26 @@ class Script(Struct):
             self.state.join(subshell)
 
     def _read_sourced(self, command: Command, operator: str) -> None:
-        """Read the file beside the script that `source` names, in place of the command. Raises CommandError."""
+        """Read the file beside the script that `source` names, in place of the command: it stays where that fails."""
         words, state = command.words, self.state
-        if words[-1:] in (["]"], ["]]"]):
-            state.tested = state.variables.find_folder(words[-2]) if words[-3:-2] == ["-f"] else ""
         path = state.variables.find_folder("".join(words[-1:]))
         is_source = words[-2:-1] in (["."], ["source"]) and words[:-2] in ([], ["then"])
-        if not is_source or state.is_piped or operator in ("|", "&") or not (text := self.read_beside(path)):
+        is_left = path.endswith("/activate") or path in self.sourced or state.is_piped or operator in ("|", "&")
+        text = self.read_beside(path) if is_source and not is_left and len(self.sourced) < 16 else ""
+        if not 0 < len(text) <= 1 << 16:
             return
-        state.variables.spend(1 << 18)  # 16 files are read at most
-        blocks, condition = state.blocks, state.condition
-        is_sure = len(blocks) + bool(condition) <= (path == state.tested)
-        state.blocks, state.condition = command.lines[: not is_sure], ""
-        file = Script(text, state, at_line=command.lines[0], read_beside=self.read_beside)
-        try:
-            self.commands += file.read()
-        except CommandError as error:
-            raise CommandError(f"{path}: line {file.line}: {error}") from None
-        state.blocks, state.condition = blocks, condition
-        command.words[-2:] = [":", path]
+        is_sure = len(state.blocks) + bool(state.condition) <= (path == state.tested)
+        file = Script(text, state.fork(), at_line=command.lines[0], read_beside=self.read_beside, sourced=self.sourced)
+        file.state.blocks = command.lines[: not is_sure]
+        file.state.variables.assign("BASH_SOURCE", path)
+        self.sourced.append(path)
+        with suppress(CommandError):
+            commands = file.read()
+            if not file.outer_states:  # else a parenthesis has no end
+                self.commands, self.state = self.commands + commands, file.state.return_to(state)
+                command.words[-2:] = [":", path]
+        self.state.variables.characters_left = file.state.variables.characters_left
+        self.sourced[self.sourced.index(path)] = ""
 
 
 def commands_in_container(

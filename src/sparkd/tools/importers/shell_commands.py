@@ -34,6 +34,7 @@ _COMPUTED = re.compile(
 )
 """Variables to which arithmetic assigns. What they get is not computed."""
 _TESTS = ("[", "[[", "test")
+_TEST_OF_FILE = re.compile(r"(if )?(?:\[\[?|test) -f (\S+)(?: \]\]?)?")
 _RUN_WHERE_EMPTY = (("-z", "&&"), ("-n", "||"))
 
 
@@ -77,7 +78,7 @@ class ShellState(Struct):
     defaulted: set[str] = field(default_factory=set)
     """Variables and arrays that the command that is read has set so far, as by a use such as ${NAME:=VALUE}."""
     tested: str = ""
-    """The path of the file that the last test was of, as in [ -f .env ]."""
+    """The path of the file that decides about the next commands, as in [ -f .env ] &&; empty for none."""
     is_piped: bool = False
     """Whether the command is a part of a pipeline, or runs beside the shell: what it assigns ends with it."""
 
@@ -86,6 +87,7 @@ class ShellState(Struct):
 
         `operator`: the one behind it, or a newline. Raises CommandError where too much is copied.
         """
+        self._follow_test(command.words, operator)
         first_word = "".join(command.words[:1])
         is_next_sure = not self.condition and self._is_next_sure(command.words, operator)
         self.is_piped = self.is_piped or operator in ("|", "&")
@@ -97,6 +99,13 @@ class ShellState(Struct):
         if not is_next_sure:
             self._follow_operator(operator, may_fail=may_fail)
         return runs_program
+
+    def _follow_test(self, words: list[str], operator: str) -> None:
+        test = _TEST_OF_FILE.fullmatch(" ".join(words[:6]))
+        if test and not (self.blocks or self.condition) and operator in ((";", "\n") if test[1] else ("&&",)):
+            self.tested = self.variables.find_folder(test[2])
+        elif operator in ("||", "(") or "".join(words[words[:1] == ["then"] :][:1]) not in ("", *_SUCCEEDING):
+            self.tested = ""
 
     def _is_next_sure(self, words: list[str], operator: str) -> bool:
         """Whether the words are [ -z "$NAME" ] && or [ -n "$NAME" ] || for a name without a value: as ${NAME:-...}."""
@@ -117,6 +126,12 @@ class ShellState(Struct):
         """Take the place of a subshell that has ended, and may have failed: its variables are lost."""
         self.variables.characters_left = subshell.variables.characters_left
         self.condition = self.condition or "&&"
+
+    def return_to(self, outer: Self) -> Self:
+        """The state behind a sourced file that has ended, in the blocks and conditions of `outer`."""
+        self.variables.assign("BASH_SOURCE", outer.variables.value("BASH_SOURCE"))
+        kept = {"exported": self.exported, "inherited": self.inherited, "arrays": self.arrays}
+        return replace(outer, variables=self.variables, **kept)
 
     def _follow_operator(self, operator: str, *, may_fail: bool) -> None:
         """Follow the operator behind a command. `may_fail`: whether a && decides about the next command."""

@@ -1424,6 +1424,11 @@ def test_a_file_is_not_read_where_a_folder_on_its_way_has_become_a_link(tmp_path
     assert read_owned_file(tmp_path / "other/a.env", str(tmp_path / "other")) == ("P=9\n", os.getuid())
 
 
+def test_commands_of_compose_beside_an_engine_are_none_of_it(tmp_path: Path) -> None:
+    for more in ("logs -f vllm serve", "exec web vllm serve org/n", "run --rm web vllm serve org/n", "up vllm serve"):
+        assert imported(tmp_path, f"{LINE}\ndocker compose {more}\n")[0].model.repo == "org/m"
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

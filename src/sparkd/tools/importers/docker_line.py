@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, takewhile
 
 from sparkd.tools.importers.command import find_server, is_ray
-from sparkd.tools.importers.launch import inner_commands, note_condition
+from sparkd.tools.importers.launch import find_script, inner_commands, note_condition
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_commands import Command, ShellState
@@ -53,7 +53,8 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
             yield from find_launches(nested, overrides, depth + 1)
     elif words[at + 1 : at + 2] == ["compose"] and at >= 0:
-        yield Launch(line, words=[*takewhile("run".__ne__, words)], entrypoint=[])
+        own_words = [*takewhile(lambda word: word not in ("run", "exec", "logs"), words)]
+        yield Launch(line, words=["docker", "compose", "-f", find_script(own_words)], entrypoint=[])
     elif at < 0 and (find_server(words)[1] or may_be_docker(words)):
         env = {name: Option(name, value, line) for name, value in command.env.items()}
         launch = Launch(line, words=words, entrypoint=[], env=env)

@@ -84,6 +84,15 @@ libc.posix_spawn(ctypes.byref(pid), b"/bin/true", actions, None, (ctypes.c_char_
 """
 
 
+def hangs(pid: int) -> bool:
+    return "State:\tD" in Path(f"/proc/{pid}/status").read_text()
+
+
+def is_watched(pid: int) -> bool:
+    """Whether a thread of the process blocks SIGINT, and nothing else."""
+    return any("SigBlk:\t0000000000000002\n" in task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/status"))
+
+
 def test_ctrl_c_ends_a_command_that_hangs_in_the_kernel(tmp_path: Path) -> None:
     """As at a file server that is gone: there the kernel wakes a process only to kill it."""
     fifo = tmp_path / "fifo"
@@ -92,7 +101,7 @@ def test_ctrl_c_ends_a_command_that_hangs_in_the_kernel(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "hangs\n"
         try:
-            until(lambda: "State:\tD" in Path(f"/proc/{process.pid}/status").read_text(), 60)
+            until(lambda: hangs(process.pid) and is_watched(process.pid), 60)
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130
         finally:

@@ -218,9 +218,9 @@ def end_where_it_hangs(seconds: int = 10) -> None:
 
     For a thread of its own.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # else it would not be listed as pending
     from pathlib import Path
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # else it would not be listed as pending
     hanging_seconds = 0
     while hanging_seconds < seconds:
         time.sleep(1.0)

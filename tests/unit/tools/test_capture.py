@@ -31,7 +31,8 @@ from sparkd.base.host.journal import Line, Lines, Query
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.tools.support.capture_collector import Archive, Collector
+from sparkd.tools.support.archive import Archive
+from sparkd.tools.support.capture_collector import Collector
 from sparkd.tools.support.capture_tree import hide_values, keep_content
 from sparkd.tools.support.nodes_reader import NodesReader
 from sparkd.tools.support.recorder import KEPT_SETTINGS, RecordingFiles, read_tree

@@ -18,7 +18,8 @@ from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ExitCode
 from sparkd.tools.cli import main
 from sparkd.tools.models import image_copy
-from sparkd.tools.models.image_copy import SCRATCH, ImageSizes
+from sparkd.tools.models.image_copy import SCRATCH
+from sparkd.tools.models.image_store import ImageSizes
 from sparkd.tools.models.model_files import send_model
 from sparkd.tools.models.ssh import SshHost
 

@@ -5,7 +5,7 @@ from tests.tree import Tree
 
 from sparkd.base.host import Host
 from sparkd.base.host.docker_image import Image
-from sparkd.tools.models.image_copy import ImageSizes, Store, find_store, read_sizes
+from sparkd.tools.models.image_store import ImageSizes, Store, find_store, read_sizes
 
 IMAGE = Image("sha256:1", "arm64", "", 10, "", (), (), ())
 

@@ -20,7 +20,7 @@ from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.model import FindingReport, Phase, RestartReport
 from sparkd.base.status.notices import NotifyState, observe
 from sparkd.base.status.publisher import Published, Reporter, status_line
-from sparkd.tools.support.capture_collector import Archive
+from sparkd.tools.support.archive import Archive
 from sparkd.tools.support.capture_tree import keep_content, redact_docker
 
 HEX = "5f2a9c81e07b43d6a1f8c3e95b7d20e4"

@@ -245,10 +245,12 @@ def _find_late_since(state: HealthState, probe: Observation) -> float | None:
     """Since when the oldest late request has waited, of those that are newer than the last proof; None without one."""
     # Without statistics a queue looks like a hang, and each canary would wait in it until it fails.
     requests = probe.unanswered if state.work is not None else ()
-    doubts_seconds = {False: DOUBT_SECONDS, True: BEGUN_DOUBT_SECONDS}
-    late_requests = (request for request in requests if request.seconds >= doubts_seconds[request.begun])
-    waiting_since = (probe.at - request.seconds for request in late_requests)
+    waiting_since = (probe.at - request.seconds for request in requests if _is_late(request))
     return min((since for since in waiting_since if since > state.proven_after), default=None)
+
+
+def _is_late(request: PendingRequest) -> bool:
+    return request.seconds >= (BEGUN_DOUBT_SECONDS if request.begun else DOUBT_SECONDS)
 
 
 def _find_stall(last: HealthState, state: HealthState, probe: Observation, limits: Supervise) -> StalledError | None:

@@ -206,8 +206,8 @@ class _Folder:
             else:
                 size_bytes += shard_bytes
                 flaws += [Flaw(name, fault)] if fault else []
-        found = ModelFolder(format=SAFETENSORS, shards=len(names), size_bytes=size_bytes)
-        return replace(found, flaws=tuple(flaws), opened=tuple(opened))
+        weights_found = ModelFolder(format=SAFETENSORS, shards=len(names), size_bytes=size_bytes)
+        return replace(weights_found, flaws=tuple(flaws), opened=tuple(opened))
 
     def list_unfinished(self) -> tuple[str, ...]:
         names = [name for name in self._names if _UNFINISHED.fullmatch(name)]

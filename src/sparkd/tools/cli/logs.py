@@ -196,10 +196,8 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 def capture(args: argparse.Namespace) -> None:
     from sparkd.tools.measure.interrupts import catch_ends
-    from sparkd.tools.support.capture_collector import (
-        Collector,  # it can act; `explain` can't
-        summarize,
-    )
+    from sparkd.tools.support.capture_collector import Collector  # it can act; `explain` can't
+    from sparkd.tools.support.summary import summarize
 
     catch_ends(once=True)
     collector = Collector(Host())

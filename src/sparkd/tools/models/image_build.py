@@ -31,7 +31,7 @@ from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.status.model import Phase, read_living_report
-from sparkd.tools.models.image_copy import find_store, read_sizes
+from sparkd.tools.models.image_store import find_store, read_sizes
 from sparkd.tools.models.peers import require_room
 
 _LEAST_MEMORY_BYTES = 2 * GIB

@@ -1,4 +1,4 @@
-"""Copies of the engine's image, from this node's docker to the docker of other nodes, and what it takes there."""
+"""Copies of the engine's image, from this node's docker to the docker of other nodes."""
 
 import os
 import re
@@ -17,6 +17,7 @@ from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.base.lib.text import parse_json, size
+from sparkd.tools.models.image_store import ImageSizes, find_store, read_sizes
 from sparkd.tools.models.peers import require_room, run_on_each
 from sparkd.tools.models.ssh import USER, SshHost
 
@@ -26,50 +27,6 @@ _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _LIST = 'cd -- "$1" 2>/dev/null && stat -c "%s %n" -- image-* 2>/dev/null; true'
 _ARCHIVE = re.compile(r"^(\d{1,18}) (image-[0-9a-f]{32})(\.tar|\.part)$", re.MULTILINE)
 """Bytes and name of an archive, in a line of `stat`."""
-_CONTAINERD = "/var/lib/containerd"
-"""The default `root` of containerd, which docker's answers do not name."""
-
-
-class Store(Struct, frozen=True):
-    """Docker's images on one node."""
-
-    folder: str
-    keeps_packed: bool
-    """Layers stay packed beside the unpacked ones, as in containerd's store, the default since docker 29."""
-
-
-class ImageSizes(Struct, frozen=True):
-    archive_bytes: int
-    """What `docker save` writes. A store that keeps packed layers gives these; another one packs none."""
-    unpacked_bytes: int
-
-    def in_store(self, store: Store) -> int:
-        """Bytes that the image takes there, loaded from its archive."""
-        return self.unpacked_bytes + (self.archive_bytes if store.keeps_packed else 0)
-
-
-def find_store(info: object) -> Store:
-    """The store that docker's `info` describes; `/` where it names no folder."""
-    match info:
-        case {"DriverStatus": [*pairs]} if ["driver-type", "io.containerd.snapshotter.v1"] in pairs:
-            return Store(_CONTAINERD, True)
-        case {"DockerRootDir": str(root)} if root.startswith("/"):
-            return Store(root, False)
-    return Store("/", False)
-
-
-def read_sizes(docker: DockerReader, image: docker_image.Image) -> ImageSizes:
-    """Read what an image takes. Raises DockerError.
-
-    Where docker keeps packed layers, its description of an image counts these, and its list the unpacked ones, too
-    (moby, daemon/containerd/image_inspect.go and image_list.go). Without packed ones, both count the unpacked ones.
-    """
-    images = docker.images()
-    for listed in images if isinstance(images, list) else ():
-        match listed:
-            case {"Id": str(full_id), "Size": int(both_bytes)} if full_id == image.id and both_bytes > image.size_bytes:
-                return ImageSizes(image.size_bytes, both_bytes - image.size_bytes)
-    return ImageSizes(image.size_bytes, image.size_bytes)
 
 
 class Image(Struct, frozen=True):

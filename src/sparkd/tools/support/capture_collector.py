@@ -1,14 +1,9 @@
-"""The collector of `sparkd capture`: it finds the secrets to hide, and puts all parts into the archive.
-
-Among them is a summary, to paste into a forum: what the agent reports, and what the checks find.
-"""
+"""The collector of `sparkd capture`: it finds the secrets to hide, and puts all parts into the archive."""
 
 import asyncio
-import io
 import json
 import os
 import re
-import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -33,18 +28,18 @@ from sparkd.base.host.gpu import read_clocks, read_driver
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import BlockedError, SparkdError, UsageError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
-from sparkd.base.lib.text import counted, parse_json, sanitize
+from sparkd.base.lib.text import counted, sanitize
 from sparkd.base.state.file import STACKS
-from sparkd.base.status import model
 from sparkd.base.status.model import read_report
 from sparkd.tools.measure.interrupts import held_back, report_progress
 from sparkd.tools.measure.past import history_as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.node.plan_text import plan_as_json
-from sparkd.tools.node.render import PreflightReport
+from sparkd.tools.support.archive import MOST_BYTES, Archive
 from sparkd.tools.support.capture_tree import read_machine, redact_docker
 from sparkd.tools.support.nodes_reader import NodesReader, find_failures
+from sparkd.tools.support.summary import summarize
 
 T = TypeVar("T")
 
@@ -55,53 +50,6 @@ INSPECTED_KEYS = (
     "Id", "Created", "Path", "State", "Image", "Name", "RestartCount", "Driver", "Platform", "HostConfig", "Mounts",
 )  # fmt: skip
 """Keys of docker's description of a container that the archive has."""
-LEAST_NAME_LENGTH = 3
-"""A node's shorter name stays in the text: it may be a part of any sentence."""
-MOST_BYTES = 19 << 20
-"""The archive's limit: forums and mail take 20 MB."""
-
-
-class Archive:
-    """A tar file. Every text in it is redacted, JSON as a document. Once it is too long, members are left out."""
-
-    def __init__(self, name: str, at: datetime, redact: Redaction) -> None:
-        """`name`: of the folder that all members are in; `at`: their time of change."""
-        self._name, self._at, self._redact = name, at.timestamp(), redact
-        self._buffer = io.BytesIO()
-        self._tar = tarfile.open(fileobj=self._buffer, mode="w:gz", compresslevel=6)  # noqa: SIM115 - until `close`
-        self.left_out = 0
-        """Members that did not fit."""
-
-    def add(self, path: str, content: bytes | str | None, target: str = "", *, executable: bool = False) -> None:
-        """Add a file, or with None as `content` a folder or a symlink to `target`. A file that is no UTF-8 is empty."""
-        if self._buffer.getbuffer().nbytes > MOST_BYTES:
-            self.left_out += 1
-            return
-        member = tarfile.TarInfo(f"{self._name}/{self._redact(path)}")
-        member.mtime, member.mode = int(self._at), 0o700 if content is None or executable else 0o600
-        if target:
-            member.type, member.linkname = tarfile.SYMTYPE, self._redact(target)
-        elif content is None:
-            member.type = tarfile.DIRTYPE
-        packed = self._redact_content(path, content or b"")
-        member.size = len(packed)
-        self._tar.addfile(member, io.BytesIO(packed))
-
-    def _redact_content(self, path: str, content: bytes | str) -> bytes:
-        """The content without secrets; empty where it is not UTF-8."""
-        if path.endswith(".json"):
-            with suppress(ValueError, RecursionError):
-                document = self._redact.document(parse_json(content))
-                return json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
-        with suppress(UnicodeDecodeError):
-            text = content if isinstance(content, str) else content.decode()
-            return self._redact(text).encode("utf-8", "backslashreplace")
-        return b""
-
-    def close(self) -> bytes:
-        """The complete file."""
-        self._tar.close()
-        return self._buffer.getvalue()
 
 
 class Collector:
@@ -268,34 +216,3 @@ def _describe_container(answer: Mapping[str, object]) -> dict[str, object]:
 
 def _format_json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def summarize(settings: Settings, host: Host) -> str:
-    """A summary in Markdown for people who do not know the nodes, without the nodes' names."""
-    preflight, report = examine_settings(settings, host), model.parse(read_report(host.files))
-    programs = (f"{name} {text}" for name, text in versions.read_versions(host).items())
-    lines = [f"**{', '.join(programs)}**", ""]
-    placeholders = {host.name(): "this-node"}  # by the name that they replace
-    if report is None:
-        lines.append("- no agent has run since the boot")
-    else:
-        placeholders |= {peer.report.node: f"rank{peer.rank}" for peer in report.peers if peer.report}
-        state = f"phase `{report.phase.value}` since {report.since}: {report.message}"
-        lines.append(f"- rank {report.rank} of {1 + len(report.peers)}; recipe `{report.recipe}`; {state}")
-        if report.last_cause:
-            lines.append(f"- the agent before ended: {report.last_cause} (hint: {report.last_hint or 'none'})")
-        lines += (f"- ended {end.count} time(s) in a day: `{end.cause}`: {end.reason}" for end in report.restarts)
-        lines += (f"- rank {peer.rank}: contact `{peer.contact.value}`" for peer in report.peers)
-    lines += ["", "| check | level | found | hint |", "|---|---|---|---|", *_format_findings(preflight)]
-    text = "\n".join(lines) + "\n"
-    for name, placeholder in placeholders.items():
-        if len(name) >= LEAST_NAME_LENGTH:
-            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", placeholder, text)
-    return text
-
-
-def _format_findings(preflight: PreflightReport) -> Iterator[str]:
-    for finding in preflight.findings:
-        if finding.verdict.level.value not in ("ok", "skipped"):
-            cells = (finding.id, finding.verdict.level.value, finding.verdict.reason, finding.verdict.hint)
-            yield f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ') for cell in cells)} |"

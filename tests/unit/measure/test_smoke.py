@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 
 import pytest
 from msgspec.structs import replace
@@ -207,3 +208,54 @@ def test_the_short_form_is_of_completions_and_finds_what_lasts(symptom: str, fau
         tested = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), 5))
     found = [fault for one in tested for fault in one.faults]
     assert fault in found[0] if fault else not found, found
+
+
+class BusyEngine(Engine):
+    """Answers from the completion `late_at` on too late. It has `requests`, and works on them unless it `hangs`."""
+
+    def __init__(self, late_at: int, requests: int, *, hangs: bool = False, symptom: str = "") -> None:
+        super().__init__(symptom)
+        self.late_at, self.requests, self.hangs = late_at, requests, hangs
+        self.steps = 0
+
+    def __call__(self, request: str, authorization: str) -> Reply:
+        if request == "GET /metrics":
+            self.steps += not self.hangs
+            counters = {"num_requests_running": 0, "num_requests_waiting": self.requests, "prompt_tokens_total": 1}
+            counters |= {"generation_tokens_total": self.steps, "iteration_tokens_total_count": self.steps}
+            return 200, "".join(f"vllm:{name} {value}\n" for name, value in counters.items()).encode()
+        reply = super().__call__(request, authorization)
+        if self.plain >= self.late_at:
+            time.sleep(2 * LATE_SECONDS)
+        return reply
+
+
+LATE_SECONDS = 0.4
+
+
+def run_short_form(reply: Engine) -> list[Round]:
+    async def run(port: int) -> list[Round]:
+        return await run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), LATE_SECONDS, work_seconds=0.01)
+
+    with engine(reply) as port:
+        return asyncio.run(run(port))
+
+
+@pytest.mark.parametrize("late_at", [1, 2, 3])
+def test_a_late_answer_of_an_engine_that_works_for_clients_is_no_fault(late_at: int) -> None:
+    *_, last = run_short_form(BusyEngine(late_at, 23))
+    assert last.faults == ()
+    assert last.skipped == "no answer within 0.4 s beside 23 of clients' requests"
+
+
+@pytest.mark.parametrize(
+    "busy", [BusyEngine(1, 23, hangs=True), BusyEngine(1, 0)], ids=["it hangs", "it has nothing else to do"]
+)
+def test_a_late_answer_is_a_fault_else(busy: Engine) -> None:
+    assert run_short_form(busy)[0].faults[0] == "a completion failed: no answer within 0.4 s"
+
+
+@pytest.mark.parametrize("late_at", [3, 23], ids=["at the first try", "at the second"])
+def test_a_wrong_answer_counts_where_it_can_not_be_tried_once_more(late_at: int) -> None:
+    rounds = run_short_form(BusyEngine(late_at, 23, symptom="differs"))
+    assert "different answers" in rounds[0].faults[0]

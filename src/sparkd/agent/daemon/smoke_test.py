@@ -45,7 +45,8 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
         reported = True
         faults = _keep_smoke_result(agent, testing.result())
         if not faults:
-            agent.events.info("engine.smoke.passed")
+            if agent.reporter.report.smoke_passed:
+                agent.events.info("engine.smoke.passed")
             return
         reason = "; ".join(faults)
         agent.events.warning("engine.smoke.failed", reason=reason, hint=SMOKE_HINT)
@@ -63,10 +64,11 @@ def _run_smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[
 
 
 def _keep_smoke_result(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...]:
-    """Keep and report the result. Returns the faults."""
+    """Keep and report the result, which a busy engine has none of. Returns the faults."""
     faults = tuple(dict.fromkeys(fault for prompt in rounds for fault in prompt.faults))
-    agent.launch_row.keep_smoke(faults)
-    agent.reporter.update(smoke_passed=not faults)
+    if faults or not rounds[-1].late:
+        agent.launch_row.keep_smoke(faults)
+        agent.reporter.update(smoke_passed=not faults)
     if skipped := [f"{prompt.name}: {prompt.skipped}" for prompt in rounds if prompt.skipped]:
         agent.events.info("engine.smoke.skipped", reason="; ".join(skipped))
     return faults

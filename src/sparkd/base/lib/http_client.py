@@ -51,6 +51,10 @@ class LocalAddressGone(HttpError):  # noqa: N818 - a state of this machine
     """This machine no longer has the address to connect from."""
 
 
+class LateError(HttpError):
+    """The whole answer was not there in time."""
+
+
 class WrongServerError(HttpError):
     """Another process than the expected one accepts connections."""
 
@@ -124,7 +128,7 @@ class HttpClient:
         except httpx.ConnectTimeout:
             raise HttpError(f"no answer within {connect_seconds:g} s") from None
         except TimeoutError:
-            raise HttpError(f"no answer within {timeout_seconds:g} s") from None
+            raise LateError(f"no answer within {timeout_seconds:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: no host name, no header
             raise http_error(error) from None
         finally:

@@ -36,6 +36,8 @@ class Answer(Struct, frozen=True):
     """Function and arguments of each tool call."""
     error: str = ""
     """Why there is no answer."""
+    late: bool = False
+    """Whether it was not there in time."""
 
 
 class KeyRefusedError(Exception):

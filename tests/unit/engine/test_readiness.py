@@ -19,7 +19,8 @@ from sparkd.base.vllm.api import Endpoint
 
 
 def serving(request: str, _: str) -> Reply:
-    return {"GET /v1/models": models("tiny"), "POST /v1/completions": token()}[request]
+    answers = {"GET /v1/models": models("tiny"), "POST /v1/completions": token(), "GET /metrics": (404, b"")}
+    return answers[request]
 
 
 def probe_port(port: int, completion_seconds: float, api_key: str | None = None) -> ProbeResult:
@@ -62,6 +63,25 @@ def test_a_completion_has_its_own_deadline() -> None:
     assert (result.failed, result.answer) == (ReadinessStage.COMPLETION, "no answer within 0.1 s")
 
 
+@pytest.mark.parametrize(("tokens", "stage"), [((0, 3), None), ((3, 3), ReadinessStage.COMPLETION)])
+def test_tokens_for_clients_prove_an_engine_whose_own_request_waits(
+    tokens: tuple[int, int], stage: ReadinessStage | None
+) -> None:
+    names = ("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "iteration_tokens_total_count")
+    page = "".join(f"vllm:{name} 20\n" for name in names)
+    generated = iter(tokens)
+
+    def reply(request: str, key: str) -> Reply:
+        if request == "GET /metrics":
+            return 200, f"{page}vllm:generation_tokens_total {next(generated)}\n".encode()
+        if request == "POST /v1/completions":
+            time.sleep(0.5)
+        return serving(request, key)
+
+    with engine(reply) as port:
+        assert probe_port(port, 0.1).failed is stage
+
+
 def test_a_token_passes_all_stages_and_only_the_engine_gets_the_key() -> None:
     keys: list[str] = []
 
@@ -71,7 +91,7 @@ def test_a_token_passes_all_stages_and_only_the_engine_gets_the_key() -> None:
 
     with engine(reply) as port:
         assert probe_port(port, 10, "s3cret").failed is None
-    assert keys == ["Bearer s3cret", "Bearer s3cret"]
+    assert keys == ["Bearer s3cret"] * 3
 
 
 def wait_for(port: int, seconds: float, *endings: Ending, works: Callable[[], bool] = bool) -> None:

@@ -1,5 +1,6 @@
 """Readiness stages of a launch: HTTP answers, the rank has the port, takes the key, lists the model, completes."""
 
+import math
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -8,7 +9,7 @@ from msgspec import Struct
 
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.lib.errors import NotReadyError
-from sparkd.base.lib.http_client import HttpError, WrongServerError
+from sparkd.base.lib.http_client import HttpError, LateError, WrongServerError
 from sparkd.base.lib.main_loop import MainLoop, Outcome
 from sparkd.base.vllm.api import Endpoint, KeyRefusedError
 
@@ -38,6 +39,9 @@ class ProbeResult(Struct, frozen=True):
 
 
 async def probe(endpoint: Endpoint, completion_seconds: float) -> ProbeResult:
+    """Find the first stage that is not passed. Tokens that clients get prove the last one, too, while the own request
+    waits behind theirs.
+    """
     try:
         served = await endpoint.serves()
     except WrongServerError as error:
@@ -48,11 +52,24 @@ async def probe(endpoint: Endpoint, completion_seconds: float) -> ProbeResult:
         return ProbeResult(ReadinessStage.KEY)
     if endpoint.served_name not in served:
         return ProbeResult(ReadinessStage.MODEL, ", ".join(served)[:200])
+    earlier_tokens = await _count_tokens(endpoint)
     try:
         completion = await endpoint.complete(completion_seconds)
+    except LateError as error:
+        is_proven = await _count_tokens(endpoint) > earlier_tokens
+        return ProbeResult(None) if is_proven else ProbeResult(ReadinessStage.COMPLETION, str(error))
     except HttpError as error:
         return ProbeResult(ReadinessStage.COMPLETION, str(error))
     return ProbeResult(None) if completion.token else ProbeResult(ReadinessStage.COMPLETION, completion.error)
+
+
+async def _count_tokens(endpoint: Endpoint) -> float:
+    """The tokens that the engine has generated. NaN, which is not more than another count, where it does not say."""
+    try:
+        counters = await endpoint.counters()
+    except HttpError:
+        return math.nan
+    return math.nan if counters is None else counters.generation_tokens
 
 
 def await_ready(

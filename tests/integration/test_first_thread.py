@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.agent.actions.processes import mapped_below, unlink_segment
+from sparkd.agent.actions.segments import mapped_below, unlink_segment
 from sparkd.agent.preflight.checks.shared_memory import NAMES
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host

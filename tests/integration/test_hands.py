@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.agent.actions import Actions, files, processes
+from sparkd.agent.actions import Actions, files, processes, segments
 from sparkd.agent.preflight.fixes import CompactMemory, DropPageCache, EndProcess, UnlinkSegment
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
@@ -102,9 +102,9 @@ def test_an_orphaned_segment_is_unlinked(segment: Path) -> None:
     # sandbox, say) would rightly make sparkd keep the segment.
     fix = unlink_fix(segment)
     code = (
-        "from sparkd.agent.actions import processes; from sparkd.base.host import Host;"
+        "from sparkd.agent.actions import segments; from sparkd.base.host import Host;"
         "from sparkd.agent.preflight.fixes import *;"
-        f"print(processes.unlink_segment({fix!r}, Host()).state)"
+        f"print(segments.unlink_segment({fix!r}, Host()).state)"
     )
     alone = ("unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code)
     assert subprocess.run(alone, capture_output=True, text=True, check=True).stdout == "applied\n"
@@ -114,7 +114,7 @@ def test_an_orphaned_segment_is_unlinked(segment: Path) -> None:
 def test_a_segment_that_somebody_opened_again_is_kept(segment: Path) -> None:
     fix = unlink_fix(segment)
     with segment.open("rb"):
-        applied = processes.unlink_segment(fix, Host())
+        applied = segments.unlink_segment(fix, Host())
     assert applied.state == "stale"
     assert f"pid {os.getpid()}" in applied.note
     assert segment.exists()
@@ -125,13 +125,13 @@ def test_another_file_under_the_same_name_is_kept(segment: Path) -> None:
     replacement = segment.with_name(f"psm_{secrets.token_hex(4)}")
     replacement.write_bytes(b"other")
     replacement.rename(segment)
-    assert processes.unlink_segment(fix, Host()).state == "stale"
+    assert segments.unlink_segment(fix, Host()).state == "stale"
     assert segment.read_bytes() == b"other"
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/dev/shm/../../etc/passwd", "/dev/shm/sub/x", "/dev/shm/.."])
 def test_nothing_outside_dev_shm_is_ever_unlinked(path: str) -> None:
-    assert processes.unlink_segment(UnlinkSegment(path, 0, 0), Host()).state == "failed"
+    assert segments.unlink_segment(UnlinkSegment(path, 0, 0), Host()).state == "failed"
 
 
 def test_the_owner_is_seen_without_touching_the_lock(loop: MainLoop) -> None:

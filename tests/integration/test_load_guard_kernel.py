@@ -13,7 +13,7 @@ import pytest
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
-from sparkd.agent.actions import page_cache
+from sparkd.agent.actions import page_cache, readahead
 from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.agent.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
@@ -271,7 +271,7 @@ def own_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_disks_readahead_is_lowered_and_given_back(own_disk: Path, tmp_path: Path) -> None:
     host, memory = Host(), tmp_path / "readahead.json"
-    path = page_cache.find_readahead_setting(host, str(own_disk))
+    path = readahead.find_readahead_setting(host, str(own_disk))
     before = int(host.files.value(path))
     device = subprocess.run(
         ["findmnt", "-no", "SOURCE", str(own_disk)], capture_output=True, text=True, check=True
@@ -281,9 +281,9 @@ def test_the_disks_readahead_is_lowered_and_given_back(own_disk: Path, tmp_path:
         done = subprocess.run(["blockdev", "--getra", device], capture_output=True, text=True, check=True)
         return int(done.stdout)
 
-    page_cache.lower_readahead(host, str(own_disk), 8, memory)
+    readahead.lower_readahead(host, str(own_disk), 8, memory)
     assert sectors() == 16
-    page_cache.restore_readahead(host, memory)
+    readahead.restore_readahead(host, memory)
     assert sectors() == 2 * before
     assert int(host.files.value(path)) == before
 

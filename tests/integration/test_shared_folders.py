@@ -17,7 +17,7 @@ from tests.integration.world import open_folder
 from tests.unit.commands import sparkd
 
 from sparkd.agent.actions import Actions, compile_caches, files, history
-from sparkd.agent.actions.images import lock_scratch, save
+from sparkd.agent.actions.image_archive import lock_scratch, save
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.actions.shared_folders import SharedFolderError, refuse_shared, run_as_owner
 from sparkd.agent.daemon.notify import Outbox

@@ -13,7 +13,7 @@ from tests.unit.docker_server import STREAM, STREAM_END, answers, chunk, dockerd
 from tests.unit.wire import http, serving
 
 from sparkd.agent.actions.dockerd import Containers
-from sparkd.agent.actions.images import read_archive
+from sparkd.agent.actions.image_archive import read_archive
 from sparkd.agent.actions.processes import Rank
 from sparkd.base.config import Settings
 from sparkd.base.host.gpu_access import GpuAccess

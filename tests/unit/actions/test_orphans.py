@@ -7,7 +7,7 @@ from tests.unit.cluster_nodes import MemoryActions
 from tests.unit.rank_records import rank_record
 
 from sparkd.agent.actions.dockerd import Containers
-from sparkd.agent.actions.processes import end_orphan
+from sparkd.agent.actions.orphans import end_orphan
 from sparkd.agent.preflight.fixes import RemoveContainer
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts

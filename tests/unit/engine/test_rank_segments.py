@@ -11,7 +11,7 @@ from tests.tree import Tree
 from tests.unit.clock import unstalled
 from tests.unit.cluster_nodes import agent_under_test, alone, running
 
-from sparkd.agent.actions.processes import mapped_below
+from sparkd.agent.actions.segments import mapped_below
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import Host
 from sparkd.base.host.processes import Process

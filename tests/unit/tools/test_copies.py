@@ -10,7 +10,7 @@ from msgspec import structs
 from tests.tree import Tree
 from tests.unit.tools.ssh_nodes import make_peer, write_program
 
-from sparkd.agent.actions.images import lock_scratch
+from sparkd.agent.actions.image_archive import lock_scratch
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker_image import identity_of

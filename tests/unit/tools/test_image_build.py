@@ -16,7 +16,7 @@ from tests.tree import Tree
 from tests.unit.docker_server import STREAM, chunk, dockerd, json_response, plain
 from tests.unit.node_reports import HEAD_REPORT
 
-from sparkd.agent.actions import images as dockers
+from sparkd.agent.actions import image_builder as dockers
 from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host
 from sparkd.base.host.disks import Room

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from sparkd.agent.actions import compile_caches, files, page_cache, processes
-from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body, write_hosts, write_script
+from sparkd.agent.actions import compile_caches, files, orphans, page_cache, processes, readahead
+from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body
+from sparkd.agent.actions.launch_files import write_hosts, write_script
 from sparkd.agent.actions.owner_lock import acquire_lock, remove_account, require_room
-from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.readahead import READAHEAD_FILE, ReadaheadChange
+from sparkd.agent.actions.segments import unlink_segment
 from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.agent.preflight import fixes
 from sparkd.agent.preflight.fixes import Applied
@@ -99,9 +101,7 @@ class Actions:
             case fixes.RemoveContainer():
                 return self._remove_stale(fix)
             case fixes.UnlinkSegment():
-                return self._act(
-                    partial(processes.unlink_segment, fix, self._host), ACT_SECONDS, "a look at who uses it"
-                )
+                return self._act(partial(unlink_segment, fix, self._host), ACT_SECONDS, "a look at who uses it")
             case fixes.DropPageCache():
                 return self._act(self.drop_page_cache, ACT_SECONDS, "sync")
             case fixes.CompactMemory():
@@ -119,7 +119,7 @@ class Actions:
         if not container.ours or whose(container, self.owner, known) is not Whose.ORPHAN:
             return Applied("stale", "it is not an orphan of sparkd")
         try:
-            self._act(partial(processes.end_orphan, self._host, self.containers, container), ACT_SECONDS, "docker")
+            self._act(partial(orphans.end_orphan, self._host, self.containers, container), ACT_SECONDS, "docker")
         except LaunchError as error:
             return Applied("failed", str(error))
         return Applied("applied", "stopped and removed")
@@ -163,7 +163,7 @@ class Actions:
 
     def forget_rank(self) -> None:
         """Remove the record of a rank whose container is gone. Raises OSError."""
-        self._act(partial(processes.forget_rank, self._host), WRITE_SECONDS, "the record of the rank")
+        self._act(partial(orphans.forget_rank, self._host), WRITE_SECONDS, "the record of the rank")
 
     def disown_rank(self) -> str:
         """Make a rank that this process does not take over nobody's, also where it was its own before a reload.
@@ -237,12 +237,12 @@ class Actions:
 
     def lower_readahead(self, folder: str, kib: int) -> ReadaheadChange | None:
         """Lower the readahead of the disk of `folder`; None where nothing changes. Raises OSError, ValueError."""
-        work = partial(page_cache.lower_readahead, self._host, folder, kib, self._run / READAHEAD_FILE)
+        work = partial(readahead.lower_readahead, self._host, folder, kib, self._run / READAHEAD_FILE)
         return self._act(work, DISK_SECONDS, f"looking at the disk of {folder}")
 
     def restore_readahead(self) -> ReadaheadChange | None:
         """Restore it, also after an earlier agent; None where nothing was lowered. Raises OSError."""
-        return page_cache.restore_readahead(self._host, self._run / READAHEAD_FILE)
+        return readahead.restore_readahead(self._host, self._run / READAHEAD_FILE)
 
     def write_state(self, name: str, text: str, mode: int) -> None:
         """Write a file in /var/lib/sparkd that survives a power cut. Raises OSError."""

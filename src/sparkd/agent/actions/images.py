@@ -1,4 +1,4 @@
-"""Changes dockerd's images: keeps those of known good plans, builds one, and saves one for another node.
+"""Keeps the images of known good plans.
 
 An image is kept by a name and a container of sparkd's own. An image with a name survives `docker image prune`, and a
 pull that moves its other name. `docker image prune -a` removes it too, unless it has a container: that one is created,
@@ -6,24 +6,14 @@ never started, and has nothing of the machine. `docker container prune` and `doc
 the check `image` names the digest to pull.
 """
 
-import io
-import os
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import methodcaller
-from pathlib import Path
 
-from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body
-from sparkd.agent.actions.dockerd import TIMEOUT_SECONDS, Containers
-from sparkd.agent.actions.files import sync_folder
-from sparkd.agent.actions.shared_folders import find_shared
+from sparkd.agent.actions.container_bodies import program_body
+from sparkd.agent.actions.dockerd import TIMEOUT_SECONDS
 from sparkd.base.host.docker import LABEL
-from sparkd.base.host.docker_image import split_name
-from sparkd.base.lib.dockerd.client import APIClient, SdkClient, docker_errors
+from sparkd.base.lib.dockerd.client import APIClient, SdkClient
 from sparkd.base.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
-from sparkd.base.lib.errors import BlockedError
-from sparkd.base.lib.lock import try_lock
-from sparkd.base.lib.text import sanitize
 
 KEPT_IMAGES = "sparkd/known-good"
 """Repository of the names, which are on this node alone."""
@@ -96,127 +86,3 @@ def _find_containers(api: APIClient) -> dict[str, str]:
     containers = api.containers(all=True, filters={"label": KEPT_LABEL})
     facts = ((container["Labels"][KEPT_LABEL], container["Id"], container["Names"]) for container in containers)
     return {image: container_id for image, container_id, names in facts if names == [f"/{container_name(image)}"]}
-
-
-SILENT_SECONDS = 4 * 3600.0
-"""Limit for the builder's silence: a compiler may print nothing, and vLLM takes two to four hours on a Spark."""
-DOCKERFILE = ".sparkd/Dockerfile"
-"""Path in the archive: no recipe can have a file there, so none is replaced."""
-LONGEST_LINE = 2000
-
-
-def build(
-    archive: bytes, labels: Mapping[str, str], memory_bytes: int, *, cached: bool, socket_path: str = SOCKET
-) -> Generator[str, None, str]:
-    """Build an image without a name. Yields the builder's lines, returns the image's id. Raises DockerError.
-
-    dockerd ends the build and removes its containers when the connection is closed, such as by an interrupt. The
-    containers are on docker's default network and get neither the proxy's address nor any other argument. Each has at
-    most `memory_bytes`, and no swap.
-    """
-    with closing(SdkClient(socket_path, SILENT_SECONDS)) as client:
-        client.call(lambda api: api.version(), TIMEOUT_SECONDS)  # finds the API version, which a stream can't
-        with docker_errors(SILENT_SECONDS):
-            messages = client.call(
-                lambda api: api.build(
-                    fileobj=io.BytesIO(archive),
-                    custom_context=True,
-                    dockerfile=DOCKERFILE,
-                    labels=dict(labels),
-                    nocache=not cached,
-                    rm=True,
-                    forcerm=True,
-                    use_config_proxy=False,
-                    container_limits={"memory": memory_bytes, "memswap": memory_bytes},
-                    decode=True,
-                )
-            )
-            return (yield from _read_lines(messages))
-
-
-def _read_lines(messages: Iterable[Mapping[str, object]]) -> Generator[str, None, str]:
-    """Whole lines of a stream of docker's messages; returns the last image's id. Raises DockerError."""
-    rest = image = ""
-    for message in messages:
-        match message:
-            case {"error": str(error)}:
-                raise DockerError(error)
-            case {"aux": {"ID": str(image)}}:
-                pass
-            case {"stream": str(text)}:
-                *lines, rest = (rest + text).split("\n")
-                yield from (line[:LONGEST_LINE] for line in lines)
-                rest = rest[:LONGEST_LINE]
-    return image
-
-
-def check(image: str, program: str, socket_path: str = SOCKET) -> tuple[int, str]:
-    """Run a recipe's assertions in the image. Returns exit code and log. Raises LaunchError."""
-    containers, name = Containers(socket_path), f"sparkd-build-{image.removeprefix('sha256:')[:12]}"
-    containers.remove(name)  # left by a check that was killed
-    return containers.run_program(program_body(image, program, {f"{LABEL}build": "check"}), name, ASSERT_SECONDS)
-
-
-def give_name(image: str, ref: str, replaced: str, socket_path: str = SOCKET) -> None:
-    """Move the name `ref` to the image from the image `replaced`, if any, and keep both from a prune.
-
-    Raises DockerError.
-    """
-    list(keep_images([*filter(None, (image, replaced))], (), (), socket_path))
-    repository, tag = split_name(ref)
-    SdkClient(socket_path, TIMEOUT_SECONDS).call(lambda api: api.tag(image, repository, tag or "latest"))
-
-
-STREAM_SECONDS = 300.0
-"""Limit for the beginning of an archive: dockerd gathers the layers of a large image first."""
-CHUNK_BYTES = 4 << 20
-
-
-@contextmanager
-def lock_scratch(folder: Path) -> Iterator[None]:
-    """Allow one copy at a time: two would write and remove the same file. Raises BlockedError."""
-    if writable := find_shared(folder):
-        raise BlockedError(
-            f"others than root may write to {writable}, on the way to {folder}", "sudo -H sparkd image sync"
-        )
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise BlockedError(f"{folder}: {error.strerror}", f"ls -ld {folder}") from None
-    try:
-        # The lock is on the folder itself: a lock file would be left behind. On NFS no folder can be locked.
-        with suppress(OSError):
-            if not try_lock(fd):
-                raise BlockedError("another `sparkd image sync` is under way here", "let it end first")
-        yield
-    finally:
-        os.close(fd)
-
-
-def save(ref: str, file: Path, received: Callable[[int], None]) -> None:
-    """Save an image for `docker load`, whole or not at all. `received` gets each piece's size. Raises BlockedError."""
-    part = file.with_suffix(".part")
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as archive:
-            for piece in read_archive(ref):
-                archive.write(piece)
-                received(len(piece))
-            archive.flush()
-            os.fsync(archive.fileno())
-        part.replace(file)
-        sync_folder(file.parent)
-    except (DockerError, OSError) as error:
-        reason = f"{ref} can't be written to {file}: {sanitize(str(error))}"
-        raise BlockedError(reason, f"df -h {file.parent}") from None
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def read_archive(ref: str, socket_path: str = SOCKET) -> Iterator[bytes]:
-    """An image's archive, as `docker load` reads it, in pieces. Raises DockerError."""
-    client = SdkClient(socket_path, STREAM_SECONDS)
-    client.call(lambda api: api.inspect_image(ref))  # finds the API version, which a stream can't, and a missing image
-    with docker_errors(STREAM_SECONDS):
-        yield from client.call(lambda api: api.get_image(ref, chunk_size=CHUNK_BYTES))

@@ -1,35 +1,25 @@
-"""Ends processes by pidfd: a rank, a stray, an orphaned container. Unlinks the segments that engines leave."""
+"""Ends processes by pidfd, a rank or a stray; and requests the end of all, a reboot."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
-import stat
 import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from sparkd.agent.preflight.checks.shared_memory import NAMES
-from sparkd.agent.preflight.fixes import Applied, EndProcess, UnlinkSegment
-from sparkd.base.host import shm
+from sparkd.agent.preflight.fixes import Applied, EndProcess
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, read_process
-from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.text import sanitize
-from sparkd.base.state.rank_record import RANK_FILE, left_segments, read_rank
 
 if TYPE_CHECKING:
-    from sparkd.agent.actions.dockerd import Containers
-    from sparkd.base.host import Host
-    from sparkd.base.host.docker import ContainerFacts
     from sparkd.base.lib.main_loop import MainLoop
 
 GRACE_SECONDS = 5.0
@@ -45,8 +35,6 @@ REBOOT_SECONDS = 20.0
 """Limit for systemd to take the request."""
 LOOK_SECONDS = 0.1
 """Pause between two calls of `observe`: a starting engine still makes segments between SIGTERM and its end."""
-ROUNDING_SECONDS = 0.1
-"""Error of a segment's age, and of a process's start."""
 
 
 class Rank(Struct):
@@ -151,83 +139,6 @@ def signal_process(number: int, pid: int, start_time: int, container_id: str) ->
     finally:
         os.close(fd)
     return True
-
-
-def mapped_below(host: Host, pid: int, start_time: int = 0) -> tuple[UnlinkSegment, ...]:
-    """Named segments of this process and its descendants, to be unlinked when they end.
-
-    A killed engine leaves its segments in the host's /dev/shm. A segment is its own if one of its processes has it open
-    or mapped, it belongs to that process's user, and it was last written since the engine's start. Such a segment the
-    engine could have unlinked itself, so it can be unlinked at once, for any user; preflight must wait until
-    segments are old. `start_time`: the process's; 0 where the pid can't be another process.
-    """
-    if not (named := host.segments(NAMES)):
-        return ()
-    table = host.processes()
-    if (ancestor := table.get(pid)) is None or start_time not in (0, ancestor.start_time):
-        return ()
-    members = {process.pid: process for process in (ancestor, *table.descendants(pid))}
-    uses = host.segment_uses(members.values(), named)
-    users = {pid: details.uid for _, _, pid in uses.used if (details := host.details(members[pid])) is not None}
-    used_keys = {(device, inode, users[pid]) for device, inode, pid in uses.used if pid in users}
-    age_seconds = host.uptime_seconds() - ancestor.start_time / os.sysconf("SC_CLK_TCK") + ROUNDING_SECONDS
-    of_its_time = (segment for segment in named if -ROUNDING_SECONDS <= segment.age_seconds <= age_seconds)
-    own_segments = (segment for segment in of_its_time if (*segment.identity, segment.uid) in used_keys)
-    return tuple(
-        UnlinkSegment(segment.path, segment.device, segment.inode, segment.allocated_bytes) for segment in own_segments
-    )
-
-
-def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
-    """Unlink exactly this file, if no process uses it."""
-    folder, _, name = fix.path.rpartition("/")
-    if folder != shm.FOLDER or name in ("", ".", ".."):
-        return Applied("failed", f"not right below {shm.FOLDER}")
-    identity = (fix.device, fix.inode)
-    segment = shm.read_segment(host.files, name, time.time())
-    if segment is None or segment.identity != identity:
-        return Applied("stale", "gone, or now another file")
-    uses = host.segment_uses(host.processes(), (segment,))
-    if uses.used:
-        return Applied("stale", f"in use again by pid {uses.used[0][2]}")
-    if uses.unreadable_pids:
-        return Applied("stale", f"pid {uses.unreadable_pids[0]} can't be inspected")
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) != identity:
-            return Applied("stale", "now another file")
-        os.unlink(name, dir_fd=fd)
-    except FileNotFoundError:
-        return Applied("stale", "gone already")
-    finally:
-        os.close(fd)
-    return Applied("applied", "unlinked")
-
-
-def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> None:
-    """Stop and remove a container whose agent is gone, with its engine's segments and record. Raises LaunchError."""
-    segments: tuple[UnlinkSegment, ...] = ()
-    with suppress(OSError, ValueError):  # any user can make more files in /dev/shm than are read
-        segments = mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
-    if orphan.running:
-        with suppress(LaunchError):  # the removal below kills it too
-            containers.stop(orphan.id, 0)  # vLLM drains nothing after SIGTERM, and the other ranks wait for this end
-    containers.remove(orphan.id)
-    for segment in segments:
-        unlink_segment(segment, host)
-    record = read_rank(host).of(orphan)
-    if record is not None and record.container_id in ("", orphan.id):
-        for path, identity in record.segments.items():
-            unlink_segment(UnlinkSegment(path, *identity), host)
-        with suppress(OSError):  # the next rank's record replaces it
-            forget_rank(host)
-
-
-def forget_rank(host: Host) -> None:
-    """Remove the rank's record, unless a segment is left, which the check shared-memory finds by it. Raises OSError."""
-    if not left_segments(host):
-        Path(host.files.real(RANK_FILE.path)).unlink(missing_ok=True)
 
 
 def reboot() -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from sparkd.agent.actions.page_cache import ReadaheadChange
+from sparkd.agent.actions.readahead import ReadaheadChange
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.page_cache_release import PageCacheRelease

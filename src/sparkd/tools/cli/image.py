@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from sparkd.agent.actions.files import hold_command_lock
-from sparkd.agent.actions.images import save
+from sparkd.agent.actions.image_archive import save
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AS_ROOT

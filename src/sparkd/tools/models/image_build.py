@@ -14,7 +14,8 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.json import encode
 
-from sparkd.agent.actions import images
+from sparkd.agent.actions import image_builder
+from sparkd.agent.actions.images import image_name
 from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host, docker
 from sparkd.base.host.disks import Room, read_rooms
@@ -73,7 +74,7 @@ class Sources(Struct, frozen=True):
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
             files = {name: file for copied in self.files for name, file in copied.items()}
             dockerfile = CopiedFile(self.build.dockerfile(base.id).encode(), executable=False)
-            for name, file in {**files, images.DOCKERFILE: dockerfile}.items():
+            for name, file in {**files, image_builder.DOCKERFILE: dockerfile}.items():
                 member = tarfile.TarInfo(name)
                 member.size, member.mode = len(file.content), 0o755 if file.executable else 0o644
                 tar.addfile(member, io.BytesIO(file.content))
@@ -212,7 +213,7 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
     # docker has two steps more: FROM before the recipe's steps, LABEL after them.
     titles, place = ("", *map(_format_title, sources.build.steps), ""), -1
     labels = {BUILT: encode(sources.built_from(base)).decode()}
-    lines = images.build(sources.archive(base), labels, memory_bytes, cached=cached)
+    lines = image_builder.build(sources.archive(base), labels, memory_bytes, cached=cached)
     last_lines = deque[str](maxlen=20)
     try:
         while True:
@@ -269,7 +270,7 @@ def check(sources: Sources, image: str) -> None:
     """Raises BlockedError where the image is not what the recipe asserts."""
     if not (program := render_asserts(sources.recipe.image.asserts)):
         return
-    code, log = images.check(image, program)
+    code, log = image_builder.check(image, program)
     if code:
         fault = Redaction()(sanitize(find_fault(log), 400))
         reason = "is not what the recipe needs" if code == ASSERT_FAILED else f"can't be checked (exit code {code})"
@@ -284,10 +285,10 @@ def give_name(sources: Sources, image: str, old_id: str) -> Iterator[str]:
     """
     ref, replaced = sources.recipe.image.ref, old_id if old_id != image else ""
     try:
-        images.give_name(image, ref, replaced)
+        image_builder.give_name(image, ref, replaced)
     except DockerError as error:
         raise BlockedError(f"docker names no image: {sanitize(str(error))}", "systemctl status docker") from None
     yield f"{ref} is built: {image.removeprefix('sha256:')[:12]}"
     if replaced:
-        yield f"the image that had this name stays as {images.image_name(replaced)}; when nobody needs it:"
-        yield f"sudo docker image rm {images.image_name(replaced)}"
+        yield f"the image that had this name stays as {image_name(replaced)}; when nobody needs it:"
+        yield f"sudo docker image rm {image_name(replaced)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from sparkd.agent.actions.files import remove
-from sparkd.agent.actions.images import lock_scratch
+from sparkd.agent.actions.image_archive import lock_scratch
 from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, docker, docker_image

@@ -90,7 +90,7 @@ def find_orphans(
 
 def _stop_containers(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:
     from sparkd.agent.actions.dockerd import Containers  # takes half a second, which is saved without orphans
-    from sparkd.agent.actions.processes import end_orphan
+    from sparkd.agent.actions.orphans import end_orphan
 
     containers = Containers()
     code = ExitCode.GOOD

@@ -131,24 +131,3 @@ def test_a_need_of_zero_turns_it_off(tree: Tree) -> None:
     (tree.root / "proc/buddyinfo").unlink()
     assert machine.keep() == (0, 0)
     assert machine.events.lines == [], "nothing is read either"
-
-
-# -- the change itself
-
-
-def test_the_kernel_gets_the_request_to_compact_all_its_memory(tree: Tree) -> None:
-    tree.meminfo()
-    tree.buddyinfo(large_gib=1, small_gib=5)
-    written = tree.file(COMPACT)
-    applied = page_cache.compact_memory(Host(tree.root), CompactMemory(8 * GIB))
-    assert written.read_text() == "1\n"
-    assert applied == Applied("applied", "1.0 GiB free in large blocks before, 1.0 GiB now")
-
-
-def test_a_compaction_that_is_no_longer_needed_is_left(tree: Tree) -> None:
-    """As where the page cache was dropped just before."""
-    tree.meminfo()
-    tree.buddyinfo(large_gib=9)
-    written = tree.file(COMPACT)
-    applied = page_cache.compact_memory(Host(tree.root), CompactMemory(8 * GIB))
-    assert (written.read_text(), applied.state) == ("", "stale")

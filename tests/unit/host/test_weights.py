@@ -126,3 +126,14 @@ def test_two_hundred_shards_take_milliseconds(tree: Tree) -> None:
     before = time.process_time()
     assert len(manifest(tree)) == len(shards) + 1, "the shards and their index"
     assert time.process_time() - before < MOST_CPU_SECONDS
+
+
+def test_shards_are_in_the_order_they_are_loaded_in_and_links_are_one_file(tree: Tree) -> None:
+    for name in ("m-10.safetensors", "m-9.safetensors", "config.json"):
+        tree.sparse(f"{FOLDER}/{name}", 1 << 30)
+    tree.link(f"{FOLDER}/again.safetensors", f"{tree.root}{FOLDER}/m-9.safetensors")
+    tree.link(f"{FOLDER}/gone.safetensors", "missing")
+    tree.folder(f"{FOLDER}/folder.safetensors")
+    shards = weights.list_shards(Files(), f"{tree.root}{FOLDER}")
+    assert [shard.name for shard in shards] == ["m-9.safetensors", "m-10.safetensors"]
+    assert {shard.size_bytes for shard in shards} == {1 << 30}

@@ -1,0 +1,40 @@
+"""Memory is compacted, and a file's page cache dropped, only where what that was judged on still holds."""
+
+import os
+from pathlib import Path
+
+from tests.tree import Tree
+
+from sparkd.agent.actions.page_cache import compact_memory, drop_file_cache
+from sparkd.agent.preflight.fixes import Applied, CompactMemory
+from sparkd.base.host import Host
+from sparkd.base.host.shm import File
+from sparkd.base.lib.text import GIB
+
+COMPACT = "/proc/sys/vm/compact_memory"
+
+
+def test_the_kernel_gets_the_request_to_compact_all_its_memory(tree: Tree) -> None:
+    tree.meminfo()
+    tree.buddyinfo(large_gib=1, small_gib=5)
+    written = tree.file(COMPACT)
+    applied = compact_memory(Host(tree.root), CompactMemory(8 * GIB))
+    assert written.read_text() == "1\n"
+    assert applied == Applied("applied", "1.0 GiB free in large blocks before, 1.0 GiB now")
+
+
+def test_a_compaction_that_is_no_longer_needed_is_left(tree: Tree) -> None:
+    """As where the page cache was dropped just before."""
+    tree.meminfo()
+    tree.buddyinfo(large_gib=9)
+    written = tree.file(COMPACT)
+    applied = compact_memory(Host(tree.root), CompactMemory(8 * GIB))
+    assert (written.read_text(), applied.state) == ("", "stale")
+
+
+def test_another_file_under_the_same_name_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    with path.open("wb") as file:
+        file.write(b"x" * (1 << 20))
+        os.fsync(file.fileno())  # clean pages are those that could be dropped
+    assert drop_file_cache(Host(), File(str(path), path.stat().st_dev, 1, 4096), lambda: True) == 0

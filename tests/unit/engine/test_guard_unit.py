@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.cluster_nodes import EventLines
+from tests.unit.engine.guard_processes import find_killers, is_watching
 from tests.unit.nodes import until
 
 import sparkd
@@ -157,10 +158,6 @@ def start_guard(
     os.close(pidfd)
     stack.callback(guard.close)
     return guard
-
-
-def is_watching(guard: MemoryGuard) -> bool:
-    return guard.state in ("watching", "unlocked")
 
 
 def test_without_a_unit_a_floor_of_zero_starts_nothing(
@@ -329,16 +326,8 @@ def test_a_guard_of_the_agents_own_keeps_no_file_and_its_next_one_kills_nothing(
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
     guard = start_guard(rank, str(tmp_path / "none"), stack)
     until(lambda: is_watching(guard))
-    (killer,) = (int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if is_killer(path))
+    (killer,) = find_killers()
     os.kill(killer, signal.SIGKILL)
     until(lambda: guard.state == "failed")
     until(lambda: is_watching(guard))
     assert (rank.poll(), list(tmp_path.iterdir())) == (None, [])
-
-
-def is_killer(path: Path) -> bool:
-    try:
-        parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
-        return parent == os.getpid() and b"memory_guard.killer" in path.read_bytes()
-    except OSError:
-        return False

@@ -36,6 +36,9 @@ time.sleep(60)
 """Names a rank, and stays; with a further word it closes the connection."""
 
 
+Rank = subprocess.Popen[bytes]
+
+
 class Unit:
     """What systemd does for sparkd-guard: it holds the socket, and starts a process where somebody connects."""
 
@@ -46,18 +49,18 @@ class Unit:
         self._door.listen()
 
     def start(self, proc: str = "/proc") -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-B", "-c", BOOT.format(FOLDER), proc, str(LEASE_SECONDS)],
             stdin=self._door.fileno(),
             stderr=subprocess.PIPE,
             text=True,
             env={"RUNTIME_DIRECTORY": str(self._folder)},
         )
-        self._stack.enter_context(process)
-        self._stack.callback(process.kill)
-        return process
+        self._stack.enter_context(self.process)
+        self._stack.callback(self.process.kill)
+        return self.process
 
-    def agent(self, rank: subprocess.Popen[bytes], floor_bytes: int = 1, *more: str) -> subprocess.Popen[str]:
+    def agent(self, rank: Rank, floor_bytes: int = 1, *more: str) -> subprocess.Popen[str]:
         """Start an agent that names this rank; returns once that is watched."""
         command = [sys.executable, "-c", AGENT, self.path, str(floor_bytes), str(rank.pid), *more]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -87,10 +90,15 @@ def unit(tmp_path: Path, stack: ExitStack) -> Unit:
 
 
 @pytest.fixture
-def rank(stack: ExitStack) -> subprocess.Popen[bytes]:
+def rank(stack: ExitStack) -> Rank:
     process = stack.enter_context(subprocess.Popen(["sleep", "60"]))
     stack.callback(process.kill)
     return process
+
+
+def assert_outlives_the_lease(rank: Rank) -> None:
+    time.sleep(LEASE_SECONDS + 1)
+    assert rank.poll() is None
 
 
 def end(process: subprocess.Popen[str]) -> float:
@@ -100,9 +108,7 @@ def end(process: subprocess.Popen[str]) -> float:
     return time.monotonic()
 
 
-def test_a_rank_whose_agent_does_not_come_back_is_killed_when_the_lease_ends(
-    unit: Unit, rank: subprocess.Popen[bytes]
-) -> None:
+def test_a_rank_whose_agent_does_not_come_back_is_killed_when_the_lease_ends(unit: Unit, rank: Rank) -> None:
     process = unit.start()
     left_at = end(unit.agent(rank))
     assert rank.wait(20) == -signal.SIGKILL
@@ -112,38 +118,33 @@ def test_a_rank_whose_agent_does_not_come_back_is_killed_when_the_lease_ends(
     assert process.stderr.read() == "killed the rank was killed: its agent has been away for 2 s\n"
 
 
-def test_a_rank_whose_next_agent_comes_in_time_lives_on(unit: Unit, rank: subprocess.Popen[bytes]) -> None:
+def test_a_rank_whose_next_agent_comes_in_time_lives_on(unit: Unit, rank: Rank) -> None:
     unit.start()
     end(unit.agent(rank))
     unit.agent(rank)
-    time.sleep(LEASE_SECONDS + 1)
-    assert rank.poll() is None
+    assert_outlives_the_lease(rank)
 
 
-def test_an_agent_that_lives_keeps_its_rank_though_it_speaks_to_this_unit_no_more(
-    unit: Unit, rank: subprocess.Popen[bytes]
-) -> None:
-    """As one that got no answer in time, and has a guard of its own since."""
+def test_an_agent_that_lives_keeps_its_rank_though_it_speaks_to_this_unit_no_more(unit: Unit, rank: Rank) -> None:
+    """Such an agent got no answer in time, and has a guard of its own since."""
     unit.start()
     agent = unit.agent(rank, 1, "leave")
-    time.sleep(LEASE_SECONDS + 1)
-    assert rank.poll() is None
+    assert_outlives_the_lease(rank)
     end(agent)
     assert rank.wait(20) == -signal.SIGKILL
 
 
-def test_a_floor_of_zero_watches_the_agent_alone(unit: Unit, rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_floor_of_zero_watches_the_agent_alone(unit: Unit, rank: Rank, tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 0 kB\n")
     unit.start(str(tmp_path))
     agent = unit.agent(rank, 0)
-    time.sleep(LEASE_SECONDS + 1)
-    assert rank.poll() is None
+    assert_outlives_the_lease(rank)
     end(agent)
     assert rank.wait(20) == -signal.SIGKILL
 
 
 def start_guard(
-    rank: subprocess.Popen[bytes],
+    rank: Rank,
     unit: str,
     stack: ExitStack,
     floor_bytes: int = 1,
@@ -160,17 +161,16 @@ def start_guard(
     return guard
 
 
-def test_without_a_unit_a_floor_of_zero_starts_nothing(
-    rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack
-) -> None:
+def test_without_a_unit_a_floor_of_zero_starts_nothing(rank: Rank, tmp_path: Path, stack: ExitStack) -> None:
     guard = start_guard(rank, str(tmp_path / "none"), stack, 0)
     until(guard.over.is_set)
-    assert (guard.state, rank.poll()) == ("off", None)
+    assert guard.state == "off"
+    assert rank.poll() is None
 
 
 @pytest.mark.parametrize("leaves_socket", [False, True])
 def test_a_unit_that_is_off_is_named_once_with_the_command(
-    rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack, leaves_socket: bool
+    rank: Rank, tmp_path: Path, stack: ExitStack, leaves_socket: bool
 ) -> None:
     path, events = str(tmp_path / "socket"), EventLines()
     if leaves_socket:  # as a systemd that was killed
@@ -185,7 +185,7 @@ def test_a_unit_that_is_off_is_named_once_with_the_command(
 
 
 def test_a_killed_unit_is_followed_by_one_that_knows_the_rank_though_its_agent_is_gone_too(
-    unit: Unit, rank: subprocess.Popen[bytes]
+    unit: Unit, rank: Rank
 ) -> None:
     first = unit.start()
     agent = unit.agent(rank)
@@ -196,19 +196,16 @@ def test_a_killed_unit_is_followed_by_one_that_knows_the_rank_though_its_agent_i
     assert second.wait(20) == 0
 
 
-def test_a_unit_that_is_started_again_leaves_the_rank_of_a_living_agent_alone(
-    unit: Unit, rank: subprocess.Popen[bytes]
-) -> None:
-    """As after `systemctl stop sparkd-guard.socket sparkd-guard`: the agent has a guard of its own since."""
+def test_a_unit_that_is_started_again_leaves_the_rank_of_a_living_agent_alone(unit: Unit, rank: Rank) -> None:
+    """After `systemctl stop sparkd-guard.socket sparkd-guard` the agent has a guard of its own."""
     first = unit.start()
     unit.agent(rank, 1, "leave")
     end(first)
     unit.start()
-    time.sleep(LEASE_SECONDS + 1)
-    assert rank.poll() is None
+    assert_outlives_the_lease(rank)
 
 
-def test_a_killed_unit_is_named_the_rank_again(unit: Unit, rank: subprocess.Popen[bytes], stack: ExitStack) -> None:
+def test_a_killed_unit_is_named_the_rank_again(unit: Unit, rank: Rank, stack: ExitStack) -> None:
     first = unit.start()
     guard = start_guard(rank, unit.path, stack)
     until(lambda: is_watching(guard))
@@ -216,39 +213,34 @@ def test_a_killed_unit_is_named_the_rank_again(unit: Unit, rank: subprocess.Pope
     until(lambda: guard.state == "failed")
     unit.start()
     until(lambda: is_watching(guard))
-    time.sleep(LEASE_SECONDS + 1)
-    assert rank.poll() is None
+    assert_outlives_the_lease(rank)
 
 
-def test_a_kept_rank_whose_pid_is_anothers_now_is_not_touched(
-    unit: Unit, rank: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_a_kept_rank_whose_pid_is_anothers_now_is_not_touched(unit: Unit, rank: Rank, tmp_path: Path) -> None:
     (tmp_path / "rank").write_text(f"1 {rank.pid} 1 {rank.pid} 1\n")
     assert unit.start().wait(20) == 0
     assert rank.poll() is None
 
 
-def test_a_connection_that_names_no_rank_is_closed_and_the_rank_stays_watched(
-    unit: Unit, rank: subprocess.Popen[bytes]
-) -> None:
+def test_a_connection_that_names_no_rank_is_closed_and_the_rank_stays_watched(unit: Unit, rank: Rank) -> None:
     process = unit.start()
     agent = unit.agent(rank)
     for request in (b"", b"-1", b"x" * 200, b"512"):
         with unit.connect() as stranger:
             stranger.send(request)
             assert stranger.recv(100) == b"", request
-    time.sleep(LEASE_SECONDS + 0.5)
-    assert (process.poll(), rank.poll()) == (None, None)
+    assert_outlives_the_lease(rank)
+    assert process.poll() is None
     end(agent)
     assert rank.wait(20) == -signal.SIGKILL
 
 
-def test_a_unit_that_answers_too_late_does_no_harm(unit: Unit, rank: subprocess.Popen[bytes], stack: ExitStack) -> None:
+def test_a_unit_that_answers_too_late_does_no_harm(unit: Unit, rank: Rank, stack: ExitStack) -> None:
     guard = start_guard(rank, unit.path, stack, answer_seconds=0.3)
     until(lambda: is_watching(guard))
     late_unit = unit.start()
-    time.sleep(LEASE_SECONDS + 1)
-    assert (rank.poll(), late_unit.poll()) == (None, None)
+    assert_outlives_the_lease(rank)
+    assert late_unit.poll() is None
     assert is_watching(guard)
 
 
@@ -267,34 +259,51 @@ PLENTY, NOTHING = "MemAvailable: 1000000 kB\n", "MemAvailable:       0 kB\n"
 
 
 def overwrite(meminfo: Path, text: str) -> None:
-    """As the kernel's own file, it is never empty: the guard has it open, and reads it at any time."""
+    """Never empty, as the kernel's own file: the guard has it open, and reads it at any time."""
     with meminfo.open("r+") as file:
         file.write(text)
 
 
-@pytest.mark.parametrize("sent", [False, True])
-def test_the_account_of_a_kill_is_for_the_next_program_of_the_same_agent_and_of_no_other_rank(
-    unit: Unit, rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack, sent: bool
-) -> None:
-    """A reload: the program before it has gone as the rank is killed, or takes the account with it."""
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text(PLENTY)
-    process = unit.start(str(tmp_path))
-    before = start_guard(rank, unit.path, stack)
-    until(lambda: is_watching(before))
-    if not sent:
-        before.close()
+@pytest.fixture
+def meminfo(tmp_path: Path, unit: Unit) -> Path:
+    """What the unit, which has started, reads: plenty of memory."""
+    path = tmp_path / "meminfo"
+    path.write_text(PLENTY)
+    unit.start(str(tmp_path))
+    return path
+
+
+def kill_by_shortage(rank: Rank, meminfo: Path) -> None:
     overwrite(meminfo, NOTHING)
     assert rank.wait(20) == -signal.SIGKILL
-    if sent:
-        until(before.over.is_set)
-        before.close()
     overwrite(meminfo, PLENTY)
-    after = start_guard(rank, unit.path, stack)
-    until(after.over.is_set)
+
+
+def assert_has_account(guard: MemoryGuard) -> None:
+    until(guard.over.is_set)
     with pytest.raises(MemoryGuardError, match="memory ran out"):
-        after.raise_if_killed()
-    after.close()
+        guard.raise_if_killed()
+
+
+def test_an_agent_that_is_reloaded_as_its_rank_is_killed_gets_the_account(
+    unit: Unit, rank: Rank, meminfo: Path, stack: ExitStack
+) -> None:
+    before = start_guard(rank, unit.path, stack)
+    until(lambda: is_watching(before))
+    before.close()
+    kill_by_shortage(rank, meminfo)
+    assert_has_account(start_guard(rank, unit.path, stack))
+
+
+def test_an_account_that_was_sent_is_for_the_next_program_of_the_agent_too_and_for_no_other_rank(
+    unit: Unit, rank: Rank, meminfo: Path, stack: ExitStack
+) -> None:
+    before = start_guard(rank, unit.path, stack)
+    until(lambda: is_watching(before))
+    kill_by_shortage(rank, meminfo)
+    assert_has_account(before)
+    before.close()
+    assert_has_account(start_guard(rank, unit.path, stack))
     with subprocess.Popen(["sleep", "60"]) as another:
         last = start_guard(another, unit.path, stack)
         until(lambda: is_watching(last))
@@ -302,25 +311,20 @@ def test_the_account_of_a_kill_is_for_the_next_program_of_the_same_agent_and_of_
     until(last.over.is_set)
     last.raise_if_killed()
     last.close()
-    assert process.wait(20) == 0, "nothing is left to watch"
+    assert unit.process.wait(20) == 0, "nothing is left to watch"
 
 
 def test_another_agent_whose_rank_has_ended_gets_no_account(
-    unit: Unit, rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack
+    unit: Unit, rank: Rank, meminfo: Path, stack: ExitStack
 ) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemAvailable: 0 kB\n")
-    unit.start(str(tmp_path))
-    guard = start_guard(rank, unit.path, stack)
-    until(guard.over.is_set)
-    with pytest.raises(MemoryGuardError):
-        guard.raise_if_killed()
+    overwrite(meminfo, NOTHING)
+    assert_has_account(start_guard(rank, unit.path, stack))
     ended = subprocess.run([sys.executable, "-c", ENDED_RANK, unit.path], capture_output=True, text=True, timeout=20)
     assert ended.stdout.startswith(("locked", "unlocked")), ended
 
 
 def test_a_guard_of_the_agents_own_keeps_no_file_and_its_next_one_kills_nothing(
-    rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+    rank: Rank, tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's unit has a RUNTIME_DIRECTORY too."""
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
@@ -330,4 +334,5 @@ def test_a_guard_of_the_agents_own_keeps_no_file_and_its_next_one_kills_nothing(
     os.kill(killer, signal.SIGKILL)
     until(lambda: guard.state == "failed")
     until(lambda: is_watching(guard))
-    assert (rank.poll(), list(tmp_path.iterdir())) == (None, [])
+    assert rank.poll() is None
+    assert not list(tmp_path.iterdir())

@@ -251,3 +251,15 @@ def test_the_lines_of_a_taken_port_are_those_that_the_agent_searches_for() -> No
     assert [one.remedy for one in TABLE if one.patterns == PORT_IN_USE] == [
         "sudo ss -ltnp shows which one; or give the recipe another port"
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "OSError: [Errno 107] Transport endpoint is not connected",
+        'OCI runtime create failed: error mounting "/models/nvidia/DeepSeek-R1" to rootfs at "/m": not a directory',
+    ],
+    ids=["a socket's", "a mount of the recipe's"],
+)
+def test_a_line_that_only_looks_like_a_known_error_is_not_explained(line: str) -> None:
+    assert explain(line) is None

@@ -14,7 +14,6 @@ from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.base.lib.errors import Cause, EngineEndedError, LaunchError
 from sparkd.base.state.launch_history import End
 from sparkd.base.status.model import Phase
-from sparkd.base.vllm.known_errors import explain
 
 
 class ReportedEnd(Struct, forbid_unknown_fields=True):
@@ -96,56 +95,7 @@ def test_a_container_that_docker_can_not_start_has_what_to_do(reported: Reported
     assert (end.cause, end.action) == (Cause.LAUNCH_FAILED, "inspect")
 
 
-RANK = WRITERS["W"]
-FOO, NINJA = f"{RANK}ValueError: foo", "ninja: build stopped: subcommand failed."
-
-
-@pytest.mark.parametrize(
-    ("lines", "cause"),
-    [
-        ((FOO, f"{RANK}{NINJA}", f"{RANK}RuntimeError: CUDA error: out of memory"), f"ValueError: foo: {NINJA}"),
-        ((FOO, f"{WRITERS['C']}{NINJA}"), "ValueError: foo"),
-        ((FOO, f"{RANK}vllm.v1.engine.exceptions.EngineDeadError: x"), "ValueError: foo"),
-        ((FOO, "n:1:2 [0] NCCL WARN harmless"), "ValueError: foo"),
-        ((FOO, "n:1:2 [0] NCCL WARN Call to ibv_x failed"), "ValueError: foo"),
-        (("n:1:2 [0] NCCL WARN harmless",), "n:1:2 [0] NCCL WARN harmless"),
-        (("n:1:2 [0] NCCL WARN harmless", FOO), "ValueError: foo"),
-    ],
-)
-def test_only_a_line_of_its_own_process_explains_a_cause(lines: tuple[str, ...], cause: str) -> None:
-    progress = reduce(lambda before, line: advance_progress(before, line, 0.0), lines, LoadProgress())
-    assert progress.root_cause(0.0) == cause
-
-
-@pytest.mark.parametrize("code", ["-9", "None"])
-def test_nothing_explains_a_kill(code: str) -> None:
-    killed = f"Worker proc VllmWorker-0 died unexpectedly (exit code: {code}), shutting down executor."
-    progress = reduce(lambda before, line: advance_progress(before, line, 0.0), (killed, NINJA), LoadProgress())
-    assert (progress.root_cause(0.0), progress.killed(0.0)) == (killed, True)
-
-
 def test_a_warning_of_nccls_does_not_hide_that_a_loading_rank_was_killed() -> None:
     end, text = end_of(ReportedEnd("", ["E n:1:2 [0] NCCL WARN NET/IB : Unable to open device"], "", code=137))
-    assert (end.cause, "killed by signal 9" in text) == (Cause.KILLED_FROM_OUTSIDE, True)
-
-
-def test_a_warning_before_the_error_does_not_end_the_time_in_which_the_error_counts() -> None:
-    progress = advance_progress(LoadProgress(), "n:1:2 [0] NCCL WARN harmless", 0.0)
-    assert advance_progress(progress, FOO, 58.0).root_cause(65.0) == "ValueError: foo"
-
-
-def test_a_port_that_nccls_own_service_does_without_is_no_error() -> None:
-    line = "[2025-06-05 10:45:19] n:1:2 [1] ras/client_support.cc:160 NCCL WARN Call to bind failed: Address in use"
-    assert advance_progress(LoadProgress(), line, 0.0) == LoadProgress()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "OSError: [Errno 107] Transport endpoint is not connected",
-        'OCI runtime create failed: error mounting "/models/nvidia/DeepSeek-R1" to rootfs at "/m": not a directory',
-    ],
-    ids=["a socket's", "a mount of the recipe's"],
-)
-def test_a_line_that_only_looks_like_a_known_error_is_not_explained(line: str) -> None:
-    assert explain(line) is None
+    assert end.cause == Cause.KILLED_FROM_OUTSIDE
+    assert "killed by signal 9" in text

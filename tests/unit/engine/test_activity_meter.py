@@ -42,8 +42,6 @@ def test_the_time_to_first_token_is_that_of_the_last_minutes_requests() -> None:
         activity = present(meter.advance(at, replace(IDLE, first_tokens=tokens, first_token_seconds=seconds)))
         times.append(activity.first_token_seconds)
     assert times == [None, 0.5, 0.5, 1.333, None]
-    activity = present(meter.advance(255, replace(IDLE, first_tokens=7, first_token_seconds=1e300)))
-    assert bounded(activity) == activity
 
 
 def test_a_probe_shortly_after_another_one_keeps_the_rates() -> None:
@@ -74,12 +72,9 @@ def test_an_engine_whose_counters_begin_again_is_another_one() -> None:
 def test_however_large_the_numbers_other_nodes_accept_the_report() -> None:
     meter = ActivityMeter()
     meter.advance(100, IDLE)
-    activity = present(
-        meter.advance(105, replace(LATER, running=1e300, prompt_tokens=1e308, kv_usage=99, prefix_hits=1e300))
-    )
+    huge = replace(LATER, running=1e300, prompt_tokens=1e308, kv_usage=99, prefix_hits=1e300)
+    activity = present(meter.advance(105, replace(huge, first_tokens=1, first_token_seconds=1e300)))
     assert bounded(activity) == activity
-    assert (activity.input_tokens_per_second, activity.kv_cache_use, activity.prefix_hit_rate) == (
-        MOST_TOKENS,
-        1.0,
-        1.0,
-    )
+    assert activity.input_tokens_per_second == MOST_TOKENS
+    assert activity.kv_cache_use == 1.0
+    assert activity.prefix_hit_rate == 1.0

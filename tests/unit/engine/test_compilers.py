@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from tests.unit.clock import unstalled
@@ -63,19 +64,11 @@ class Compilers:
         for pid, start_time in (A, B, C):
             yield Process(pid, "cicc", "T" if (pid, start_time) in self.stopped else "R", 1, 1, 1, start_time)
 
-    def hold(self, key: Key) -> bool:
-        self._fail(key)
-        self.stopped.add(key)
-        return True
-
-    def resume(self, key: Key) -> bool:
-        self._fail(key)
-        self.stopped.discard(key)
-        return True
-
-    def _fail(self, key: Key) -> None:
+    def hold(self, key: Key, held: bool) -> bool:
         if key[0] == self.failing:
             raise OSError("no descriptor")
+        self.stopped = self.stopped | {key} if held else self.stopped - {key}
+        return True
 
     def watch(self, floor_bytes: int = LIMIT) -> CompilerWatch:
         return CompilerWatch(
@@ -83,23 +76,32 @@ class Compilers:
             ended=threading.Event(),
             processes=self.list,
             available_bytes=lambda: SHORT,
-            hold_process=lambda key, held: self.hold(key) if held else self.resume(key),
+            hold_process=self.hold,
             events=self.events,
         )
+
+
+@contextmanager
+def running(watch: CompilerWatch) -> Iterator[None]:
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        watch.ended.set()
+        thread.join()
 
 
 @pytest.mark.parametrize(("failing", "stopped"), [(0, {B, C}), (3, {B}), (2, set())])
 def test_a_stopped_compiler_continues_once_the_watch_ends_also_after_errors(failing: int, stopped: set[Key]) -> None:
     compilers = Compilers(failing)
     watch = compilers.watch()
-    thread = threading.Thread(target=watch.run)
-    thread.start()
-    until(lambda: watch.count == 3 and compilers.events.lines)
-    assert compilers.stopped == stopped
-    assert set(watch.held) == stopped
-    watch.ended.set()
-    thread.join()
-    assert (compilers.stopped, watch.count) == (set(), 0)
+    with running(watch):
+        until(lambda: watch.count == 3 and compilers.events.lines)
+        assert compilers.stopped == stopped
+        assert set(watch.held) == stopped
+    assert not compilers.stopped
+    assert watch.count == 0
 
 
 def test_the_first_compilers_are_held_before_they_have_taken_the_reserve() -> None:
@@ -112,13 +114,8 @@ def test_the_first_compilers_are_held_before_they_have_taken_the_reserve() -> No
         yield from compilers.list() if len(looks) > 2 else ()
 
     watch.processes = list_from_the_third_look
-    thread = threading.Thread(target=watch.run)
-    thread.start()
-    try:
+    with running(watch):
         until(lambda: compilers.stopped == {B, C})
-    finally:
-        watch.ended.set()
-        thread.join()
     assert looks[2] - looks[1] < 2, "18 of them have taken 20 GiB within 20 s, and the reserve is 11 GiB"
 
 
@@ -126,46 +123,28 @@ def test_a_compiler_that_an_earlier_agent_stopped_continues_where_memory_is_no_l
     compilers = Compilers()
     compilers.stopped = {B, C}
     watch = compilers.watch(floor_bytes=0)
-    thread = threading.Thread(target=watch.run)
-    thread.start()
-    try:
+    with running(watch):
         until(lambda: not compilers.stopped)
-    finally:
-        watch.ended.set()
-        thread.join()
 
 
 def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_not() -> None:
     present = [Process(7, "VLLM::Worker_TP", "S", 1, 1, 9, 1), Process(8, "cicc", "R", 1, 1, 1, 1)]
-    ended = threading.Event()
-    watch = CompilerWatch(
-        floor_bytes=0,
-        ended=ended,
-        processes=lambda: tuple(present),
-        available_bytes=lambda: SHORT,
-        hold_process=lambda _key, _held: True,
-        events=EventLines(),
-    )
-    thread = threading.Thread(target=watch.run)
-    thread.start()
-    until(lambda: 7 in watch.pids)
-    present[:1] = [Process(9, "python3", "Z", 1, 1, 1, 1), Process(10, "python3", "S", 1, 1, 1, 1)]
-    until(lambda: watch.pids != {7})
-    ended.set()
-    thread.join()
+    watch = Compilers().watch(floor_bytes=0)
+    watch.processes = lambda: tuple(present)
+    with running(watch):
+        until(lambda: 7 in watch.pids)
+        present[:1] = [Process(9, "python3", "Z", 1, 1, 1, 1), Process(10, "python3", "S", 1, 1, 1, 1)]
+        until(lambda: watch.pids != {7})
     assert watch.pids == {7, 10}
 
 
 def test_an_error_is_logged_once_and_the_watch_continues() -> None:
     compilers = Compilers()
     compilers.fails_to_list = True
-    watch = compilers.watch()
-    thread = threading.Thread(target=watch.run)
-    thread.start()
-    until(lambda: compilers.events.lines)
-    time.sleep(0.6)
-    assert [line.split()[0] for line in compilers.events.lines] == ["engine.compilers.unwatched"]
-    compilers.fails_to_list = False
-    until(lambda: compilers.stopped == {B, C})
-    watch.ended.set()
-    thread.join()
+    with running(compilers.watch()):
+        until(lambda: compilers.events.lines)
+        time.sleep(0.6)
+        (line,) = compilers.events.lines
+        assert line.startswith("engine.compilers.unwatched ")
+        compilers.fails_to_list = False
+        until(lambda: compilers.stopped == {B, C})

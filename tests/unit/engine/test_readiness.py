@@ -1,4 +1,4 @@
-"""When an engine is ready: its three stages, and how long it is waited for."""
+"""When an engine is ready: its stages, and how long it is waited for."""
 
 import asyncio
 import time
@@ -27,14 +27,13 @@ def probe_port(port: int, completion_seconds: float, api_key: str | None = None)
     return asyncio.run(probe(Endpoint("127.0.0.1", port, "tiny", api_key), completion_seconds))
 
 
-def test_a_refused_connection_fails_the_first_stage(port: int) -> None:
+def test_a_refused_connection_is_no_http(port: int) -> None:
     assert probe_port(port, 10).failed is ReadinessStage.HTTP
 
 
-def test_a_model_that_is_not_listed_fails_the_second_stage() -> None:
+def test_another_model_fails_the_stage_of_the_model() -> None:
     with engine(lambda *_: models("other")) as port:
-        result = probe_port(port, 10)
-    assert (result.failed, result.answer) == (ReadinessStage.MODEL, "other")
+        assert probe_port(port, 10) == ProbeResult(ReadinessStage.MODEL, "other")
 
 
 def test_brackets_without_end_list_no_model() -> None:
@@ -51,16 +50,14 @@ def test_brackets_without_end_list_no_model() -> None:
         ((200, b"[" * 100_000), f"no completion: {'[' * 199}…"),
     ],
 )
-def test_a_completion_without_a_token_fails_the_third_stage(answer: Reply, reason: str) -> None:
+def test_a_completion_without_a_token_fails_the_last_stage(answer: Reply, reason: str) -> None:
     with engine(lambda request, _: models("tiny") if request.startswith("GET") else answer) as port:
-        result = probe_port(port, 10)
-    assert (result.failed, result.answer) == (ReadinessStage.COMPLETION, reason)
+        assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, reason)
 
 
 def test_a_completion_has_its_own_deadline() -> None:
     with engine(serving, slow_seconds=0.5) as port:
-        result = probe_port(port, 0.1)
-    assert (result.failed, result.answer) == (ReadinessStage.COMPLETION, "no answer within 0.1 s")
+        assert probe_port(port, 0.1) == ProbeResult(ReadinessStage.COMPLETION, "no answer within 0.1 s")
 
 
 @pytest.mark.parametrize(("tokens", "stage"), [((0, 3), None), ((3, 3), ReadinessStage.COMPLETION)])

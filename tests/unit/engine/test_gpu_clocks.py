@@ -1,14 +1,13 @@
 """When a GPU counts as slow, how that is reported, and when it counts as computing."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count
 
 import pytest
-from tests.tree import Tree
-from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
+from tests.unit.cluster_nodes import EventLines
+from tests.unit.nodes import report
 
-from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.gpu_throttle import (
     CLOCKS_SECONDS,
     HURRIED_SECONDS,
@@ -22,12 +21,7 @@ from sparkd.agent.engine.gpu_throttle import (
 )
 from sparkd.base.host.gpu import GpuClocks
 from sparkd.base.status.model import FindingReport, Phase
-
-
-@pytest.fixture
-def agent(tree: Tree) -> Iterator[Agent]:
-    with agent_under_test(tree, 0, alone()) as node:
-        yield node.agent
+from sparkd.base.status.publisher import Reporter
 
 
 def gpu(mhz: int | None, watts: float | None, percent: int | None, name: str = "NVIDIA GB10", *held: str) -> Clocks:
@@ -73,16 +67,16 @@ WARNING = "the GPU is slow: 611 MHz and 22 W under load"
     ],
 )  # fmt: skip
 def test_a_gpu_is_slow_where_two_looks_under_load_find_it_so(looks: list[Clocks], warning: str) -> None:
-    slow = ThrottleState()
+    state = ThrottleState()
     for number, clocks in enumerate(looks):
-        slow = decide_throttle(slow, clocks, 1000 + 30 * number)
-    assert slow.warning == warning
+        state = decide_throttle(state, clocks, 1000 + 30 * number)
+    assert state.warning == warning
 
 
 def test_a_gpu_is_slow_after_half_a_minute_under_load() -> None:
-    slow = decide_throttle(ThrottleState(), SLOW, 0)
-    assert decide_throttle(slow, SLOW, 29.9).warning == ""
-    assert decide_throttle(slow, SLOW, 30).warning == WARNING
+    first = decide_throttle(ThrottleState(), SLOW, 0)
+    assert decide_throttle(first, SLOW, 29.9).warning == ""
+    assert decide_throttle(first, SLOW, 30).warning == WARNING
 
 
 def at_once(work: Callable[[], Clocks]) -> Future[Clocks]:
@@ -98,8 +92,8 @@ def clock() -> Callable[[], float]:
 
 def test_a_slow_gpu_is_logged_once_and_again_when_it_recovers() -> None:
     events, answers = EventLines(), [SLOW, SLOW, SLOW, IDLE, FAST, FAST]
-    watch = GpuThrottleMonitor(at_once, events, lambda: answers.pop(0), clock())
-    reports = [watch.check() for _ in range(6)]
+    monitor = GpuThrottleMonitor(at_once, events, lambda: answers.pop(0), clock())
+    reports = [monitor.check() for _ in range(6)]
     assert reports == ["", "", WARNING, WARNING, WARNING, ""]
     assert [line.split()[0] for line in events.lines] == ["gpu.throttle.detected", "gpu.throttle.ended"]
 
@@ -111,9 +105,9 @@ def test_a_gpu_is_read_twice_a_minute_however_often_it_is_checked() -> None:
         calls.append(1)
         return FAST
 
-    watch = GpuThrottleMonitor(at_once, EventLines(), read, lambda: 1000.0)
+    monitor = GpuThrottleMonitor(at_once, EventLines(), read, lambda: 1000.0)
     for _ in range(5):
-        watch.check()
+        monitor.check()
     assert len(calls) == 1
 
 
@@ -124,27 +118,21 @@ def test_a_hanging_driver_is_called_once_and_blocks_nothing() -> None:
         calls.append(work)
         return Future()
 
-    watch = GpuThrottleMonitor(never, EventLines(), lambda: FAST, clock())
-    assert [watch.check() for _ in range(5)] == [""] * 5
+    monitor = GpuThrottleMonitor(never, EventLines(), lambda: FAST, clock())
+    assert [monitor.check() for _ in range(5)] == [""] * 5
     assert len(calls) == 1
 
 
-def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phase(agent: Agent) -> None:
+def test_a_slow_gpu_is_in_the_message_and_among_the_findings_until_it_recovers() -> None:
     preflight = FindingReport("page-cache", "warn", "4 GiB", "")
-    agent.reporter.update(phase=Phase.SERVING, findings=(preflight,))
-    answers = [SLOW, SLOW, FAST]
-    watch = GpuThrottleMonitor(at_once, EventLines(), lambda: answers.pop(0), clock())
-    assert report_gpu(agent.reporter, "m on port 8000", watch) == "m on port 8000"
-    assert report_gpu(agent.reporter, "m on port 8000", watch) == "m on port 8000"
-    assert report_gpu(agent.reporter, "m on port 8000", watch) == f"m on port 8000; {WARNING}: {THROTTLE_HINT}"
-    slow = FindingReport("gpu-clocks", "warn", WARNING, THROTTLE_HINT)
-    assert list(agent.reporter.report.findings) == [preflight, slow]
-    assert (
-        report_gpu(agent.reporter, "m on port 8000", GpuThrottleMonitor(at_once, EventLines(), lambda: FAST, clock()))
-        == "m on port 8000"
-    )
-    assert list(agent.reporter.report.findings) == [preflight]
-    assert agent.reporter.report.phase is Phase.SERVING
+    reporter = Reporter(report(0, phase=Phase.SERVING, findings=(preflight,)), ())
+    answers = [SLOW, SLOW, FAST, FAST]
+    monitor = GpuThrottleMonitor(at_once, EventLines(), lambda: answers.pop(0), clock())
+    messages = [report_gpu(reporter, "m on port 8000", monitor) for _ in range(3)]
+    assert messages == ["m on port 8000", "m on port 8000", f"m on port 8000; {WARNING}: {THROTTLE_HINT}"]
+    assert reporter.report.findings == (preflight, FindingReport("gpu-clocks", "warn", WARNING, THROTTLE_HINT))
+    assert report_gpu(reporter, "m on port 8000", monitor) == "m on port 8000"
+    assert reporter.report.findings == (preflight,)
 
 
 @pytest.mark.parametrize(
@@ -170,14 +158,14 @@ def test_a_gpu_in_question_is_read_often_and_an_old_reading_proves_nothing() -> 
         reads.append(now)
         return FAST
 
-    watch = GpuThrottleMonitor(at_once, EventLines(), read, lambda: now)
-    watch.check()
+    monitor = GpuThrottleMonitor(at_once, EventLines(), read, lambda: now)
+    monitor.check()
     now += CLOCKS_SECONDS - 1
-    watch.check()
-    assert not watch.computes(), "the last reading is of half a minute ago"
+    monitor.check()
+    assert not monitor.computes(), "the last reading is of half a minute ago"
     for _ in range(4):
-        watch.check()
+        monitor.check()
         now += HURRIED_SECONDS / 2
-        computing = watch.computes()
+        computing = monitor.computes()
     assert computing
     assert len(reads) == 3

@@ -85,7 +85,7 @@ def holding(machine: Machine, events: EventLines) -> Iterator[None]:
         ended=threading.Event(),
         processes=machine.processes,
         available_bytes=machine.available_bytes,
-        hold_process=lambda key, held: signal_process(SIGSTOP if held else SIGCONT, *key, OWN_GROUP),
+        set_held=lambda key, held: signal_process(SIGSTOP if held else SIGCONT, *key, OWN_GROUP),
         events=events,
     )
     until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # else the next look is a second away

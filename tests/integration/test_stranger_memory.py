@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.integration.stranger import UID, Stranger
 
-from sparkd.agent.engine.memory_guard.tenants import Tenants, describe_growth, name_tenants
+from sparkd.agent.engine.memory_guard.tenants import Tenants, describe_growth, scan_tenants
 from sparkd.agent.preflight.checks.memory import UnifiedMemory
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -69,7 +69,7 @@ time.sleep(600)
 
 def tenants() -> Tenants:
     info = Host().meminfo()
-    return Tenants(info.anonymous_bytes + info.shared_bytes, *name_tenants(Host(), ""))
+    return Tenants(info.anonymous_bytes + info.shared_bytes, *scan_tenants(Host(), ""))
 
 
 @pytest.fixture

@@ -27,14 +27,14 @@ def test_page_cache_is_released_where_the_setting_is_on(tree: Tree, port: int, g
     configured = settings(port).model_copy(update={"memory": Memory(load_guard=guarded)})
     with agent_under_test(tree, 1, configured) as node, running(node.agent, LOADING) as (rank, _):
         start_load_memory_thread(node.agent, rank)
-        assert (rank.page_cache is not None) is guarded
+        assert (rank.cache_release is not None) is guarded
 
 
 def test_the_load_of_an_engine_without_a_gpu_needs_no_large_blocks(tree: Tree, port: int) -> None:
     with agent_under_test(tree, 1, settings(port)) as node, running(node.agent, LOADING) as (rank, _):
         start_load_memory_thread(node.agent, rank)
-        assert rank.page_cache is not None
-        assert rank.page_cache.contiguous.wanted_bytes == 0
+        assert rank.cache_release is not None
+        assert rank.cache_release.contiguous.wanted_bytes == 0
 
 
 def test_memory_is_compacted_during_the_load_of_an_engine_that_uses_the_gpu(tree: Tree, port: int) -> None:

@@ -14,7 +14,7 @@ from tests.unit.nodes import Node, report, until
 
 from sparkd.agent.daemon.hangs import group_is_idle
 from sparkd.agent.daemon.shutdown import shutdown_on_error
-from sparkd.agent.engine.hang import HALTED_SECONDS, IDLE_SECONDS, HangWatch, Look
+from sparkd.agent.engine.hang import HALTED_SECONDS, IDLE_SECONDS, HangLook, HangWatch
 from sparkd.base.lib.errors import StalledError
 from sparkd.base.state.file import STACKS
 from sparkd.base.status.figures import EngineReport
@@ -55,7 +55,7 @@ def test_an_idle_worker_says_so_while_requests_of_its_head_wait(
     with following(worker, LOADING) as (rank, _, _):
         head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
         until(lambda: rank.hang is not None)
-        rank.hang = IdleWatch("rank 1", Look, worker.agent.loop.start, bool, bool)
+        rank.hang = IdleWatch("rank 1", HangLook, worker.agent.loop.start, bool, bool)
         head.publish(report(0, phase=phase, epoch="e", plan_digest="d", message="no token"))
         until(lambda: worker.report.message.endswith("no token") is (phase is Phase.DEGRADED))
         until(lambda: worker.report.engine.idle_seconds == idle)
@@ -71,7 +71,7 @@ def test_no_rank_is_called_idle_while_docker_is_away_and_its_log_is_full(worker:
         )
         head.publish(report_of_head)
         until(lambda: rank.hang is not None and rank.log.broken_off_at is not None)
-        rank.hang = IdleWatch("rank 1", Look, worker.agent.loop.start, bool, bool)
+        rank.hang = IdleWatch("rank 1", HangLook, worker.agent.loop.start, bool, bool)
         until(lambda: worker.report.phase is Phase.DEGRADED)
         assert not group_is_idle(worker.agent, rank)
         assert worker.report.engine.idle_seconds is None

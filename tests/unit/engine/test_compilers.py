@@ -64,7 +64,7 @@ class Compilers:
         for pid, start_time in (A, B, C):
             yield Process(pid, "cicc", "T" if (pid, start_time) in self.stopped else "R", 1, 1, 1, start_time)
 
-    def hold(self, key: Key, held: bool) -> bool:
+    def set_held(self, key: Key, held: bool) -> bool:
         if key[0] == self.failing:
             raise OSError("no descriptor")
         self.stopped = self.stopped | {key} if held else self.stopped - {key}
@@ -76,7 +76,7 @@ class Compilers:
             ended=threading.Event(),
             processes=self.list,
             available_bytes=lambda: SHORT,
-            hold_process=self.hold,
+            set_held=self.set_held,
             events=self.events,
         )
 

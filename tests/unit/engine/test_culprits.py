@@ -9,7 +9,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.docker_server import STREAM, STREAM_END, chunk, dockerd
 
-from sparkd.agent.engine.culprits import Culprit, find_client, find_culprit
+from sparkd.agent.engine.culprits import Culprit, find_culprit, find_signal
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Line, Lines, Query
 from sparkd.base.lib.dockerd.reader import DockerReader, connect
@@ -178,7 +178,7 @@ def test_dockers_events_differ_for_a_stop_and_a_kill(
         return (STREAM, *map(chunk, events), STREAM_END)
 
     with dockerd(answer) as path, closing(connect(path)) as docker:
-        culprit = find_client(docker.events(ID, 10, 20))
+        culprit = find_signal(docker.events(ID, 10, 20))
     text = f"dockerd sent signal {signal} at {AT}, as by docker {what}; its events do not name the client"
     assert culprit == (text, "", cause)
     assert "since=10.000000&until=20.000000" in requests[0]
@@ -187,7 +187,7 @@ def test_dockers_events_differ_for_a_stop_and_a_kill(
 
 @pytest.mark.parametrize("events", [None, {}, [], ["x"], [{"Action": "kill"}], [{"Action": "die", "time": 1}]])
 def test_events_without_a_signal_name_nobody(events: object) -> None:
-    assert find_client(events) is None
+    assert find_signal(events) is None
 
 
 class HostWithDocker(Host):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.engine.load_monitor import LoadMonitor, LoadState, Look, advance, is_stalled
+from sparkd.agent.engine.load_monitor import LoadLook, LoadMonitor, LoadState, advance, is_stalled
 from sparkd.base.host import Host
 from sparkd.base.host.activity import Activity
 from sparkd.base.lib.errors import Cause, NotReadyError
@@ -25,25 +25,25 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("look", "moves", "works"),
     [
-        (Look(20, ("a",), Activity(100, 5.0, 100)), False, False),
-        (Look(20, ("b",), Activity(100, 5.0, 100)), True, True),
-        (Look(20, ("a",), Activity(100 + 2 * MIB, 5.0, 100)), True, True),
-        (Look(20, ("a",), Activity(100 + 10_000, 5.0, 100)), False, False),  # a page of code now and then
-        (Look(20, ("a",), Activity(100, 6.0, 9_000)), False, False),  # a tenth of a core: an engine that waits
-        (Look(20, ("a",), Activity(100, 15.0, 90_000)), True, True),  # a compiler
-        (Look(20, ("a",), Activity(100, 15.0, 100)), True, False),  # a spin, or a computation in place
-        (Look(20, ("a",), Activity(100, 5.0, 100), gpu_busy=True), True, False),
-        (Look(20, ("a",), Activity(100, 4.0, 100)), True, True),  # a process less
+        (LoadLook(20, ("a",), Activity(100, 5.0, 100)), False, False),
+        (LoadLook(20, ("b",), Activity(100, 5.0, 100)), True, True),
+        (LoadLook(20, ("a",), Activity(100 + 2 * MIB, 5.0, 100)), True, True),
+        (LoadLook(20, ("a",), Activity(100 + 10_000, 5.0, 100)), False, False),  # a page of code now and then
+        (LoadLook(20, ("a",), Activity(100, 6.0, 9_000)), False, False),  # a tenth of a core: an engine that waits
+        (LoadLook(20, ("a",), Activity(100, 15.0, 90_000)), True, True),  # a compiler
+        (LoadLook(20, ("a",), Activity(100, 15.0, 100)), True, False),  # a spin, or a computation in place
+        (LoadLook(20, ("a",), Activity(100, 5.0, 100), gpu_busy=True), True, False),
+        (LoadLook(20, ("a",), Activity(100, 4.0, 100)), True, True),  # a process less
     ],
 )
-def test_what_counts_as_moving_and_as_work(look: Look, moves: bool, works: bool) -> None:
-    before = LoadState(Look(10, ("a",), Activity(100, 5.0, 100)), 30, 40)
+def test_what_counts_as_moving_and_as_work(look: LoadLook, moves: bool, works: bool) -> None:
+    before = LoadState(LoadLook(10, ("a",), Activity(100, 5.0, 100)), 30, 40)
     after = advance(before, look)
     assert (after.still_seconds, after.idle_seconds) == (0 if moves else 40, 0 if works else 50)
 
 
 def test_the_first_look_proves_nothing() -> None:
-    first = advance(None, Look(10))
+    first = advance(None, LoadLook(10))
     assert (first.still_seconds, first.idle_seconds) == (0, 0)
 
 
@@ -70,7 +70,7 @@ def test_when_a_rank_ends_for_its_own_standstill(
     still: float, idle: float, halted: bool, others: tuple[float | None, ...], stalled: bool
 ) -> None:
     halts = (frozenset({101}),) * 3 if halted else ()
-    assert is_stalled(LoadState(Look(1000), still, idle, halts), 600, others) is stalled
+    assert is_stalled(LoadState(LoadLook(1000), still, idle, halts), 600, others) is stalled
 
 
 A, B, AB, NONE = frozenset({1}), frozenset({2}), frozenset({1, 2}), frozenset[int]()
@@ -93,7 +93,7 @@ def test_a_thread_is_halted_once_three_looks_in_a_row_found_it_so(
 ) -> None:
     state: LoadState | None = None
     for at, threads in enumerate(looks):
-        state = advance(state, Look(at, halted=threads))
+        state = advance(state, LoadLook(at, halted=threads))
     assert state is not None
     assert state.halted is halted
 
@@ -111,8 +111,8 @@ class Load:
         tree.file("/proc/101/task/101/wchan", "futex_wait_queue")
         self.monitor = LoadMonitor(Host(tree.root), 100, False, limit_seconds, self.start, lambda: self.now)
 
-    def start(self, look: Callable[[], Look]) -> Future[Look]:
-        future: Future[Look] = Future()
+    def start(self, look: Callable[[], LoadLook]) -> Future[LoadLook]:
+        future: Future[LoadLook] = Future()
         self.looks += 1
         try:
             if not self.hangs:
@@ -200,8 +200,8 @@ def test_a_look_that_hangs_is_not_repeated_and_ends_nothing(tree: Tree) -> None:
 def watched(*command: str) -> Iterator[tuple[LoadMonitor, subprocess.Popen[bytes]]]:
     """A process of this machine, which may stand still for two seconds."""
 
-    def start(look: Callable[[], Look]) -> Future[Look]:
-        future: Future[Look] = Future()
+    def start(look: Callable[[], LoadLook]) -> Future[LoadLook]:
+        future: Future[LoadLook] = Future()
         future.set_result(look())
         return future
 

@@ -16,7 +16,7 @@ from tests.tree import Tree
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.hangs import is_hang
-from sparkd.agent.engine.hang import FROZEN, HangState, HangWatch, Look, advance, describe_halt, look_at_rank
+from sparkd.agent.engine.hang import FROZEN, HangLook, HangState, HangWatch, advance, describe_halt, look_at_rank
 from sparkd.agent.engine.health import Continue, Failure, Observation, decide, healthy
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host import Host
@@ -28,7 +28,7 @@ from sparkd.base.vllm.counters import Counters
 STOPPED = "its process 7 (VLLM::Worker) is stopped (state T)"
 
 
-def after(*looks: Look) -> HangState:
+def after(*looks: HangLook) -> HangState:
     state = None
     for look in looks:
         state = advance(state, look)
@@ -39,22 +39,22 @@ def after(*looks: Look) -> HangState:
 @pytest.mark.parametrize(
     ("looks", "halt"),
     [
-        ([Look(0, (STOPPED,)), Look(10, (STOPPED,)), Look(20, (STOPPED,))], f"{STOPPED} for 20 s"),
-        ([Look(0, (STOPPED,)), Look(10, (STOPPED,)), Look(19.9, (STOPPED,))], ""),
-        ([Look(0, (STOPPED,)), Look(10), Look(20, (STOPPED,))], ""),  # a person has continued it
-        ([Look(0, (STOPPED,)), Look(20, (STOPPED,))], ""),  # nobody has looked meanwhile
-        ([Look(0, (STOPPED,)), Look(10, (STOPPED, FROZEN)), Look(20, (FROZEN,))], ""),
-        ([Look(at, (STOPPED, FROZEN)) for at in (0, 10, 20)], f"{STOPPED} for 20 s"),
-        ([Look(at, (STOPPED, FROZEN)) for at in (0, 10, 20, 30)], f"{STOPPED}, and 1 more for 20 s"),
-        ([Look(at, (FROZEN,)) for at in (0, 10, 20)], ""),  # as by docker commit
-        ([Look(at, (FROZEN,)) for at in (0, 10, 20, 30)], f"{FROZEN} for 30 s"),
+        ([HangLook(0, (STOPPED,)), HangLook(10, (STOPPED,)), HangLook(20, (STOPPED,))], f"{STOPPED} for 20 s"),
+        ([HangLook(0, (STOPPED,)), HangLook(10, (STOPPED,)), HangLook(19.9, (STOPPED,))], ""),
+        ([HangLook(0, (STOPPED,)), HangLook(10), HangLook(20, (STOPPED,))], ""),  # a person has continued it
+        ([HangLook(0, (STOPPED,)), HangLook(20, (STOPPED,))], ""),  # nobody has looked meanwhile
+        ([HangLook(0, (STOPPED,)), HangLook(10, (STOPPED, FROZEN)), HangLook(20, (FROZEN,))], ""),
+        ([HangLook(at, (STOPPED, FROZEN)) for at in (0, 10, 20)], f"{STOPPED} for 20 s"),
+        ([HangLook(at, (STOPPED, FROZEN)) for at in (0, 10, 20, 30)], f"{STOPPED}, and 1 more for 20 s"),
+        ([HangLook(at, (FROZEN,)) for at in (0, 10, 20)], ""),  # as by docker commit
+        ([HangLook(at, (FROZEN,)) for at in (0, 10, 20, 30)], f"{FROZEN} for 30 s"),
     ],
 )
-def test_a_rank_that_stays_stopped_for_twenty_seconds_hangs(looks: list[Look], halt: str) -> None:
+def test_a_rank_that_stays_stopped_for_twenty_seconds_hangs(looks: list[HangLook], halt: str) -> None:
     assert describe_halt(after(*looks)) == halt
 
 
-BEFORE = Look(0, (), frozenset({6, 7}), engine_seconds=9, other_seconds=5)
+BEFORE = HangLook(0, (), frozenset({6, 7}), engine_seconds=9, other_seconds=5)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def rank(tree: Tree) -> Tree:
     return tree
 
 
-def look_into(tree: Tree) -> Look:
+def look_into(tree: Tree) -> HangLook:
     host = Host(tree.root)
     return look_at_rank(host, scan_processes(host.files), 5, 1.0)
 
@@ -161,7 +161,7 @@ class WatchedRank:
     """A rank of the test, looked at once a second."""
 
     now: float = 0.0
-    look: Look = field(default_factory=lambda: replace(BEFORE))
+    look: HangLook = field(default_factory=lambda: replace(BEFORE))
     gpu_idle: bool = True
     compiles: bool = False
 
@@ -185,8 +185,8 @@ class WatchedRank:
         return idle
 
 
-def at_once(work: Callable[[], Look]) -> Future[Look]:
-    future: Future[Look] = Future()
+def at_once(work: Callable[[], HangLook]) -> Future[HangLook]:
+    future: Future[HangLook] = Future()
     try:
         future.set_result(work())
     except OSError as error:
@@ -228,7 +228,7 @@ def test_an_unreadable_rank_is_no_proof() -> None:
     rank = WatchedRank()
     rank.after(40)
 
-    def unreadable(_: float) -> Look:
+    def unreadable(_: float) -> HangLook:
         raise OSError
 
     rank.watch.look = unreadable
@@ -251,14 +251,14 @@ def test_stacks_are_kept_of_a_rank_that_ends_by_a_hang(error: SparkdError, faile
     assert is_hang(error, failed_in) is hangs
 
 
-def look_at(pid: int, *, waits: bool = True) -> Look:
+def look_at(pid: int, *, waits: bool = True) -> HangLook:
     process = read_process(Host().files, pid)
     assert process is not None
     return look_at_rank(Host(), [process], pid, time.monotonic(), waits=waits)
 
 
 @contextmanager
-def sleeper() -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], Look]]]:
+def sleeper() -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], HangLook]]]:
     """A process of this machine, and its look."""
     with subprocess.Popen(["sleep", "60"]) as process:
         try:

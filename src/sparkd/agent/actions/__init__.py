@@ -227,8 +227,8 @@ class Actions:
         """Drop a shard's page cache while `should_continue` holds; returns its bytes. Raises OSError, ValueError."""
         return page_cache.drop_file_cache(self._host, shard, should_continue)
 
-    def hold_process(self, container_id: str, key: tuple[int, int], held: bool) -> bool:
-        """Stop (or continue) the container's process of that id and start time. Returns whether it was there."""
+    def set_held(self, container_id: str, key: tuple[int, int], held: bool) -> bool:
+        """Stop, or continue, the container's process of that id and start time. Returns whether it was there."""
         return processes.signal_process(signal.SIGSTOP if held else signal.SIGCONT, *key, container_id)
 
     def compact_memory(self, fix: fixes.CompactMemory) -> Applied:

@@ -7,7 +7,7 @@ from functools import partial
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor
-from sparkd.agent.engine.hang import IDLE_SECONDS, HangWatch, Look, look_at_rank
+from sparkd.agent.engine.hang import IDLE_SECONDS, HangLook, HangWatch, look_at_rank
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.engine.stacks import Stacks, read_stacks
 from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
@@ -23,7 +23,7 @@ def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -
     """From now on a rank that is stopped or frozen ends the run."""
     host, rank = agent.host, running.rank
 
-    def look(at: float) -> Look:
+    def look(at: float) -> HangLook:
         processes = host.container_processes(rank.pid, rank.container_id)
         return look_at_rank(host, processes, rank.pid, at, waits=agent.reporter.report.phase is Phase.DEGRADED)
 

@@ -76,7 +76,7 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
         ended=running.rank.ended,
         processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
         available_bytes=lambda: agent.host.meminfo().available_bytes,
-        hold_process=partial(agent.actions.hold_process, running.rank.container_id),
+        set_held=partial(agent.actions.set_held, running.rank.container_id),
         events=agent.events,
     )
     agent.run_aside("compilers", running.compilers.run)

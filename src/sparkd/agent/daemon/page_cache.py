@@ -134,5 +134,5 @@ def start_load_memory_thread(agent: Agent, running: Running) -> None:
         ),
         events=agent.events,
     )
-    running.page_cache = release
+    running.cache_release = release
     agent.run_aside("page-cache", release.run)

@@ -23,10 +23,10 @@ from sparkd.base.lib.log import Events
 
 ACCEPT_POLL_SECONDS = 0.02
 """Pause until the server accepts; the deadline is the request's."""
-DOUBT_SECONDS = 1.0
-"""Where the server has not accepted after this time, the kernel is queried once for the process that listens."""
-NAMED_SECONDS = 60.0
-"""The holder of a port is searched for at most this often: that reads the open files of every process."""
+QUERY_AFTER_SECONDS = 1.0
+"""Time for the server to accept, before the kernel is queried once for the process that listens."""
+SEARCH_SECONDS = 60.0
+"""Pause between two searches for the holder of a port, which read the open files of every process."""
 DEEPEST = 16
 """Generations between a server's process and its container's first one."""
 
@@ -55,15 +55,15 @@ class ApiOwner:
             peer = await self._await_accepted(connection)
             accepted = Listener(self._address, self._port, peer.inode)
             # In a thread: a user may have made many processes.
-            note_foreign = partial(self._note_foreign, (accepted,), peer.uid)
-            if await run_in_thread("api-owner", note_foreign):
+            note_owner = partial(self._note_owner, (accepted,), peer.uid)
+            if not await run_in_thread("api-owner", note_owner):
                 raise WrongServerError(self.holder)
         except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
 
     async def _await_accepted(self, connection: socket.socket | None) -> Peer:
         """Wait for the server's end of the connection. Raises as `admit`."""
-        query_at = time.monotonic() + DOUBT_SECONDS
+        query_at = time.monotonic() + QUERY_AFTER_SECONDS
         while connection is not None and not _is_closed(connection):
             if (peer := find_peer(connection)) is not None:
                 return peer
@@ -75,37 +75,37 @@ class ApiOwner:
         raise HttpError("the server closed the connection before anything was sent")
 
     async def _raise_if_squatted(self) -> None:
-        if await run_in_thread("api-owner", self._is_squatted):
+        if await run_in_thread("api-owner", self._find_squatter):
             raise WrongServerError(self.holder)
 
-    def _is_squatted(self) -> bool:
-        """Whether other processes listen on the port, and not the rank; known for NAMED_SECONDS."""
-        if time.monotonic() - self._queried_at >= NAMED_SECONDS:
+    def _find_squatter(self) -> bool:
+        """Returns whether other processes listen on the port, and not the rank. Queries once in SEARCH_SECONDS."""
+        if time.monotonic() - self._queried_at >= SEARCH_SECONDS:
             self._queried_at = time.monotonic()
             addresses = ("0.0.0.0", "::", self._address)  # noqa: S104  # compared, not bound
             sockets = self._host.listeners((self._port,))
-            self._squatted = self._note_foreign(
-                tuple(listener for listener in sockets if listener.port == self._port and listener.address in addresses)
+            listening = tuple(
+                listener for listener in sockets if listener.port == self._port and listener.address in addresses
             )
+            self._squatted = bool(listening) and not self._note_owner(listening)
         return self._squatted
 
-    def _note_foreign(self, sockets: tuple[Listener, ...], uid: int | None = None) -> bool:
-        """Whose the sockets are. Returns whether there are any and none is the rank's; `holder` then names who has one.
+    def _note_owner(self, sockets: tuple[Listener, ...], uid: int | None = None) -> bool:
+        """Note the rank's process that has one of the sockets, or else name the holder of the first.
 
-        `uid`: the user who owns it, as the kernel reports.
+        Returns whether one is the rank's. `uid`: the user who owns it, as the kernel reports.
         """
         inodes = {listener.inode for listener in sockets}
         server = next((pid for pid in self._pids() if has_open(self._host.files, pid, inodes)), None)
         # A readable pidfd: the rank has ended, and other processes may have its pids.
         if server is not None and not select.select([self._rank.pidfd], [], [], 0)[0]:
             self._server_pid = server
-            return False
-        if sockets:
-            self._name_holder(sockets[0], self._host.user(uid) if uid is not None else "")
-        return bool(sockets)
+            return True
+        self._name_holder(sockets[0], self._host.user(uid) if uid is not None else "")
+        return False
 
     def _pids(self) -> Iterator[int]:
-        """The rank's processes: the one that served last, then all."""
+        """Pids of the rank's processes: the one that served last, as long as it is the rank's, then all."""
         if self._server_pid == self._rank.pid or self._descends(self._server_pid):
             yield self._server_pid
         yield self._rank.pid
@@ -120,7 +120,7 @@ class ApiOwner:
         return False
 
     def _name_holder(self, listener: Listener, user: str) -> None:
-        if time.monotonic() - self._named_at < NAMED_SECONDS:
+        if time.monotonic() - self._named_at < SEARCH_SECONDS:
             return
         (use,) = port_holders(self._host, self._host.processes(), (listener,))
         earlier, self._named_at, self.holder = self.holder, time.monotonic(), _describe(use, user)

@@ -74,8 +74,8 @@ class CompilerWatch(Struct):
     processes: Callable[[], Iterable[Process]]
     """Lists those of the rank's container: no other is touched."""
     available_bytes: Callable[[], int]
-    hold_process: Callable[[Key, bool], bool]
-    """hold_process(key, held) sends SIGSTOP, or else SIGCONT. Returns whether the process was there."""
+    set_held: Callable[[Key, bool], bool]
+    """set_held(key, held) sends SIGSTOP, or else SIGCONT. Returns whether the process was there."""
     events: Events
     count: int = 0
     """Compilers that run or are held. Any thread may read it."""
@@ -108,7 +108,12 @@ class CompilerWatch(Struct):
         self._resume(tuple(self.held))
 
     def _check(self, now: float) -> None:
-        compilers = self._note_processes()
+        present = [process for process in self.processes() if not process.dead]
+        self._note_pids({process.pid for process in present if process.comm not in COMPILERS})
+        running = [process for process in present if process.comm in COMPILERS]
+        if running and self._compiled_at == float("-inf"):
+            self.held = {(process.pid, process.start_time): now for process in running if process.state == "T"}
+        compilers = [(pid, began) for began, pid in sorted((process.start_time, process.pid) for process in running)]
         self.count = len(compilers)
         self.held = {key: since for key, since in self.held.items() if key in compilers}
         if compilers:
@@ -118,20 +123,9 @@ class CompilerWatch(Struct):
         elif compilers:
             self._apply_decision(compilers, now)
 
-    def _note_processes(self) -> list[Key]:
-        """Note the processes that are no compilers, and compilers that an earlier agent has held.
-
-        Returns the compilers, the oldest first.
-        """
-        present = [process for process in self.processes() if not process.dead]
-        compilers = [process for process in present if process.comm in COMPILERS]
-        if compilers and self._compiled_at == float("-inf"):
-            now = time.monotonic()
-            self.held = {(process.pid, process.start_time): now for process in compilers if process.state == "T"}
-        other_pids = {process.pid for process in present if process.comm not in COMPILERS}
-        if not other_pids <= self.pids and len(self.pids) < 4096:
-            self.pids |= other_pids
-        return [(pid, began) for began, pid in sorted((process.start_time, process.pid) for process in compilers)]
+    def _note_pids(self, others: set[int]) -> None:
+        if not others <= self.pids and len(self.pids) < 4096:  # a container may start any number
+            self.pids |= others
 
     def _apply_decision(self, compilers: list[Key], now: float) -> None:
         available_bytes = self.available_bytes()
@@ -146,7 +140,7 @@ class CompilerWatch(Struct):
 
     def _hold_back(self, compilers: tuple[Key, ...], available_bytes: int, now: float) -> None:
         for key in compilers:
-            if self.hold_process(key, True):
+            if self.set_held(key, True):
                 self.held = {**self.held, key: now}
         if compilers and now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
@@ -157,5 +151,5 @@ class CompilerWatch(Struct):
     def _resume(self, compilers: tuple[Key, ...]) -> None:
         for key in compilers:
             with suppress(OSError):
-                self.hold_process(key, False)
+                self.set_held(key, False)
                 self.held = {other: since for other, since in self.held.items() if other != key}

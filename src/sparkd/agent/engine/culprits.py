@@ -29,7 +29,7 @@ class _Report(Struct, frozen=True, forbid_unknown_fields=True):
     """What a line of the journal reports; killers.toml explains the pattern's groups."""
 
     text: str
-    """With {} for the pattern's groups."""
+    """What it did, with {} for the pattern's groups."""
     pattern: str
     service: str = ""
     """That of a program which watches memory, as sparkd's guard does."""
@@ -68,7 +68,7 @@ def find_culprit(
 
     Call it in a thread: both may be slow. `container`: id and name; `pids`: seen in it; `now`: the wall clock.
     """
-    read_errors, events = list[str](), None
+    read_errors = list[str]()
 
     def read_lines(matches: tuple[str, ...]) -> tuple[Line, ...]:
         try:
@@ -82,10 +82,11 @@ def find_culprit(
     if killer is not None and killer.cause is not None:
         return killer
     try:
-        events = docker.query(host, lambda reader: reader.events(container_id, now - WITHIN_SECONDS, now))
+        culprit = find_signal(docker.query(host, lambda reader: reader.events(container_id, now - WITHIN_SECONDS, now)))
     except DockerError as error:
         read_errors.append(f"; {sanitize(str(error))}")
-    if (culprit := find_client(events)) is None and killer is not None:
+        culprit = None
+    if culprit is None and killer is not None:
         return killer
     if culprit is None:
         text = f"neither the journal nor dockerd's events say who it was{''.join(read_errors)}"
@@ -118,8 +119,8 @@ def _find_killer(lines: Iterable[Line], container_id: str, pids: Collection[int]
     return culprit
 
 
-def find_client(events: object) -> Culprit | None:
-    """The client that sent the first deadly signal in dockerd's events; docker stop sends another one later."""
+def find_signal(events: object) -> Culprit | None:
+    """The first deadly signal in dockerd's events, which name no client; docker stop sends another one later."""
     for event in events if isinstance(events, list) else ():
         match event:
             case {"Action": "kill", "time": int(at), "Actor": {"Attributes": {"signal": str(number)}}}:

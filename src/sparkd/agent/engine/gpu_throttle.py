@@ -1,4 +1,4 @@
-"""Whether a GPU works, idles, or is slow under load, by its clocks, and its report. What decides is pure."""
+"""Judges by its clocks whether a GPU works, idles, or is slow under load, and reports it. What decides is pure."""
 
 import time
 from collections.abc import Callable
@@ -41,10 +41,12 @@ def _is_loaded(gpu: GpuClocks) -> bool:
 
 
 class ThrottleState(Struct, frozen=True):
-    """State between two readings of the clocks. `since`: the first of the slow ones in a row, monotonic."""
+    """State between two readings of the clocks."""
 
     since: float | None = None
+    """The first of the slow readings in a row, monotonic."""
     warning: str = ""
+    """How slow a GPU is; empty where none is."""
 
 
 def decide_throttle(state: ThrottleState, gpus: Clocks, now: float) -> ThrottleState:

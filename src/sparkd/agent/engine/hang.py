@@ -36,7 +36,7 @@ FROZEN = "its container is frozen, as by docker pause"
 _ENGINE = re.compile(r"VLLM::(?!API)")
 
 
-class Look(Struct, frozen=True):
+class HangLook(Struct, frozen=True):
     """What the rank's processes were, and had done, at one moment."""
 
     at: float
@@ -54,14 +54,14 @@ class Look(Struct, frozen=True):
 class HangState(Struct, frozen=True):
     """State at the last look. Times are by the clock of looks."""
 
-    last: Look
+    last: HangLook
     still_since: float
     """Since when the processes are the same and idle."""
     halted: Mapping[str, float] = {}
     """What is halted, and since when."""
 
 
-def advance(state: HangState | None, look: Look) -> HangState:
+def advance(state: HangState | None, look: HangLook) -> HangState:
     """The state after one more look. Pure."""
     if state is None:
         return HangState(look, look.at, dict.fromkeys(look.halted, look.at))
@@ -76,17 +76,19 @@ def advance(state: HangState | None, look: Look) -> HangState:
 
 def describe_halt(state: HangState) -> str:
     """What has been stopped or frozen for too long, and for how long, in words; empty where nothing has."""
-    halted = [halt for halt, since in state.halted.items() if state.last.at - since >= limit_seconds(halt)]
-    more = f", and {len(halted) - 1} more" * (len(halted) > 1)
-    return f"{halted[0]}{more} for {limit_seconds(halted[0]):.0f} s" if halted else ""
+    halted = [halt for halt, since in state.halted.items() if state.last.at - since >= _limit_seconds(halt)]
+    if not halted:
+        return ""
+    more = f", and {len(halted) - 1} more" if len(halted) > 1 else ""
+    return f"{halted[0]}{more} for {_limit_seconds(halted[0]):.0f} s"
 
 
-def limit_seconds(halt: str) -> float:
+def _limit_seconds(halt: str) -> float:
     """How long this halt may last before it proves a hang."""
     return FROZEN_SECONDS if halt == FROZEN else HALTED_SECONDS
 
 
-def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, *, waits: bool = True) -> Look:
+def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, *, waits: bool = True) -> HangLook:
     """Look at the rank whose first process is `pid`. `waits`: look for blocked threads, too, which reads each one.
 
     Raises OSError, ValueError; the latter also where the rank has no process, or a debugger holds one.
@@ -105,7 +107,7 @@ def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, 
     # (anon_)pipe_write, by the kernel's version
     log_unread = waits and "pipe_write" in read_waits(host.files, judged, MAX_THREADS)[0]
     halted = (*_find_stopped(judged), *([FROZEN] if is_frozen(host.files, pid) else ()))
-    return Look(at, halted, frozenset(process.pid for process in rank), engine_seconds, other_seconds, log_unread)
+    return HangLook(at, halted, frozenset(process.pid for process in rank), engine_seconds, other_seconds, log_unread)
 
 
 def _find_stopped(processes: Iterable[Process]) -> list[str]:
@@ -121,16 +123,16 @@ class HangWatch(Struct):
 
     rank: str
     """The rank in words."""
-    look: Callable[[float], Look]
+    look: Callable[[float], HangLook]
     """Looks at the rank, at this time of the clock. Raises OSError, ValueError."""
-    start: Callable[[Callable[[], Look]], Outcome[Look]]
+    start: Callable[[Callable[[], HangLook]], Outcome[HangLook]]
     gpu_idle: Callable[[], bool]
     """Whether the GPU is known to be idle just now; true of a plan without one."""
     compiles: Callable[[], bool]
     """Whether a compiler of the rank runs."""
     clock: Callable[[], float] = time.monotonic
     state: HangState | None = None
-    _looking: Outcome[Look] | None = None
+    _looking: Outcome[HangLook] | None = None
     _next_look_at: float = float("-inf")
     _gpu_idle_since: float | None = None
     _queried_at: float = float("-inf")

@@ -32,7 +32,7 @@ HALTED_LOOKS = 3
 """Looks in which a thread is halted before that ends its rank."""
 
 
-class Look(Struct, frozen=True):
+class LoadLook(Struct, frozen=True):
     """What a rank had done at one moment. `waits` and `halted` are read only once it seems to stand still."""
 
     at: float
@@ -49,7 +49,7 @@ class Look(Struct, frozen=True):
 class LoadState(Struct, frozen=True):
     """State at the last look."""
 
-    last: Look
+    last: LoadLook
     still_seconds: float = 0.0
     """Time without a move."""
     idle_seconds: float = 0.0
@@ -63,7 +63,7 @@ class LoadState(Struct, frozen=True):
         return len(self.halts) == HALTED_LOOKS and bool(frozenset.intersection(*self.halts))
 
 
-def advance(load: LoadState | None, look: Look) -> LoadState:
+def advance(load: LoadState | None, look: LoadLook) -> LoadState:
     """The state after one more look. Pure."""
     if load is None:
         return LoadState(look, halts=(look.halted,))
@@ -118,17 +118,17 @@ class LoadMonitor(Struct):
     gpus: bool
     limit_seconds: int
     """0: the load is not watched."""
-    start: Callable[[Callable[[], Look]], Outcome[Look]]
+    start: Callable[[Callable[[], LoadLook]], Outcome[LoadLook]]
     clock: Callable[[], float] = time.monotonic
     _load: LoadState | None = None
     _has_worked: bool = False
-    _looking: Outcome[Look] | None = None
+    _looking: Outcome[LoadLook] | None = None
     _next_look_at: float = float("-inf")
 
-    def check(self, what: str, progress: tuple[object, ...], others: tuple[float | None, ...]) -> LoadState | None:
+    def check(self, rank: str, progress: tuple[object, ...], others: tuple[float | None, ...]) -> LoadState | None:
         """The state where the rank is idle; None while it works. A look that fails is not judged.
 
-        Raises NotReadyError (exit 12): `what`, the rank in words, has stood still for too long.
+        Raises NotReadyError (exit 12) where `rank`, the rank in words, has stood still for too long.
         """
         now = self.clock()
         if self._looking is not None and self._looking.done():
@@ -138,7 +138,7 @@ class LoadMonitor(Struct):
                 self._has_worked = self._has_worked or (before is not None and self._load.idle_seconds == 0)
                 if is_stalled(self._load, self.limit_seconds, others):
                     waits = f"; its threads: {self._load.last.waits}" if self._load.last.waits else ""
-                    reason = f"{what} has stood still for {self._load.still_seconds:.0f} s{waits}"
+                    reason = f"{rank} has stood still for {self._load.still_seconds:.0f} s{waits}"
                     raise NotReadyError(reason, "readiness.stall_seconds allows more", cause=Cause.LOAD_STALLED)
         is_idle = self._is_idle
         if self.limit_seconds and self._looking is None and now >= self._next_look_at:
@@ -157,9 +157,11 @@ class LoadMonitor(Struct):
     def _is_idle(self) -> bool:
         return self._load is not None and self._load.idle_seconds >= self.limit_seconds / 10
 
-    def _look(self, progress: tuple[object, ...], *, closely: bool) -> Look:
+    def _look(self, progress: tuple[object, ...], *, closely: bool) -> LoadLook:
         table = self.host.processes()
         rank = [process for process in (table.get(self.pid), *table.descendants(self.pid)) if process]
         gpu_busy = self.gpus and any((gpu.utilization_percent or 0) >= GPU_BUSY_PERCENT for gpu in read_clocks())
         activity = read_activity(self.host.files, rank)
-        return Look(self.clock(), progress, activity, gpu_busy, *(read_waits(self.host.files, rank) if closely else ()))
+        return LoadLook(
+            self.clock(), progress, activity, gpu_busy, *(read_waits(self.host.files, rank) if closely else ())
+        )

@@ -16,7 +16,7 @@ from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.hang import HangWatch
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
-from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
+from sparkd.agent.engine.memory_guard.tenants import Tenants, scan_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.checks.shared_memory import NAMES
 from sparkd.agent.preflight.fixes import UnlinkSegment
@@ -71,7 +71,7 @@ class Running(Struct):
     """Whether clients are served."""
     segments: frozenset[UnlinkSegment] = frozenset()
     """Its shared memory, and that which ranks before it have left."""
-    page_cache: PageCacheRelease | None = None
+    cache_release: PageCacheRelease | None = None
     """The release of page cache during the load; None where nothing is released."""
     _api_owner: ApiOwner | None = None
     """Proves that the API is the rank's; on the head, once the endpoint was probed."""
@@ -101,7 +101,7 @@ class Running(Struct):
     @property
     def released_bytes(self) -> int:
         """Page cache given back since the launch."""
-        return self.page_cache.released_bytes if self.page_cache is not None else 0
+        return self.cache_release.released_bytes if self.cache_release is not None else 0
 
     def endpoint(self, plan: LaunchPlan, key: str | None, events: Events, connections: int = CONNECTIONS) -> Endpoint:
         """The endpoint of its API, which is proven to be this rank's before each request."""
@@ -200,7 +200,7 @@ class Running(Struct):
                 left = shm.read_segment(self._host.files, segment.path.rpartition("/")[2], 0)
                 held_bytes -= left.allocated_bytes if left and left.identity == (segment.device, segment.inode) else 0
             with suppress(OSError, ValueError):
-                scan = partial(name_tenants, self._host, self.rank.container_id)
+                scan = partial(scan_tenants, self._host, self.rank.container_id)
                 gpu_bytes, named = self._loop.beside(scan, TENANTS_SECONDS, "looking at other tenants", shielded=True)
             with suppress(OSError):
                 look = partial(cgroups.read_charged_bytes, self._host.files)

@@ -31,7 +31,7 @@ class Tenants(Struct, frozen=True):
     """Buffers of sockets and pipes, as `cgroups.read_charged_bytes`; None where unknown."""
 
 
-def name_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
+def scan_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
     """Bytes of shared memory that the GPU's driver holds, and all consumers of memory except the container `rank`.
 
     Files in /dev/shm count for their owner, since there may be no process that maps them; root's are left out, as they

@@ -22,7 +22,7 @@ from tests.tree import Tree
 from sparkd.agent.actions import history
 from sparkd.base.host.files import Files
 from sparkd.base.state.facts import Facts
-from sparkd.base.state.history import PATH, Bench, Launch, Smoke
+from sparkd.base.state.history import PATH, Bench, Launch, Past, Smoke
 from sparkd.base.state.launch_history import End
 
 FACTS = Facts({"image.identity": "i"}, {"driver": "580"}, {})
@@ -42,7 +42,8 @@ def path(files: Files) -> Path:
 
 
 def test_without_a_file_there_is_no_past(files: Files) -> None:
-    assert (history.read(files), history.read_totals(files)) == ((), {})
+    assert history.read(files) == ()
+    assert history.read_totals(files) == {}
     assert not history.close_open(files, End("killed"))
     assert not Path(files.real(PATH)).exists(), "a reader makes none"
 
@@ -82,8 +83,8 @@ def test_large_rows_leave_the_file_bounded(files: Files, path: Path) -> None:
 def test_the_past_of_a_process_is_that_of_its_recipe_and_rank(files: Files) -> None:
     others = replace(LAUNCH, id="b", recipe="other"), replace(LAUNCH, id="c", rank=1)
     history.write(files, LAUNCH, *others)
-    past, _ = history.read_past(files, None, "tiny", 0)
-    assert (past.launches, past.totals) == ((LAUNCH,), {"launches": 3})
+    past, _ = history.close_and_read_past(files, None, "tiny", 0)
+    assert past == Past((LAUNCH,), {"launches": 3})
 
 
 def break_header(path: Path) -> None:

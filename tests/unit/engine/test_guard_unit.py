@@ -153,7 +153,7 @@ def start_guard(
 ) -> MemoryGuard:
     pidfd = open_ended() if rank.poll() is not None else os.pidfd_open(rank.pid)
     guard = MemoryGuard(
-        floor_bytes, pidfd, events or EventLines(), lambda: None, unit=unit, answer_seconds=answer_seconds
+        floor_bytes, pidfd, events or EventLines(), lambda: None, unit_socket=unit, answer_seconds=answer_seconds
     )
     guard.start()
     os.close(pidfd)

@@ -63,7 +63,7 @@ def test_shards_are_counted_and_the_time_left_comes_from_their_own_pace() -> Non
     ],
 )
 def test_other_loaders_have_progress_too(line: str) -> None:
-    assert progress_after(line) == LoadProgress("loading weights", 26, 100, took=(("starting", 0.0),))
+    assert progress_after(line) == LoadProgress("loading weights", 26, 100, step_seconds=(("starting", 0.0),))
 
 
 ENGINE_CORE = "(EngineCore pid=64) INFO 11-24 04:37:51 [b.py:1]"

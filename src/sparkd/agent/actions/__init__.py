@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from sparkd.agent.actions import compile_caches, files, orphans, page_cache, processes, readahead
 from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body
-from sparkd.agent.actions.launch_files import write_hosts, write_script
-from sparkd.agent.actions.owner_lock import acquire_lock, remove_account, require_room
+from sparkd.agent.actions.launch_files import require_room, write_hosts, write_script
+from sparkd.agent.actions.owner_lock import acquire_lock, complete_account, remove_account
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.actions.readahead import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.segments import unlink_segment
@@ -52,8 +52,8 @@ ACT_SECONDS = 60.0
 """Limit for docker, sync(2) and compaction. An operation that takes longer hangs."""
 LAUNCH_SECONDS = 300.0
 """Limit for docker to make and start a container: minutes on a machine that has just booted."""
-WRITE_SECONDS = 10.0
-SYNC_SECONDS = 30.0
+WRITE_SECONDS, SYNC_SECONDS = 10.0, 30.0
+"""Limits for a write to /run or /var/lib/sparkd, and for the sync of all disks before a reboot."""
 DISK_SECONDS = 10.0
 """Limit for the disk of the model, which may be a file server."""
 
@@ -99,7 +99,7 @@ class Actions:
             case fixes.EndProcess():
                 return self._act(partial(processes.end_process, fix), ACT_SECONDS, "a process")
             case fixes.RemoveContainer():
-                return self._remove_stale(fix)
+                return self._remove_orphan(fix)
             case fixes.UnlinkSegment():
                 return self._act(partial(unlink_segment, fix, self._host), ACT_SECONDS, "a look at who uses it")
             case fixes.DropPageCache():
@@ -109,7 +109,7 @@ class Actions:
             case _:
                 assert_never(fix)
 
-    def _remove_stale(self, fix: fixes.RemoveContainer) -> Applied:
+    def _remove_orphan(self, fix: fixes.RemoveContainer) -> Applied:
         facts, known = self._act(lambda: (self._host.docker(), read_rank(self._host)), ACT_SECONDS, "docker")
         if not facts.known:
             return Applied("failed", facts.error or "docker is not running")
@@ -152,10 +152,11 @@ class Actions:
         return file
 
     def require_run_room(self) -> None:
-        """Raises OSError where /run has no room for a launch."""
-        # Beside the loop also the look at this process, which the loop's thread may not do.
+        """Prove that /run has room for a launch; then the account is there, too. Raises OSError."""
         folder = self._private_file(RANK_FILE.path).parent
-        self._act(partial(require_room, self._host, self.owner, folder), WRITE_SECONDS, "a write to /run")
+        self._act(partial(require_room, folder), WRITE_SECONDS, "a write to /run")
+        # Beside the loop also the look at this process, which the loop's thread may not do.
+        self._act(partial(complete_account, self._host, self.owner), WRITE_SECONDS, "a write to /run")
 
     def write_private(self, path: str, text: str) -> None:
         """Write a file in /run for root alone; also called by the thread that reads the rank's log. Raises OSError."""
@@ -269,14 +270,14 @@ class Actions:
 
         return history.write(self._host.files, row)
 
-    def read_past(self, end: End | None, recipe: str, rank: int) -> tuple[Past, bool]:
-        """The history, once its open launches have this end where that can be written; and as `write_history_row`.
+    def close_and_read_past(self, end: End | None, recipe: str, rank: int) -> tuple[Past, bool]:
+        """Give the open launches this end where that can be written, and read the history; and as `write_history_row`.
 
         `end` None: they are under way. Raises OSError where it can't be read.
         """
         from sparkd.agent.actions import history
 
-        return history.read_past(self._host.files, end, recipe, rank)
+        return history.close_and_read_past(self._host.files, end, recipe, rank)
 
     def sync_disks(self) -> None:
         """Raises TimeoutError where they hang."""

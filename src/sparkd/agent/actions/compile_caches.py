@@ -96,16 +96,16 @@ def prune_caches(
             continue
         try:
             # Renamed first: half removed, with a new modification time, it would look like a cache in use.
-            doomed = (
-                folder if folder in half_removed else folder.rename(folder.with_name(f"{REMOVAL_PREFIX}{folder.name}"))
-            )
-            yield str(folder), _remove_tree(doomed)
+            renamed = folder
+            if folder not in half_removed:
+                renamed = folder.rename(folder.with_name(f"{REMOVAL_PREFIX}{folder.name}"))
+            yield str(folder), _remove_tree(renamed)
         except OSError as error:
             yield str(folder), error.strerror or type(error).__name__
 
 
 def _remove_tree(folder: Path) -> str:
-    """Returns why it could not be removed; empty where it was. Raises OSError."""
+    """Remove a folder; why it could not be, empty where it was. Raises OSError."""
     # A container may nest folders without limit, and shutil.rmtree holds a descriptor of each: up to all there are.
     command = ("rm", "-rf", "--one-file-system", "--", folder)
     removal = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)

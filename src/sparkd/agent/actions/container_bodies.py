@@ -18,7 +18,7 @@ from sparkd.base.plan.script import (
 )
 from sparkd.base.recipes.additions import RAY_TOKEN_TARGET
 
-LESS: Mapping[str, object] = {
+DROPPED_RIGHTS: Mapping[str, object] = {
     # Capabilities of docker's default: with them a process in the node's network could sniff and forge packets, and
     # make devices, lines of the audit log and files with capabilities. RDMA needs none: its memory is locked by the
     # ulimit.
@@ -26,8 +26,9 @@ LESS: Mapping[str, object] = {
     # Threads count. Room for a compile on 20 cores; a kernel of 64 bits gives up to 4,194,304 process ids.
     "PidsLimit": 65536,
 }
-"""What a rank that is not privileged lacks of docker's default rights."""
+"""Rights of docker's default that a rank loses unless it is privileged."""
 PROGRAM_BYTES = 8 * GIB
+"""Memory of a container that runs a program, without swap."""
 ASSERT_SECONDS = 300
 """Limit for all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
 GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
@@ -56,7 +57,7 @@ def create_body(
             "IpcMode": container.ipc,
             "Privileged": container.privileged,
             "SecurityOpt": ["no-new-privileges"] if container.keeps_rights else [],
-            **({} if container.privileged else LESS),
+            **({} if container.privileged else DROPPED_RIGHTS),
             "Init": container.init,
             "ShmSize": container.shm_size_bytes or 0,
             "Memory": container.memory_limit_bytes or 0,

@@ -30,10 +30,10 @@ class Containers:
         self._call = SdkClient(socket_path, TIMEOUT_SECONDS).call
 
     def start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], gpu: GpuAccess | None) -> Rank:
-        """Remove torn kernels from the caches, create the rank's container and start it. Its restart policy is `no`."""
+        """Remove empty kernels from the caches, create the rank's container and start it."""
         image_id = self._find_image_id(plan)
         name = plan.container_name
-        torn_kernels = sum(remove_empty_kernels(image_id, cache.name) for cache in plan.caches)
+        removed_kernels = sum(remove_empty_kernels(image_id, cache.name) for cache in plan.caches)
         body = create_body(plan, image_id, script, labels, gpu)
         container_id = self._create(body, name)
         with self._remove_on_error(container_id):
@@ -44,7 +44,7 @@ class Containers:
                 raise LaunchError(
                     f"container {name} ended as soon as it was started{self._read_first_line(container_id)}"
                 )
-        rank.torn_kernels = torn_kernels
+        rank.removed_kernels = removed_kernels
         return rank
 
     def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:
@@ -103,7 +103,7 @@ class Containers:
         return int(state["Pid"]), str(state.get("StartedAt", ""))
 
     def _read_first_line(self, container_id: str) -> str:
-        """The first line of a container's log after `: `; empty where there is none."""
+        """The first of the last LAST_LINES lines of its log, after `: `; empty where it logged nothing."""
         try:
             log = self._call(lambda api: api.logs(container_id, tail=LAST_LINES))
         except DockerError:

@@ -112,7 +112,7 @@ def hold_write_lock(path: Path) -> Iterator[None]:
 
 
 def replace_head_files(files: Files, wanted: Mapping[str, bytes]) -> None:
-    """Returns and raises as `Actions.replace_head_files`. Takes as long as the disk does."""
+    """Let HEAD_FILES have these by name, and no others. Takes as long as the disk does. Raises OSError."""
     folder = Path(files.real(HEAD_FILES))
     if not wanted and not folder.is_dir():
         return
@@ -129,7 +129,7 @@ def replace_head_files(files: Files, wanted: Mapping[str, bytes]) -> None:
 
 
 def write_stacks(files: Files, name: str, text: Callable[[], str]) -> str:
-    """Returns and raises as `Actions.write_stacks`. Takes as long as the disk does."""
+    """Write a file for root alone, and keep the KEPT_STACKS newest. Returns its path. Raises OSError."""
     folder = Path(files.real(STACKS))
     write(folder / name, text(), 0o600, durable=False)
     folder.chmod(0o700)

@@ -153,8 +153,8 @@ def read_totals(files: Files) -> dict[str, int]:
     return {name: count for name, count in totals if isinstance(name, str) and isinstance(count, int) and count >= 0}
 
 
-def read_past(files: Files, end: End | None, recipe: str, rank: int) -> tuple[Past, bool]:
-    """The launches and totals that a new process is compared with, once `close_open` has tried; and its result.
+def close_and_read_past(files: Files, end: End | None, recipe: str, rank: int) -> tuple[Past, bool]:
+    """Try `close_open`, and read what a new process is compared with; and the result of `close_open`.
 
     `end` None: the open launches are under way. Raises OSError.
     """

@@ -1,5 +1,6 @@
-"""Files that a launch writes for the rank's container: its script, Ray's token, and the names of the nodes."""
+"""Files that a launch writes for the rank's container, and room for them: script, Ray's token, names of the nodes."""
 
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +11,21 @@ from sparkd.base.lib.errors import LaunchError
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import HOSTS_FILE, HOSTS_TARGET, RAY_TOKEN_FILE
 
+ROOM_BYTES = 1 << 20
+"""Room for the files of a launch in /run: its script, plan and record have some 100 KB."""
 HOSTS_LIMIT_BYTES = 64 << 20
 """Largest size of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
+
+
+def require_room(folder: Path) -> None:
+    """Prove that the folder, in /run, takes the files of a launch. Raises OSError."""
+    proof = folder / "room"
+    try:
+        with proof.open("wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, ROOM_BYTES)
+    finally:
+        with suppress(OSError):
+            proof.unlink()
 
 
 def write_script(script: Path, plan: LaunchPlan, ray_token: str) -> None:

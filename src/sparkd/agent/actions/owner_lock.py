@@ -19,11 +19,7 @@ from sparkd.base.lib.lock import POLL_SECONDS, open_lock, try_lock
 
 LOCK_SECONDS = 1.0
 """Limit for the lock. A process that only looks for an owner has it for an instant; a new owner may not have written
-its account yet.
-"""
-
-ROOM_BYTES = 1 << 20
-"""Room for the files of a launch in /run: its script, plan and record have some 100 KB."""
+its account yet."""
 
 
 def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> int:
@@ -59,18 +55,8 @@ def write_account(host: Host, owner: NodeOwner) -> None:
     files.write(Path(host.files.real(OWNER_FILE)), encode(account).decode(), 0o644, durable=False)
 
 
-def require_room(host: Host, owner: NodeOwner, folder: Path) -> None:
-    """Prove that /run takes the files of a launch, by one in `folder`; write the account where it took none before.
-
-    Raises OSError.
-    """
-    proof = folder / "room"
-    try:
-        with proof.open("wb") as stream:
-            os.posix_fallocate(stream.fileno(), 0, ROOM_BYTES)
-    finally:
-        with suppress(OSError):
-            proof.unlink()
+def complete_account(host: Host, owner: NodeOwner) -> None:
+    """Write the account where a full /run took none. Raises OSError."""
     if read_account(host.files) is None:
         write_account(host, owner)
 

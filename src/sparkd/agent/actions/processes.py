@@ -49,7 +49,7 @@ class Rank(Struct):
     """Start of its init, in clock ticks since boot."""
     started_at: str = ""
     """The same as docker's time."""
-    torn_kernels: int = 0
+    removed_kernels: int = 0
     """Empty files of kernels that were removed before its start."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set by the main loop when the init ends, once `watch` was called."""

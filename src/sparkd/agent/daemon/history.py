@@ -81,7 +81,7 @@ class LaunchRow(Struct):
 
     def _read_past(self, end: End | None) -> None:
         agent = self.agent
-        work = partial(agent.actions.read_past, end, agent.plan.recipe, agent.context.rank)
+        work = partial(agent.actions.close_and_read_past, end, agent.plan.recipe, agent.context.rank)
         try:
             self.past, replaced = agent.loop.beside(work, WAIT_SECONDS, "reading the history", shielded=True)
         except OSError as error:
@@ -152,7 +152,7 @@ class LaunchRow(Struct):
 
     def _with_load(self, launch: Launch, running: Running) -> Launch:
         progress, phases = running.log.progress, Counter[str]()
-        for step, seconds in (*progress.took, (progress.step, time.monotonic() - progress.step_since)):
+        for step, seconds in (*progress.step_seconds, (progress.step, time.monotonic() - progress.step_since)):
             phases[step] += round(seconds, 1)  # type: ignore[assignment]  # typeshed counts in whole numbers
         image, tokens = self.agent.reporter.report.engine.image, progress.kv_cache_tokens
         return replace(launch, image=image, phases=dict(phases), kv_cache_tokens=tokens)

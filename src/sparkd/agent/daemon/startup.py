@@ -181,10 +181,10 @@ def watch(agent: Agent, running: Running) -> None:
     running.tenants = running.read_tenants()
     start_load_memory_thread(agent, running)
     agent.reporter.update_engine(container_id=rank.container_id, image=rank.image_id)
-    if rank.torn_kernels:
+    if rank.removed_kernels:
         reason = "files of kernels without a byte, as after a power cut"
         hint = "nothing is to be done: they are compiled again"
-        agent.events.warning("cache.kernels.cleared", count=rank.torn_kernels, reason=reason, hint=hint)
+        agent.events.warning("cache.kernels.cleared", count=rank.removed_kernels, reason=reason, hint=hint)
     short_id = rank.container_id[:12]
     agent.events.info("engine.container.started", name=rank.name, container=short_id, image=agent.plan.image)
 

@@ -30,7 +30,7 @@ class LoadProgress(Struct, frozen=True):
     total: int = 0
     step_since: float = 0.0
     kv_cache_tokens: int | None = None
-    took: tuple[tuple[str, float], ...] = ()
+    step_seconds: tuple[tuple[str, float], ...] = ()
     """Seconds of each step that is over, in their order; one that came twice is there twice."""
     cause: str = ""
     """First line since the last step, or of the last burst of errors, that is a cause, with a line that explains it."""
@@ -234,7 +234,9 @@ def _enter_step(last: LoadProgress, step: str, counts: dict[str, str | None], no
         total=total,
         step_since=last.step_since if is_same else now,
         kv_cache_tokens=kv_tokens or last.kv_cache_tokens,
-        took=last.took if is_same else (*last.took, (last.step, now - last.step_since))[-MOST_STEPS:],
+        step_seconds=last.step_seconds
+        if is_same
+        else (*last.step_seconds, (last.step, now - last.step_since))[-MOST_STEPS:],
         serving=step == log_patterns.LAST_STEP,
         sources=last.sources,
         earlier_cause=_find_real_cause(last),

@@ -40,15 +40,15 @@ class MemoryGuard(Struct):
     """
 
     floor_bytes: int
-    """With a floor of 0 the unit kills the rank only where no agent comes back."""
+    """0: the unit kills the rank only where no agent comes back."""
     pidfd: int
     events: Events
     wake: Callable[[], None]
     """Called when `over` is set."""
     proc: str = "/proc"
-    """The folder of meminfo."""
-    unit: str = UNIT_SOCKET
-    """The socket of sparkd-guard."""
+    """The folder that has meminfo and pressure."""
+    unit_socket: str = UNIT_SOCKET
+    """Path of the socket of sparkd-guard."""
     boot: str = BOOT
     """Python of the child process."""
     answer_seconds: float = ANSWER_SECONDS
@@ -133,11 +133,11 @@ class MemoryGuard(Struct):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             if self._uses_unit:
-                connection.connect(self.unit)
+                connection.connect(self.unit_socket)
                 return connection
         except OSError as error:
-            if self.unit not in self._reported:
-                self._reported.add(self.unit)
+            if self.unit_socket not in self._reported:
+                self._reported.add(self.unit_socket)
                 reason = f"sparkd-guard.socket takes no connection: {error.strerror}; the engine ends with its agent"
                 self.events.warning("memory_guard.unit.away", reason=reason, hint=UNIT_HINT)
         connection.close()

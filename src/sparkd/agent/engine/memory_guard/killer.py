@@ -168,6 +168,7 @@ class Killer:
         _write(self._record_file, " ".join(map(str, (self._floor_bytes, *processes, pid, _start_time(pid)))))
 
     def _watch(self, rank_pidfd: int, floor_bytes: int) -> None:
+        """Watch this rank; for the first one, run all code of a kill, and lock memory."""
         if self._meter is None:
             self._meter = shortage.Meter(self._proc)
             _rehearse_kill(self._meter)

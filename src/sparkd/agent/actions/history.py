@@ -33,7 +33,6 @@ BUSY_SECONDS, CLOSE_SECONDS = 2.0, 0.2
 """Limits for a reader to leave the file, which takes it milliseconds; the second is for the start of an agent."""
 MOST_READ = 60
 """Rows of each kind that an agent reads: half a MiB."""
-BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 ASIDE = ".broken"
 
 
@@ -74,7 +73,8 @@ def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS, limits: 
         try:
             _write(path, rows, busy_seconds, limits)
         except sqlite3.DatabaseError as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in BROKEN:  # SQLite adds higher bits for details
+            # SQLite adds higher bits for details.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise
             # The database last: its journal must not be applied to a new one.
             for suffix in ("-journal", "-wal", "-shm", ""):

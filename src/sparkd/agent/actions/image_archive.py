@@ -15,7 +15,6 @@ from sparkd.base.lib.text import sanitize
 
 STREAM_SECONDS = 300.0
 """Limit for the beginning of an archive: dockerd gathers the layers of a large image first."""
-CHUNK_BYTES = 4 << 20
 
 
 @contextmanager
@@ -65,4 +64,4 @@ def read_archive(ref: str, socket_path: str = SOCKET) -> Iterator[bytes]:
     client = SdkClient(socket_path, STREAM_SECONDS)
     client.call(lambda api: api.inspect_image(ref))  # finds the API version, which a stream can't, and a missing image
     with docker_errors(STREAM_SECONDS):
-        yield from client.call(lambda api: api.get_image(ref, chunk_size=CHUNK_BYTES))
+        yield from client.call(lambda api: api.get_image(ref, chunk_size=4 << 20))

@@ -21,14 +21,10 @@ from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import HttpError, WrongServerError
 from sparkd.base.lib.log import Events
 
-ACCEPT_POLL_SECONDS = 0.02
-"""Pause until the server accepts; the deadline is the request's."""
 QUERY_AFTER_SECONDS = 1.0
 """Time for the server to accept, before the kernel is queried once for the process that listens."""
 SEARCH_SECONDS = 60.0
 """Pause between two searches for the holder of a port, which read the open files of every process."""
-DEEPEST = 16
-"""Generations between a server's process and its container's first one."""
 
 
 class ApiOwner:
@@ -70,7 +66,7 @@ class ApiOwner:
             if time.monotonic() >= query_at:
                 query_at = float("inf")
                 await self._raise_if_squatted()
-            await asyncio.sleep(ACCEPT_POLL_SECONDS)
+            await asyncio.sleep(0.02)  # the deadline is the request's
         await self._raise_if_squatted()
         raise HttpError("the server closed the connection before anything was sent")
 
@@ -112,7 +108,7 @@ class ApiOwner:
         yield from (process.pid for process in self._host.processes().descendants(self._rank.pid))
 
     def _descends(self, pid: int) -> bool:
-        for _ in range(DEEPEST):
+        for _ in range(16):  # generations up to the container's first process
             process = read_process(self._host.files, pid)
             if process is None or process.parent == self._rank.pid:
                 return process is not None

@@ -31,8 +31,6 @@ QUIET_SECONDS = 30.0
 """After a compiler the next one may start within this time."""
 LONGEST_SECONDS = 600.0
 """Limit for holding a compiler: the oldest, whose end the others await, may hang."""
-LOG_SECONDS = 600.0
-"""Pause between two lines on it in the journal."""
 
 Key = tuple[int, int]
 """Process id and start time."""
@@ -142,7 +140,7 @@ class CompilerWatch(Struct):
         for key in compilers:
             if self.set_held(key, True):
                 self.held = {**self.held, key: now}
-        if compilers and now - self._logged_at >= LOG_SECONDS:
+        if compilers and now - self._logged_at >= 600.0:
             self._logged_at = now
             reason = f"{size(available_bytes)} are available, and the oldest compiler may take {size(RESERVE_BYTES)}"
             hint = "nothing is to be done: they continue one by one"

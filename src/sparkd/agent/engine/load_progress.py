@@ -15,8 +15,6 @@ SEARCHED = 4096
 """Characters of a line, and of a cause, that are parsed."""
 LAST_WORDS = "its log says last: "
 """Stands before what may be a client's text, on which nothing is decided."""
-MOST_STEPS = 64
-"""Steps of which the times are kept: a log may go back to a step any number of times."""
 BURST_SECONDS = 60.0
 """Errors closer together than this belong to one failure (slowest end seen: 12.6 s from SIGTERM to exit). A serving
 engine may log an error, continue, and die of another one days later."""
@@ -228,15 +226,15 @@ def _enter_step(last: LoadProgress, step: str, counts: dict[str, str | None], no
         counts = {"done": percent, "total": "100"}
     done, total, kv_tokens = (int((counts.get(name) or "0").replace(",", "")) for name in ("done", "total", "kv"))
     is_same = step == last.step
+    # Bounded, since a log may go back to a step any number of times.
+    ended_steps = last.step_seconds if is_same else (*last.step_seconds, (last.step, now - last.step_since))[-64:]
     return LoadProgress(
         step=step,
         done=done,
         total=total,
         step_since=last.step_since if is_same else now,
         kv_cache_tokens=kv_tokens or last.kv_cache_tokens,
-        step_seconds=last.step_seconds
-        if is_same
-        else (*last.step_seconds, (last.step, now - last.step_since))[-MOST_STEPS:],
+        step_seconds=ended_steps,
         serving=step == log_patterns.LAST_STEP,
         sources=last.sources,
         earlier_cause=_find_real_cause(last),

@@ -73,8 +73,6 @@ JIT = re.compile(
 """vLLM's warning since 0.23. A kernel's name comes from code, not from a client."""
 NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in _LOG.steps), ERROR.pattern))))
 """A step or an error. Most lines are neither: matching this one pattern costs a fifth of matching each."""
-_LAST_ERROR = "Last error:"
-"""NCCL's line between its own error and what has caused it."""
 _IS_CONTINUED = re.compile(
     r"(?:validation errors? for \w{1,80}|NCCL version [\d.]{1,20}|device error\. ?|Last error:|throwing an .{1,80}')$"
 )
@@ -100,4 +98,5 @@ def continues_message(cause: str, text: str) -> bool:
     """Whether the text of a line is the rest of the cause's message."""
     if not text:
         return False
-    return _IS_CONTINUED.search(cause) is not None or (text == _LAST_ERROR and "NCCL version" in cause)
+    # NCCL has a line between its own error and what has caused it.
+    return _IS_CONTINUED.search(cause) is not None or (text == "Last error:" and "NCCL version" in cause)

@@ -14,15 +14,6 @@ from sparkd.base.lib.dockerd.reader import DockerError, since_of
 from sparkd.base.lib.log import Events
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 
-RETRY_SECONDS = 1.0
-"""Pause before the log is followed again."""
-KEEP_SECONDS = 1.0
-"""Pause between two positions that are kept for the next process."""
-MOST_FAILURES = 5
-"""Different failures to parse a line that are reported."""
-MOST_KERNELS = 32
-"""Kernels compiled inside requests that are reported."""
-
 
 class LogReader(Struct):
     """Follows one container's log."""
@@ -47,10 +38,13 @@ class LogReader(Struct):
     _last: bytes = b""
     """The piece of log that was read last, with its time stamp."""
     _checkpoint_at: float = field(default_factory=time.monotonic)
+    """When the last checkpoint was made, monotonic."""
     _last_at_checkpoint: bytes = b""
+    """The piece that had been read last then."""
     _piece_to_keep: bytes = b""
-    """Its position is kept once all up to the last checkpoint is written; empty where none waits for that."""
+    """The piece of the checkpoint before: its position is kept once `_is_written`; empty where none waits for that."""
     _is_written: Callable[[], bool] = lambda: True
+    """Whether the journal has all up to the last checkpoint."""
     _failures: set[str] = field(default_factory=set)
     _kernels: set[str] = field(default_factory=set)
     _serving: bool = False
@@ -89,7 +83,7 @@ class LogReader(Struct):
                 reason = str(error)
                 self.broken_off_at = time.monotonic()
                 self.wake()
-            if self._stop.wait(RETRY_SECONDS):
+            if self._stop.wait(1.0):
                 return
             # Either dockerd went away, and the log continues once it answers again, or the container has ended, and the
             # main loop sees it.
@@ -121,7 +115,7 @@ class LogReader(Struct):
         logs without a pause, that may never be.
         """
         now = time.monotonic()
-        if now - self._checkpoint_at >= KEEP_SECONDS and not self._piece_to_keep:
+        if now - self._checkpoint_at >= 1.0 and not self._piece_to_keep:
             self._piece_to_keep, self._last_at_checkpoint = self._last_at_checkpoint, self._last
             self._checkpoint_at, self._is_written = now, self.checkpoint()
         if self._piece_to_keep and self._is_written():
@@ -146,14 +140,14 @@ class LogReader(Struct):
             self.wake()
 
     def _report_kernel(self, kernel: str) -> None:
-        """Report each kernel once: many shapes of one may be compiled."""
-        if kernel not in self._kernels and len(self._kernels) < MOST_KERNELS:
+        """Report each kernel once, and few dozens: many shapes of one may be compiled."""
+        if kernel not in self._kernels and len(self._kernels) < 32:
             self._kernels.add(kernel)
             reason = "inside a request, which waited for it; or loaded from its cache for the first time"
             self.events.info("engine.kernel.compiled", kernel=kernel, reason=reason, hint="nothing is to be done")
 
     def _report_failure(self, reason: str) -> None:
-        """Report a few: a client that can cause such a line can cause many."""
-        if reason not in self._failures and len(self._failures) < MOST_FAILURES:
+        """Report five different ones: a client that can cause such a line can cause many."""
+        if reason not in self._failures and len(self._failures) < 5:
             self._failures.add(reason)
             self.events.error("engine.log.failed", reason=reason, hint="reading continues; please report this")

@@ -26,7 +26,6 @@ LOCKED, UNLOCKED, KILLED, ENDED, FAILED = "locked", "unlocked", "killed", "ended
 """First words of the messages to an agent: a reason follows UNLOCKED and FAILED, an account of the kill KILLED."""
 
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
-_PR_SET_NAME = 15
 _CREDENTIALS = struct.Struct("3i")
 """What SO_PEERCRED gives: pid, uid, gid of the process that has connected."""
 
@@ -264,7 +263,7 @@ def _rehearse_kill(meter: shortage.Meter) -> None:
 def _lock() -> str:
     """Lock current and future pages when touched: 6 MiB of 16 mapped. Returns the message to an agent."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_NAME, b"sparkd-guard", 0, 0, 0)
+    libc.prctl(15, b"sparkd-guard", 0, 0, 0)  # PR_SET_NAME
     if libc.mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) == 0:
         return LOCKED
     return f"{UNLOCKED} {os.strerror(ctypes.get_errno())}"

@@ -12,10 +12,10 @@ from tests.unit.cluster_nodes import BRIEF, AgentUnderTest
 from tests.unit.followers import LOADING, following
 from tests.unit.nodes import Node, report, until
 
-from sparkd.agent.daemon.hangs import group_is_idle
+from sparkd.agent.daemon.hangs import group_is_idle, is_hang
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.agent.engine.hang import HALTED_SECONDS, IDLE_SECONDS, HangLook, HangWatch
-from sparkd.base.lib.errors import StalledError
+from sparkd.base.lib.errors import Cause, EngineDeadError, NotReadyError, PeerLostError, SparkdError, StalledError
 from sparkd.base.state.file import STACKS
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import Phase
@@ -78,3 +78,19 @@ def test_no_rank_is_called_idle_while_docker_is_away_and_its_log_is_full(worker:
         rank.log.stop(5)
         rank.log.broken_off_at = time.monotonic() - IDLE_SECONDS
         until(lambda: group_is_idle(worker.agent, rank) and worker.report.engine.idle_seconds is not None)
+
+
+@pytest.mark.parametrize(
+    ("error", "failed_in", "hangs"),
+    [
+        (StalledError("no token"), Phase.SERVING, True),
+        (NotReadyError("stands still", cause=Cause.LOAD_STALLED), Phase.LOADING, True),
+        (NotReadyError("too late"), Phase.LOADING, False),
+        (PeerLostError("rank 0 failed", cause=Cause.PEER_FAILED), Phase.DEGRADED, True),
+        (PeerLostError("rank 0 failed", cause=Cause.PEER_FAILED), Phase.SERVING, False),
+        (PeerLostError("rank 0 leaves", cause=Cause.PEER_STOPPED), Phase.DEGRADED, False),
+        (EngineDeadError("dead"), Phase.DEGRADED, False),
+    ],
+)
+def test_stacks_are_kept_of_a_rank_that_ends_by_a_hang(error: SparkdError, failed_in: Phase, hangs: bool) -> None:
+    assert is_hang(error, failed_in) is hangs

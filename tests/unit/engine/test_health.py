@@ -1,4 +1,4 @@
-"""When an engine is given up, degraded, or sent for a canary. The situations are in test_hangs.py."""
+"""When an engine is given up, degraded, or sent for a canary. The situations are in test_health_situations.py."""
 
 import pytest
 from msgspec.structs import replace
@@ -39,6 +39,11 @@ def at(
 def unread(seconds: float, health: int | None = None) -> Observation:
     """A probe without counters, while no rank does anything."""
     return Observation(seconds, health, idle=True)
+
+
+def waiting(seconds: int, **changes: object) -> list[Observation]:
+    """A probe each second, of an engine that makes no token of a request."""
+    return [replace(at(second, running=1), **changes) for second in range(1, seconds + 1)]
 
 
 def compiling(seconds: float) -> Observation:
@@ -120,6 +125,10 @@ PREFILL = Counters(1, 0, prompt_tokens=5, generation_tokens=5, iterations=6)
         pytest.param(
             [unread(s, 200) for s in range(5, 300, 5)], Continue, id="nothing was ever read, and no canary is due"
         ),
+        pytest.param(waiting(30, idle=True), Continue, id="no rank does anything, in time"),
+        pytest.param([unread(s) for s in range(1, 61)], Continue, id="an engine without requests is idle, too"),
+        pytest.param(waiting(300), Continue, id="a prefill of minutes"),
+        pytest.param(waiting(300, idle=True, compiles=True), Continue, id="compilers that are held use no CPU"),
         pytest.param([at(355, None, health=None), at(359, None, health=None)], Continue, id="no answer, in time"),
         pytest.param([at(355, None, health=None), at(360, None, health=None)], StalledError, id="no answer, too long"),
         pytest.param([at(4000, None, health=None)], Continue, id="one slow answer after a standstill of the agent"),
@@ -133,6 +142,14 @@ def test_an_engine_continues_is_dead_or_stalled(
     observations: list[Observation], kind: type[Continue | Failure]
 ) -> None:
     assert isinstance(observe(*observations), kind)
+
+
+def test_an_engine_that_gives_no_token_while_no_rank_does_anything_is_ended_after_half_a_minute() -> None:
+    ended = observe(*waiting(31, idle=True))
+    assert isinstance(ended, StalledError)
+    assert ended.reason == (
+        "requests run and no token came for 30 s, and for 30 s no rank used a CPU or a GPU: it hangs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +177,8 @@ def test_problems_are_reported_and_a_canary_is_sent_where_nothing_else_proves_pr
 ) -> None:
     decision = observe(*observations)
     assert isinstance(decision, Continue)
-    assert (decision.degraded, decision.wants_canary) == (degraded, wants_canary)
+    assert decision.degraded == degraded
+    assert decision.wants_canary is wants_canary
 
 
 @pytest.mark.parametrize("running", [0, 1])

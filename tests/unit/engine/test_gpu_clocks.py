@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 from tests.unit.cluster_nodes import EventLines
+from tests.unit.engine.outcomes import at_once
 from tests.unit.nodes import report
 
 from sparkd.agent.engine.gpu_throttle import (
@@ -77,12 +78,6 @@ def test_a_gpu_is_slow_after_half_a_minute_under_load() -> None:
     first = decide_throttle(ThrottleState(), SLOW, 0)
     assert decide_throttle(first, SLOW, 29.9).warning == ""
     assert decide_throttle(first, SLOW, 30).warning == WARNING
-
-
-def at_once(work: Callable[[], Clocks]) -> Future[Clocks]:
-    future: Future[Clocks] = Future()
-    future.set_result(work())
-    return future
 
 
 def clock() -> Callable[[], float]:

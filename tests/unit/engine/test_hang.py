@@ -5,7 +5,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.engine.outcomes import at_once
 from tests.unit.nodes import until
 
 from sparkd.agent.engine.hang import FROZEN, HangLook, HangState, HangWatch, advance, describe_halt, look_at_rank
@@ -151,15 +151,6 @@ class WatchedRank:
         return idle
 
 
-def at_once(work: Callable[[], HangLook]) -> Future[HangLook]:
-    future: Future[HangLook] = Future()
-    try:
-        future.set_result(work())
-    except OSError as error:
-        future.set_exception(error)
-    return future
-
-
 def test_a_stopped_rank_is_given_up_with_its_process_and_without_a_task_for_anybody() -> None:
     rank = WatchedRank(look=replace(BEFORE, halted=(STOPPED,)))
     rank.after(19)
@@ -239,15 +230,15 @@ def test_on_this_kernel_a_process_whose_output_nobody_reads_is_seen_to_wait_for_
         assert not look().unread
 
 
-FREEZERS = (
-    (Path("/sys/fs/cgroup/freezer"), "freezer.state", "FROZEN", "THAWED"),
-    (Path("/sys/fs/cgroup/unified"), "cgroup.freeze", "1", "0"),
-    (Path("/sys/fs/cgroup"), "cgroup.freeze", "1", "0"),
-)
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="a control group is root's")
-@pytest.mark.parametrize(("root", "file", "frozen", "thawed"), FREEZERS)
+@pytest.mark.parametrize(
+    ("root", "file", "frozen", "thawed"),
+    [
+        (Path("/sys/fs/cgroup/freezer"), "freezer.state", "FROZEN", "THAWED"),
+        (Path("/sys/fs/cgroup/unified"), "cgroup.freeze", "1", "0"),
+        (Path("/sys/fs/cgroup"), "cgroup.freeze", "1", "0"),
+    ],
+)
 def test_on_this_kernel_a_frozen_group_is_seen(root: Path, file: str, frozen: str, thawed: str) -> None:
     if not (root / "cgroup.procs").exists() or (file == "cgroup.freeze" and not (root / "cgroup.controllers").exists()):
         pytest.skip(f"no {root} of this kind")

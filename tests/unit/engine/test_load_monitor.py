@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.engine.outcomes import at_once
 
 from sparkd.agent.engine.load_monitor import LoadLook, LoadMonitor, LoadState, advance, is_stalled
 from sparkd.base.host import Host
@@ -39,38 +40,45 @@ MIB = 1 << 20
 def test_what_counts_as_moving_and_as_work(look: LoadLook, moves: bool, works: bool) -> None:
     before = LoadState(LoadLook(10, ("a",), Activity(100, 5.0, 100)), 30, 40)
     after = advance(before, look)
-    assert (after.still_seconds, after.idle_seconds) == (0 if moves else 40, 0 if works else 50)
+    assert after.still_seconds == (0 if moves else 40)
+    assert after.idle_seconds == (0 if works else 50)
 
 
 def test_the_first_look_proves_nothing() -> None:
-    first = advance(None, LoadLook(10))
-    assert (first.still_seconds, first.idle_seconds) == (0, 0)
+    look = LoadLook(10)
+    assert advance(None, look) == LoadState(look, still_seconds=0, idle_seconds=0, halts=(frozenset(),))
+
+
+def stood_still(seconds: float, *, idle: float | None = None, halted: bool = False) -> LoadState:
+    """A rank that has not moved for so long, and has not worked for as long, or for `idle` seconds."""
+    halts = (frozenset({101}),) * 3 if halted else ()
+    return LoadState(LoadLook(1000), seconds, seconds if idle is None else idle, halts)
 
 
 @pytest.mark.parametrize(
-    ("still", "idle", "halted", "others", "stalled"),
+    ("load", "others", "stalled"),
     [
-        (599, 599, False, (), False),
-        (600, 600, False, (), True),
-        (0, 3000, False, (), False),  # it spins: readiness.timeout_seconds ends it
-        (599, 599, True, (), False),
-        (700, 700, False, (None,), False),  # the other one compiles, for an hour perhaps
-        (700, 700, False, (60,), False),  # it did so until a minute ago
-        (600, 600, True, (None,), True),  # a stopped thread waits for nobody
-        (600, 600, False, (500,), True),  # the other one came to a stand later: it waits for this one, spinning or not
-        (600, 600, False, (590,), False),  # or the other way round: it is to speak first
-        (600, 600, False, (3000,), False),
-        (629, 629, False, (3000,), False),
-        (630, 630, False, (3000,), True),  # it did not speak
-        (600, 600, False, (500, 500, None), False),
-        (600, 600, False, (500, 400, 300), True),
+        (stood_still(599), (), False),
+        (stood_still(600), (), True),
+        (stood_still(0, idle=3000), (), False),  # it spins: readiness.timeout_seconds ends it
+        (stood_still(599, halted=True), (), False),
+        (stood_still(700), (None,), False),  # the other one compiles, for an hour perhaps
+        (stood_still(700), (60,), False),  # it did so until a minute ago
+        (stood_still(600, halted=True), (None,), True),  # a stopped thread waits for nobody
+        (stood_still(600), (500,), True),  # the other one came to a stand later: it waits for this one, spinning or not
+        (stood_still(600), (590,), False),  # or the other way round: it is to speak first
+        (stood_still(600), (3000,), False),
+        (stood_still(629), (3000,), False),
+        (stood_still(630), (3000,), True),  # it did not speak
+        (stood_still(600), (500, 500, None), False),
+        (stood_still(600), (500, 400, 300), True),
     ],
 )
 def test_when_a_rank_ends_for_its_own_standstill(
-    still: float, idle: float, halted: bool, others: tuple[float | None, ...], stalled: bool
+    load: LoadState, others: tuple[float | None, ...], stalled: bool
 ) -> None:
-    halts = (frozenset({101}),) * 3 if halted else ()
-    assert is_stalled(LoadState(LoadLook(1000), still, idle, halts), 600, others) is stalled
+    """`others`: how long each other rank has been idle; None where it works."""
+    assert is_stalled(load, 600, others) is stalled
 
 
 A, B, AB, NONE = frozenset({1}), frozenset({2}), frozenset({1, 2}), frozenset[int]()
@@ -112,14 +120,8 @@ class Load:
         self.monitor = LoadMonitor(Host(tree.root), 100, False, limit_seconds, self.start, lambda: self.now)
 
     def start(self, look: Callable[[], LoadLook]) -> Future[LoadLook]:
-        future: Future[LoadLook] = Future()
         self.looks += 1
-        try:
-            if not self.hangs:
-                future.set_result(look())
-        except OSError as error:
-            future.set_exception(error)
-        return future
+        return Future() if self.hangs else at_once(look)
 
     def after(self, seconds: float, step: str = "loading weights", others: tuple[float | None, ...] = ()) -> float:
         """How long the rank has stood still by the monitor's account, looked at each second."""
@@ -167,11 +169,15 @@ def test_a_step_or_a_stage_begins_the_time_again(tree: Tree) -> None:
     assert load.now == 5000
 
 
-@pytest.mark.parametrize("limit_seconds", [0, 600])
-def test_a_load_that_is_not_watched_or_is_unreadable_is_not_ended(tree: Tree, limit_seconds: int) -> None:
-    load = Load(tree, limit_seconds)
-    if limit_seconds:
-        (tree.root / "proc/101/io").mkdir()
+def test_a_load_that_is_not_watched_is_not_looked_at(tree: Tree) -> None:
+    load = Load(tree, limit_seconds=0)
+    assert load.after(2000) == 0
+    assert load.looks == 0
+
+
+def test_a_load_that_is_unreadable_is_not_ended(tree: Tree) -> None:
+    load = Load(tree)
+    (tree.root / "proc/101/io").mkdir()
     assert load.after(2000) == 0
 
 
@@ -199,18 +205,12 @@ def test_a_look_that_hangs_is_not_repeated_and_ends_nothing(tree: Tree) -> None:
 @contextmanager
 def watched(*command: str) -> Iterator[tuple[LoadMonitor, subprocess.Popen[bytes]]]:
     """A process of this machine, which may stand still for two seconds."""
-
-    def start(look: Callable[[], LoadLook]) -> Future[LoadLook]:
-        future: Future[LoadLook] = Future()
-        future.set_result(look())
-        return future
-
     with subprocess.Popen(command) as process:
         try:
             if os.getuid() == 0:  # on a busy machine it would get less than what counts as work
                 os.setpriority(os.PRIO_PROCESS, process.pid, -15)
             time.sleep(0.3)
-            yield LoadMonitor(Host(), process.pid, False, 2, start), process
+            yield LoadMonitor(Host(), process.pid, False, 2, at_once), process
         finally:
             process.kill()
 

@@ -156,3 +156,8 @@ class Tree:
     def docker(self, path: str, answer: object, *, fails: bool = False) -> None:
         """What docker answers to GET of a path, without its query."""
         self.file(f"/.sparkd/docker{path}.{'500.' if fails else ''}json", json.dumps(answer))
+
+
+def maps_line(device: int, inode: int, path: str) -> str:
+    """A file that a process has mapped, as /proc/PID/maps lists it."""
+    return f"7f0000000000-7f0040000000 rw-s 00000000 {os.major(device):02x}:{os.minor(device):02x} {inode} {path}\n"

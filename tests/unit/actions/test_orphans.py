@@ -1,5 +1,7 @@
 """What is ended and removed with an orphaned container, and what is left alone at the last look."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
@@ -8,7 +10,7 @@ from tests.unit.rank_records import rank_record
 
 from sparkd.agent.actions.dockerd import Containers
 from sparkd.agent.actions.orphans import end_orphan
-from sparkd.agent.preflight.fixes import RemoveContainer
+from sparkd.agent.preflight.fixes import Applied, RemoveContainer
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
 from sparkd.base.host.shm import MOST_SEGMENTS
@@ -34,9 +36,9 @@ class RecordingContainers(Containers):
         self.removed.append(container_id)
 
 
-def write_record(tree: Tree, **changes: object) -> None:
+def write_record(tree: Tree, **changes: object) -> Path:
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
-    tree.file(RANK_FILE.path, RANK_FILE.encode(replace(rank_record(invocation="before"), **changes)))
+    return tree.file(RANK_FILE.path, RANK_FILE.encode(replace(rank_record(invocation="before"), **changes)))
 
 
 @pytest.mark.parametrize(
@@ -51,22 +53,22 @@ def write_record(tree: Tree, **changes: object) -> None:
 def test_an_orphans_record_goes_with_it(tree: Tree, changes: dict[str, object], stays: bool) -> None:
     """A copied label takes nothing of another container along."""
     containers = RecordingContainers()
-    write_record(tree, **changes)
+    record = write_record(tree, **changes)
     end_orphan(Host(tree.root), containers, ENDED)
     assert containers.removed == [ID]
-    assert (tree.root / RANK_FILE.path.lstrip("/")).exists() is stays
+    assert record.exists() is stays
 
 
 def test_a_record_stays_as_long_as_a_segment_that_it_names(tree: Tree) -> None:
     """One that a process still has when the container goes: the next preflight unlinks it."""
     segment, host = tree.segment("psm_0123abcd"), Host(tree.root)
-    write_record(tree, container_id=ID, segments={"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)})
+    record = write_record(tree, container_id=ID, segments={"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)})
     tree.process(9, "python3", opened=("/dev/shm/psm_0123abcd",))
     end_orphan(host, RecordingContainers(), ENDED)
     assert left_segments(host) == {"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)}
     (tree.root / "dev/shm/psm_0123abcd").unlink()
     end_orphan(host, RecordingContainers(), ENDED)
-    assert not (tree.root / RANK_FILE.path.lstrip("/")).exists()
+    assert not record.exists()
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -75,10 +77,10 @@ def test_an_orphan_goes_though_shared_memory_can_not_be_read(tree: Tree, running
     folder, containers = tree.folder("/dev/shm"), RecordingContainers()
     for number in range(MOST_SEGMENTS + 1):
         (folder / f"psm_{number:08x}").touch()
-    write_record(tree, container_id=ID, segments={"/dev/shm/psm_00000000": (1, 2)})
+    record = write_record(tree, container_id=ID, segments={"/dev/shm/psm_00000000": (1, 2)})
     end_orphan(Host(tree.root), containers, replace(ENDED, running=running, pid=9))
     assert containers.removed == [ID]
-    assert not (tree.root / RANK_FILE.path.lstrip("/")).exists()
+    assert not record.exists()
 
 
 @pytest.mark.parametrize(
@@ -101,4 +103,4 @@ def test_what_is_no_orphan_any_more_is_left_alone(tree: Tree, changes: dict[str,
     write_record(tree, **changes)
     host = Host(tree.root, docker=lambda: DockerFacts(True, (ENDED,)))
     applied = MemoryActions(host, MainLoop(Notifier(), {}), "now").apply(RemoveContainer(ID, "sparkd-rank0"))
-    assert (applied.state, applied.note) == ("stale", "it is not an orphan of sparkd")
+    assert applied == Applied("stale", "it is not an orphan of sparkd")

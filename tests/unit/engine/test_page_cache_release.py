@@ -1,13 +1,12 @@
 """Which shards are finished, and when their page cache is dropped, or memory compacted."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from tests.tree import Tree
+from tests.tree import Tree, maps_line
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
@@ -79,11 +78,6 @@ def write_shards(tree: Tree, size_bytes: int) -> None:
         tree.sparse(f"/models/m/{name}", size_bytes)
 
 
-def mapped(shard: File) -> str:
-    device = f"{os.major(shard.device):02x}:{os.minor(shard.device):02x}"
-    return f"7f0000000000-7f0040000000 r--s 00000000 {device} {shard.inode} {shard.path}\n"
-
-
 PACE_SECONDS = 0.05
 
 
@@ -107,7 +101,8 @@ class Load:
         """Let a process have these shards mapped."""
         folder = self.tree.root / f"proc/{pid}"
         if folder.exists():
-            (folder / "maps").write_text("".join(mapped(self.shards[number]) for number in numbers))
+            shards = (self.shards[number] for number in numbers)
+            (folder / "maps").write_text("".join(maps_line(*shard.identity, shard.path) for shard in shards))
         else:
             self.tree.process(pid, "VLLM::Worker", parent=parent)
             self.maps(*numbers, pid=pid)

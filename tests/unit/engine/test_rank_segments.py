@@ -7,17 +7,25 @@ from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
-from tests.tree import Tree
+from tests.tree import Tree, maps_line
 from tests.unit.clock import unstalled
 from tests.unit.cluster_nodes import agent_under_test, alone, running
 
-from sparkd.agent.actions.segments import mapped_below
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import Host
 from sparkd.base.host.processes import Process
 from sparkd.base.host.shm import Segment, Uses
 from sparkd.base.lib.endings import Ending, Stage
 from sparkd.base.lib.main_loop import MainLoop
+
+SEGMENT = "/dev/shm/psm_0123abcd"
+
+
+def map_segment(machine: Tree) -> str:
+    """A segment on this machine, as a process that has it mapped lists it."""
+    segment = machine.segment("psm_0123abcd", age_seconds=5)
+    machine.file("/proc/uptime", "60.00 1.00\n")
+    return maps_line(segment.st_dev, segment.st_ino, SEGMENT)
 
 
 class SlowHost(Host):
@@ -32,20 +40,12 @@ def end_run() -> None:
     raise LookupError("the run ends")
 
 
-def mapped(machine: Tree, name: str, age_seconds: float = 5.0) -> str:
-    """A segment on a machine that is up for a minute, as a process that has it mapped lists it."""
-    segment = machine.segment(name, age_seconds=age_seconds)
-    machine.file("/proc/uptime", "60.00 1.00\n")
-    device = f"{os.major(segment.st_dev):02x}:{os.minor(segment.st_dev):02x}"
-    return f"7f0000000000-7f0040000000 rw-s 00000000 {device} {segment.st_ino} /dev/shm/{name}\n"
-
-
 @contextmanager
 def rank_with_a_segment(tree: Tree) -> Iterator[tuple[Running, MainLoop]]:
     """A rank whose worker has a segment mapped, on a slow machine."""
     with agent_under_test(tree, 0, alone()) as node, running(node.agent) as (rank, process):
         machine, loop = Tree(tree.root / "node0"), node.agent.loop
-        maps = mapped(machine, "psm_0123abcd")
+        maps = map_segment(machine)
         machine.process(process.pid, "tini")
         machine.process(process.pid + 1, "VLLM::Worker", parent=process.pid, maps=maps, uid=os.getuid())
         yield Running(rank.rank, rank.log, rank.record, bool, SlowHost(machine.root), loop), loop
@@ -59,9 +59,9 @@ def end(rank: Running, loop: MainLoop) -> None:
 def test_a_ranks_segments_are_known_before_and_after_its_end(tree: Tree) -> None:
     with rank_with_a_segment(tree) as (rank, loop):
         rank.note_segments()
-        assert [segment.path for segment in rank.segments] == ["/dev/shm/psm_0123abcd"]
+        assert [segment.path for segment in rank.segments] == [SEGMENT]
         end(rank, loop)
-        assert [segment.path for segment in rank.segments] == ["/dev/shm/psm_0123abcd"]
+        assert [segment.path for segment in rank.segments] == [SEGMENT]
 
 
 def test_a_look_that_the_runs_end_has_cut_short_hides_no_segment_from_the_next_one(tree: Tree) -> None:
@@ -72,40 +72,19 @@ def test_a_look_that_the_runs_end_has_cut_short_hides_no_segment_from_the_next_o
             rank.note_segments()
         time.sleep(0.4)  # it ends by itself, and nobody takes its result
         end(rank, loop)
-        assert [segment.path for segment in rank.segments] == ["/dev/shm/psm_0123abcd"]
-
-
-@pytest.mark.parametrize(
-    ("holder", "owner_is_holder", "age_seconds", "own"),
-    [
-        pytest.param(11, True, 50.0, True, id="a worker's"),
-        pytest.param(10, True, 50.0, True, id="the container's first process's"),
-        pytest.param(12, True, 50.0, False, id="of a process beside it, of the same user"),
-        pytest.param(11, False, 50.0, False, id="of another user, and mapped"),
-        pytest.param(11, True, 52.0, False, id="older than the rank, and mapped"),
-        pytest.param(11, True, -2.0, False, id="of whatever age: the clock was set back since"),
-    ],
-)
-def test_a_segment_is_a_ranks_that_its_user_has_made_since_its_start(
-    tree: Tree, holder: int, owner_is_holder: bool, age_seconds: float, own: bool
-) -> None:
-    """The rank is 51 s old, and nothing goes by who its user is."""
-    maps, uid = mapped(tree, "psm_0123abcd", age_seconds), os.getuid() if owner_is_holder else os.getuid() + 1
-    for pid, parent in ((10, 1), (11, 10), (12, 1)):
-        tree.process(pid, "python3", parent=parent, start_time=900, maps=maps if pid == holder else "", uid=uid)
-    assert [fix.path for fix in mapped_below(Host(tree.root), 10)] == ["/dev/shm/psm_0123abcd"] * own
+        assert [segment.path for segment in rank.segments] == [SEGMENT]
 
 
 def test_a_rank_that_serves_is_looked_at_again_without_waiting_and_what_is_gone_is_forgotten(tree: Tree) -> None:
     with agent_under_test(tree, 0, alone()) as node, running(node.agent) as (rank, process):
         machine, loop = Tree(tree.root / "node0"), node.agent.loop
         record = replace(rank.record, segments={"/dev/shm/psm_89abcdef": (1, 1)})
-        machine.process(process.pid, "tini", uid=os.getuid(), maps=mapped(machine, "psm_0123abcd"))
+        machine.process(process.pid, "tini", uid=os.getuid(), maps=map_segment(machine))
         slow = Running(rank.rank, rank.log, record, bool, SlowHost(machine.root), loop)
         assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_89abcdef"], "of the rank before it"
         began = unstalled()
         slow.follow_segments()
         slow.follow_segments()
         assert unstalled() - began < 0.1
-        assert loop.wait_until(lambda: {*slow.record.segments} == {"/dev/shm/psm_0123abcd"}, 5.0)
-        assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_0123abcd"]
+        assert loop.wait_until(lambda: {*slow.record.segments} == {SEGMENT}, 5.0)
+        assert [segment.path for segment in slow.segments] == [SEGMENT]

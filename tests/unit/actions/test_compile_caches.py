@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_removed_stops_no_other_removal(root: Path) -> N
 
 
 def test_a_removal_that_is_killed_is_no_removal(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for want of memory: it writes no reason then."""
+    """The kernel may kill it for want of memory: it writes no reason then."""
     program = tmp_path / "programs/rm"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nkill -KILL $$\n")
@@ -87,7 +87,7 @@ def test_a_removal_that_is_killed_is_no_removal(root: Path, tmp_path: Path, monk
 
 
 def make_deep(folder: Path) -> None:
-    """As a container can: deeper than Python's own calls."""
+    """Make folders, as a container can, deeper than Python's own calls."""
     fd = os.open(folder, os.O_RDONLY)
     for _ in range(1500):
         os.mkdir("d", dir_fd=fd)

@@ -1,24 +1,22 @@
-"""The rank's container by dockerd: the request that creates it, its removal; and an image saved in pieces."""
+"""The rank's container by dockerd: the request that creates it, its end, and its removal."""
 
 import json
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from msgspec import structs
-from tests.unit.docker_server import STREAM, STREAM_END, answers, chunk, dockerd, json_response, listening, plain
+from tests.unit.docker_server import answers, dockerd, json_response, listening, plain
 from tests.unit.wire import http, serving
 
 from sparkd.agent.actions.dockerd import Containers
-from sparkd.agent.actions.image_archive import read_archive
 from sparkd.agent.actions.processes import Rank
 from sparkd.base.config import Settings
 from sparkd.base.host.gpu_access import GpuAccess
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import LaunchError
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import LaunchPlan, Node
@@ -31,59 +29,64 @@ WHY = r" \(see why: sudo journalctl -u docker -e\)"
 """The hint behind dockerd's own reason."""
 
 
+class Requests(list[str]):
+    """The requests to a dockerd that gives all of them this status, and where it refuses, a reason of two lines."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self._status = status
+
+    def answer(self, request: str) -> Iterable[bytes]:
+        self.append(request)
+        body = b"" if self._status < 400 else b'{"message": "driver failed:\\n  no space"}'
+        return (http(body, status=self._status),)
+
+
+@pytest.mark.parametrize("status", [204, 304, 404])
+def test_a_container_is_stopped_within_its_grace_and_may_be_gone(status: int) -> None:
+    requests = Requests(status)
+    with dockerd(requests.answer) as path:
+        Containers(path).stop(ID, 3)
+    (request,) = requests
+    assert plain(request) == f"POST /containers/{ID}/stop"
+    assert "t=3" in request.partition("?")[2].split("&")
+
+
+@pytest.mark.parametrize("status", [204, 404, 409])
+def test_a_container_is_removed_with_its_volumes_running_or_not_and_may_be_gone(status: int) -> None:
+    requests = Requests(status)
+    with dockerd(requests.answer) as path:
+        Containers(path).remove(ID)
+    (request,) = requests
+    assert plain(request) == f"DELETE /containers/{ID}"
+    assert {"force=True", "v=True"} <= set(request.partition("?")[2].split("&"))
+
+
+@pytest.mark.parametrize("status", [409, 500])
+def test_a_stop_that_docker_refuses_is_an_error_with_its_reason(status: int) -> None:
+    reason = f"^container {ID[:12]} can't be stopped: driver failed: no space{WHY}$"
+    with dockerd(Requests(status).answer) as path, pytest.raises(LaunchError, match=reason):
+        Containers(path).stop(ID, 3)
+
+
+def test_a_removal_that_docker_refuses_is_an_error_with_its_reason() -> None:
+    reason = f"^container {ID[:12]} can't be removed: driver failed: no space{WHY}$"
+    with dockerd(Requests(500).answer) as path, pytest.raises(LaunchError, match=reason):
+        Containers(path).remove(ID)
+
+
 @pytest.mark.parametrize(
-    ("act", "status", "harmless"),
+    ("responses", "reason"),
     [
-        *(("stopped", status, True) for status in (204, 304, 404)),
-        *(("removed", status, True) for status in (204, 404, 409)),
-        *((act, 500, False) for act in ("stopped", "removed")),
-        ("stopped", 409, False),
-    ],
-)
-def test_a_refusal_is_an_error_with_dockers_reason_unless_the_container_is_gone(
-    act: str, status: int, harmless: bool
-) -> None:
-    requests = []
-
-    def answer(request: str) -> Iterable[bytes]:
-        requests.append(request)
-        return (http(b"" if status < 400 else b'{"message": "driver failed:\\n  no space"}', status=status),)
-
-    reason = f"^container {ID[:12]} can't be {act}: driver failed: no space{WHY}$"
-    with dockerd(answer) as path, nullcontext() if harmless else pytest.raises(LaunchError, match=reason):
-        if act == "stopped":
-            Containers(path).stop(ID, 3)
-        else:
-            Containers(path).remove(ID)
-    assert [plain(request) for request in requests] == [
-        f"POST /containers/{ID}/stop" if act == "stopped" else f"DELETE /containers/{ID}"
-    ]
-    query = requests[0].partition("?")[2].split("&")
-    assert {"t=3"} <= set(query) if act == "stopped" else {"force=True", "v=True"} <= set(query)
-
-
-def test_a_missing_image_differs_from_a_failure(plan: LaunchPlan) -> None:
-    for responses, reason in (
         ({}, "^image vllm:1 is not on this node .sudo make demo"),
         ({"GET /images/vllm:1/json": (200, b"[]")}, "^image vllm:1 can't be looked up: not as docker's"),
-    ):
-        with dockerd(answers(responses)) as path, pytest.raises(LaunchError, match=reason):
-            Containers(path).start(plan, Path("/run/sparkd/launch.sh"), {}, None)
-
-
-def test_an_image_is_saved_in_pieces() -> None:
-    def answer(request: str) -> Iterable[bytes]:
-        if request.endswith("/json"):
-            yield from json_response({"Id": "sha256:1"})
-            return
-        yield STREAM
-        yield from [chunk(b"t" * (1 << 20))] * 5
-        yield STREAM_END
-
-    with dockerd(answer) as path:
-        assert sum(map(len, read_archive("a:1", path))) == 5 << 20
-    with dockerd(answers({})) as path, pytest.raises(DockerError, match="no such thing"):
-        list(read_archive("a:1", path))
+    ],
+)
+def test_a_missing_image_differs_from_a_failure(
+    plan: LaunchPlan, responses: dict[str, tuple[int, bytes]], reason: str
+) -> None:
+    with dockerd(answers(responses)) as path, pytest.raises(LaunchError, match=reason):
+        Containers(path).start(plan, Path("/run/sparkd/launch.sh"), {}, None)
 
 
 NODE = Node(0, "127.0.0.1", "127.0.0.1", 1)
@@ -199,7 +202,7 @@ def test_the_reason_of_a_failed_start_outlives_a_failed_removal(plan: LaunchPlan
 
 
 def test_a_container_whose_process_can_not_be_opened_is_removed(plan: LaunchPlan) -> None:
-    """As without a free descriptor: here the pid is a thread's, not a process's."""
+    """Here the pid is a thread's, not a process's; on a node it may be for want of a descriptor."""
     removed = threading.Event()
     thread = threading.Thread(target=removed.wait)
     thread.start()

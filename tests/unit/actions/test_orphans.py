@@ -84,15 +84,6 @@ def test_an_orphan_goes_though_shared_memory_can_not_be_read(tree: Tree, running
 
 
 @pytest.mark.parametrize(
-    "path", ["/etc/psm_0123abcd", "/dev/shm/", "/dev/shm/sub/psm_0123abcd", "psm_0123abcd", "/dev/shm/" + "p" * 300]
-)
-def test_what_is_not_right_below_dev_shm_is_no_segment_that_is_left(tree: Tree, path: str) -> None:
-    segment = tree.segment("psm_0123abcd")
-    write_record(tree, segments={path: (segment.st_dev, segment.st_ino)})
-    assert left_segments(Host(tree.root)) == {}
-
-
-@pytest.mark.parametrize(
     "changes",
     [
         pytest.param({"invocation": "now"}, id="the owner has it"),

@@ -1,4 +1,4 @@
-"""What sparkd writes can be read by those for whom it is, whatever the umask of who runs it."""
+"""What is written can be read by those for whom it is; what can't be written is an error with a hint that helps."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def test_folders_that_are_made_for_a_file_are_for_all_also_with_a_users_umask(tm
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="is about root")
 def test_root_who_cannot_write_is_not_sent_to_the_same_command() -> None:
-    """As on a disk that fails. The same command may have a join code in it, which would be printed."""
+    """The disk may fail, and the same command have a join code in it, which would be printed."""
     with pytest.raises(UsageError, match="Input/output error") as refused, usage_error("x can't be written"):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     assert refused.value.hint.startswith("the disk: sudo dmesg")

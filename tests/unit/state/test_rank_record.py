@@ -10,7 +10,16 @@ from tests.unit.rank_records import rank_record
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.state.rank_record import RANK_FILE, KnownRank, RankRecord, RankStage, Whose, read_rank, whose
+from sparkd.base.state.rank_record import (
+    RANK_FILE,
+    KnownRank,
+    RankRecord,
+    RankStage,
+    Whose,
+    left_segments,
+    read_rank,
+    whose,
+)
 
 ID, OTHER_ID = "a" * 64, "b" * 64
 STARTED = rank_record(container_id=ID, pid=60, start_time=100, segments={"/dev/shm/psm_0123abcd": (1, 2)})
@@ -132,3 +141,14 @@ def test_fields_of_a_later_version_are_ignored(tree: Tree) -> None:
     record = recorded(tree, text).record
     assert isinstance(record, RankRecord)
     assert (record.rank_id, record.stage) == ("rank", RankStage.READY)
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/psm_0123abcd", "/dev/shm/", "/dev/shm/sub/psm_0123abcd", "psm_0123abcd", "/dev/shm/" + "p" * 300]
+)
+def test_what_is_not_right_below_dev_shm_is_no_segment_that_is_left(tree: Tree, path: str) -> None:
+    segment = tree.segment("psm_0123abcd")
+    record = replace(STARTED, segments={path: (segment.st_dev, segment.st_ino)})
+    tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
+    tree.file(RANK_FILE.path, RANK_FILE.encode(record))
+    assert left_segments(Host(tree.root)) == {}

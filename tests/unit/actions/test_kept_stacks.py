@@ -1,4 +1,4 @@
-"""Folders of a bounded set of files: the stacks of ranks that hang."""
+"""The stacks of ranks that hang: a bounded set of files, for root."""
 
 import os
 import stat

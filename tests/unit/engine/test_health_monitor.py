@@ -2,13 +2,15 @@
 
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
-import pytest
 from tests.unit.engine.engine_pages import LOGS
 from tests.unit.engine_server import Reply, engine, token
 from tests.unit.nodes import until
 
-from sparkd.agent.engine.health import DOUBT_SECONDS
+from sparkd.agent.engine.health import DOUBT_SECONDS, Failure
 from sparkd.agent.engine.health_monitor import HealthMonitor
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
@@ -21,85 +23,95 @@ from sparkd.base.status.figures import HealthReport
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.counters import Counters, parse_counters
 
-
-def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_that_fails() -> None:
-    requests: list[str] = []
-    problems: list[str] = []
-
-    def on_check(trouble: str, _counters: Counters | None, _figures: HealthReport) -> None:
-        problems.append(trouble)
-
-    def reply(request: str, _: str) -> Reply:
-        requests.append(request)
-        canary = "POST /v1/completions"
-        dead = canary in requests and requests[requests.index(canary) :].count("GET /health") > 4
-        return {"GET /health": (503 if dead else 200, b""), "GET /metrics": (404, b"")}.get(request, (500, b"no"))
-
-    progress = LoadProgress(failing_since=time.monotonic())
-    ended: list[object] = []
-    with engine(reply) as port, MainLoop(Notifier(), {}) as main:
-        endpoint = Endpoint("127.0.0.1", port, "tiny")
-        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(canary_seconds=1), 5.0, on_check)
-        thread = threading.Thread(target=lambda: ended.append(monitor.run()))
-        thread.start()
-        until(lambda: ended)
-        thread.join()
-    (error,) = ended
-    assert isinstance(error, EngineDeadError)
-    assert error.reason == "the engine is dead: /health answers 503"
-    assert "a canary completion failed: HTTP 500 no" in problems
-    assert requests.count("POST /v1/completions") == 1
-    assert (monitor.figures.canaries, monitor.figures.canaries_failed) == (1, 1)
+CANARY = "POST /v1/completions"
 
 
-def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
-    requests: list[str] = []
-    problems: list[str] = []
-    read: list[Counters | None] = []
-    metrics = (LOGS / "metrics.txt").read_bytes()
+@dataclass
+class Record:
+    """What a monitor has sent, found and reported."""
 
-    def on_check(trouble: str, counters: Counters | None, _figures: HealthReport) -> None:
-        read.append(counters)
-        problems.append(trouble)
+    requests: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    counters: list[Counters | None] = field(default_factory=list)
+    figures: HealthReport = field(default_factory=HealthReport)
+    given_up: Failure | None = None
 
-    def reply(request: str, _: str) -> Reply:
-        requests.append(request)
-        return {"GET /health": (200, b""), "GET /metrics": (200, metrics)}.get(request, token())
+    def note(self, problem: str, counters: Counters | None, figures: HealthReport) -> None:
+        self.problems.append(problem)
+        self.counters.append(counters)
+        self.figures = figures
 
-    began = time.monotonic()
-    came_at = began + 0.5  # after the monitor has begun
-    with engine(reply) as port, MainLoop(Notifier(), {}) as main:
-        endpoint = Endpoint("127.0.0.1", port, "tiny")
-        progress = LoadProgress(failing_since=began)  # probes are frequent
 
-        def unanswered() -> tuple[PendingRequest, ...]:
-            return (PendingRequest(time.monotonic() - came_at),)
+@contextmanager
+def monitored(
+    reply: Callable[[str, Record], Reply],
+    limits: Supervise,
+    unanswered: Callable[[], tuple[PendingRequest, ...]] = tuple,
+) -> Iterator[Record]:
+    """A monitor in a thread, which probes often, since the log has an error."""
+    record, over = Record(), threading.Event()
 
-        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(), 5.0, on_check, unanswered)
+    def answer(request: str, _: str) -> Reply:
+        record.requests.append(request)
+        return reply(request, record)
 
-        ended = threading.Event()
+    def raise_if_over() -> None:
+        if over.is_set():
+            raise LookupError("the rank ended")
 
-        def raise_if_ended() -> None:
-            if ended.is_set():
-                raise LookupError("the rank ended")
-
-        main.endings.end_by(Ending(raise_if_ended))
+    with engine(answer) as port, MainLoop(Notifier(), {}) as main:
+        endpoint, progress = Endpoint("127.0.0.1", port, "tiny"), LoadProgress(failing_since=time.monotonic())
+        monitor = HealthMonitor(main, endpoint, lambda: progress, limits, 5.0, record.note, unanswered)
+        main.endings.end_by(Ending(raise_if_over))
 
         def run() -> None:
-            with pytest.raises(LookupError, match="the rank ended"):
-                monitor.run()
+            with suppress(LookupError):
+                record.given_up = monitor.run()
 
         thread = threading.Thread(target=run)
         thread.start()
-        until(lambda: "POST /v1/completions" in requests)
-        took = time.monotonic() - began
-        until(lambda: monitor.figures.canaries == 1)
-        ended.set()
-        main.wake()
-        thread.join()
-    assert set(read) == {parse_counters(metrics)}
-    assert monitor.figures.canaries_failed == 0
-    assert 0 < (monitor.figures.canary_seconds or 0) < 2 and monitor.figures.probe_seconds is not None
-    assert DOUBT_SECONDS <= took - 0.5 < DOUBT_SECONDS + 2
-    assert set(problems) == {""}
-    assert requests.count("POST /v1/completions") == 1
+        try:
+            yield record
+        finally:
+            over.set()
+            main.wake()
+            thread.join()
+
+
+def test_an_engine_is_given_up_that_says_it_is_dead_and_a_canary_that_fails_is_not_repeated_at_once() -> None:
+    def reply(request: str, record: Record) -> Reply:
+        requests = record.requests
+        is_dead = CANARY in requests and requests[requests.index(CANARY) :].count("GET /health") > 4
+        return {"GET /health": (503 if is_dead else 200, b""), "GET /metrics": (404, b"")}.get(request, (500, b"no"))
+
+    with monitored(reply, Supervise(canary_seconds=1)) as record:
+        until(lambda: record.given_up)
+    assert isinstance(record.given_up, EngineDeadError)
+    assert record.given_up.reason == "the engine is dead: /health answers 503"
+    assert "a canary completion failed: HTTP 500 no" in record.problems
+    assert record.requests.count(CANARY) == 1
+    assert record.figures.canaries == 1
+    assert record.figures.canaries_failed == 1
+
+
+def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
+    metrics = (LOGS / "metrics.txt").read_bytes()
+    came_at = time.monotonic() + 0.5  # after the monitor has begun
+
+    def reply(request: str, _: Record) -> Reply:
+        return {"GET /health": (200, b""), "GET /metrics": (200, metrics)}.get(request, token())
+
+    def unanswered() -> tuple[PendingRequest, ...]:
+        return (PendingRequest(time.monotonic() - came_at),)
+
+    with monitored(reply, Supervise(), unanswered) as record:
+        until(lambda: CANARY in record.requests)
+        took = time.monotonic() - came_at
+        until(lambda: record.figures.canaries == 1)
+    assert DOUBT_SECONDS <= took < DOUBT_SECONDS + 2
+    assert record.requests.count(CANARY) == 1
+    assert record.figures.canaries_failed == 0
+    assert 0 < (record.figures.canary_seconds or 0) < 2
+    assert record.figures.probe_seconds is not None
+    assert set(record.counters) == {parse_counters(metrics)}
+    assert set(record.problems) == {""}

@@ -92,7 +92,8 @@ def test_a_container_that_docker_can_not_start_has_what_to_do(reported: Reported
     error = LaunchError(f"container sparkd-rank0 can't be started: {reported.error}")
     end = judge_end(error, Evidence(), Phase.LAUNCHING, "now")
     assert reported.hint in end.hint
-    assert (end.cause, end.action) == (Cause.LAUNCH_FAILED, "inspect")
+    assert end.cause == Cause.LAUNCH_FAILED
+    assert end.action == "inspect"
 
 
 def test_a_warning_of_nccls_does_not_hide_that_a_loading_rank_was_killed() -> None:

@@ -357,13 +357,14 @@ def until_error(root: Path, action: str, match: str, **options: bool) -> list[st
     return lines
 
 
-def test_a_drop_in_of_somebody_elses_holds_up_no_other_setting(guarded: Tree) -> None:
-    guarded.file(WATCHDOG_DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
+def test_a_drop_in_of_somebody_elses_is_left_and_holds_up_no_other_setting(guarded: Tree) -> None:
+    drop_in = guarded.file(WATCHDOG_DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
     foreign = "50-sparkd.conf was not written by sparkd"
     assert "vm.swappiness: 60 -> 10" in until_error(guarded.root, "apply", foreign, watchdog=True)
     lines = until_error(guarded.root, "revert", foreign)
     assert lines[-2:] == ["vm.swappiness: 10 -> 60", f"removed {PATH}"]
     assert values(SysctlManager(guarded.root)) == BEFORE
+    assert drop_in.read_text() == "[Manager]\nRuntimeWatchdogSec=20\n"
 
 
 def test_a_setting_of_somebody_elses_does_not_keep_the_watchdog(guarded: Tree, tune: Tune) -> None:
@@ -371,15 +372,6 @@ def test_a_setting_of_somebody_elses_does_not_keep_the_watchdog(guarded: Tree, t
     guarded.file(PATH, "vm.swappiness = 1\n")
     printed = until_error(guarded.root, "revert", "60-sparkd.conf was not written by sparkd")
     assert printed == [f"removed {WATCHDOG_DROPIN}"]
-
-
-def test_a_drop_in_of_somebody_elses_is_never_touched(guarded: Tree) -> None:
-    guarded.file(WATCHDOG_DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
-    before = files(guarded)
-    for work in (apply_watchdog, revert_watchdog):
-        with pytest.raises(ConfigError, match="was not written by sparkd"):
-            work(guarded.root)
-    assert files(guarded) == before
 
 
 def test_a_setting_that_is_stuck_holds_up_no_drop_in(guarded: Tree, tune: Tune) -> None:

@@ -1,4 +1,4 @@
-"""A running rank: what this node knows of it, and its shared memory."""
+"""A running rank: its record, what watches it, its endpoint, its shared memory, and its end."""
 
 import time
 from collections import Counter
@@ -16,12 +16,11 @@ from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.hang import HangWatch
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
-from sparkd.agent.engine.memory_guard.tenants import Tenants, scan_tenants
+from sparkd.agent.engine.memory_guard.tenants import Tenants, read_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.checks.shared_memory import NAMES
 from sparkd.agent.preflight.fixes import UnlinkSegment
-from sparkd.base.host import Host, cgroups, shm
-from sparkd.base.host.consumers import Consumer
+from sparkd.base.host import Host
 from sparkd.base.lib.http_client import CONNECTIONS
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
@@ -31,8 +30,6 @@ from sparkd.base.vllm.api import Endpoint
 
 FIRST_LOOK_SECONDS = 0.3
 """Limit for a look at its shared memory before its first signal. It takes milliseconds, unless a process hangs."""
-TENANTS_SECONDS = 2.0
-"""Limit for a scan of all processes (0.5 s for ten thousand), for which the other nodes wait to learn the cause."""
 FOLLOW_SECONDS = 5.0
 """Pause between looks for new segments while it serves, when it makes few."""
 MAX_SCANS = 10
@@ -191,22 +188,8 @@ class Running(Struct):
         return mapped_below(self._host, self.rank.pid, self.rank.start_time)
 
     def read_tenants(self) -> Tenants | None:
-        """Who else holds memory now, without the engine's own segments, which outlive it. None where unknown."""
-        gpu_bytes, named, charged_bytes = 0, tuple[Consumer, ...](), None
-        with suppress(OSError, ValueError):
-            memory = self._host.meminfo()
-            held_bytes = memory.anonymous_bytes + memory.shared_bytes
-            for segment in self.segments:
-                left = shm.read_segment(self._host.files, segment.path.rpartition("/")[2], 0)
-                held_bytes -= left.allocated_bytes if left and left.identity == (segment.device, segment.inode) else 0
-            with suppress(OSError, ValueError):
-                scan = partial(scan_tenants, self._host, self.rank.container_id)
-                gpu_bytes, named = self._loop.beside(scan, TENANTS_SECONDS, "looking at other tenants", shielded=True)
-            with suppress(OSError):
-                look = partial(cgroups.read_charged_bytes, self._host.files)
-                charged_bytes = self._loop.beside(look, 0.5, "looking at control groups", shielded=True)
-            return Tenants(held_bytes, gpu_bytes, named, charged_bytes)
-        return None
+        """Who else holds memory now; None where that is unknown."""
+        return read_tenants(self._host, self._loop, self.rank.container_id, self.segments)
 
     def mark_loaded(self) -> None:
         """Note that the engine answers: what it logs from now on may be a client's text."""

@@ -4,18 +4,25 @@ A tenant is a process, container, unit or user that holds memory and is no part 
 """
 
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from sparkd.agent.preflight.checks.memory_users import find_consumers
-from sparkd.base.host import Host
+from sparkd.agent.preflight.fixes import UnlinkSegment
+from sparkd.base.host import Host, cgroups, shm
 from sparkd.base.host.consumers import Consumer
 from sparkd.base.host.gpu import NO_GPU
+from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.text import MIB, size
 
 LEAST_BYTES = 256 * MIB
 """Smaller growth is noise."""
+SCAN_SECONDS = 2.0
+"""Limit for a scan of all processes (0.5 s for ten thousand), for which the other nodes wait to learn the cause."""
 
 
 class Tenants(Struct, frozen=True):
@@ -29,6 +36,25 @@ class Tenants(Struct, frozen=True):
     """Who holds it; empty where finding that out took too long."""
     charged_bytes: int | None = None
     """Buffers of sockets and pipes, as `cgroups.read_charged_bytes`; None where unknown."""
+
+
+def read_tenants(host: Host, loop: MainLoop, rank: str, segments: Iterable[UnlinkSegment]) -> Tenants | None:
+    """Who holds memory now, except the container `rank` and its segments, which outlive it. None where unknown."""
+    gpu_bytes, named, charged_bytes = 0, tuple[Consumer, ...](), None
+    with suppress(OSError, ValueError):
+        memory = host.meminfo()
+        held_bytes = memory.anonymous_bytes + memory.shared_bytes
+        for segment in segments:
+            left = shm.read_segment(host.files, segment.path.rpartition("/")[2], 0)
+            held_bytes -= left.allocated_bytes if left and left.identity == (segment.device, segment.inode) else 0
+        with suppress(OSError, ValueError):
+            scan = partial(scan_tenants, host, rank)
+            gpu_bytes, named = loop.beside(scan, SCAN_SECONDS, "looking at other tenants", shielded=True)
+        with suppress(OSError):
+            look = partial(cgroups.read_charged_bytes, host.files)
+            charged_bytes = loop.beside(look, 0.5, "looking at control groups", shielded=True)
+        return Tenants(held_bytes, gpu_bytes, named, charged_bytes)
+    return None
 
 
 def scan_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:

@@ -63,7 +63,7 @@ class HealthMonitor(Struct):
             if self._probing is None and now >= self._probe_at:
                 self._probing, self._probe_sent_at = self.loop.start(self._probe()), now
             if self._probing is not None and self._probing.done():
-                decision = self._decide(now, *self._probing.result())
+                decision = self._handle_probe(now, *self._probing.result())
                 if not isinstance(decision, Continue):
                     return decision
             self.loop.wait(self._plan_pause(now))
@@ -83,7 +83,7 @@ class HealthMonitor(Struct):
         except HttpError:
             return health, None
 
-    def _decide(self, now: float, health: int | None, counters: Counters | None) -> Continue | Failure:
+    def _handle_probe(self, now: float, health: int | None, counters: Counters | None) -> Continue | Failure:
         self._probing = None
         self.figures = replace(self.figures, probe_seconds=round(now - self._probe_sent_at, 1))
         canary = None

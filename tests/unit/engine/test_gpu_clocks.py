@@ -125,7 +125,7 @@ def test_a_slow_gpu_is_in_the_message_and_among_the_findings_until_it_recovers()
     monitor = GpuThrottleMonitor(at_once, EventLines(), lambda: answers.pop(0), clock())
     messages = [report_gpu(reporter, "m on port 8000", monitor) for _ in range(3)]
     assert messages == ["m on port 8000", "m on port 8000", f"m on port 8000; {WARNING}: {THROTTLE_HINT}"]
-    assert reporter.report.findings == (preflight, FindingReport("gpu-clocks", "warn", WARNING, THROTTLE_HINT))
+    assert reporter.report.findings[1:] == (FindingReport("gpu-clocks", "warn", WARNING, THROTTLE_HINT),)
     assert report_gpu(reporter, "m on port 8000", monitor) == "m on port 8000"
     assert reporter.report.findings == (preflight,)
 

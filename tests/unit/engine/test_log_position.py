@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from sparkd.agent.engine.log_position import LogPosition
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.base.lib.log import events
 from sparkd.base.lib.redaction import Redaction
@@ -36,10 +37,8 @@ def read_busy_log(file: BinaryIO, seconds: float) -> list[tuple[float, float]]:
     """When a position was kept, and which, both in seconds since the epoch."""
     engine, journal, kept = Engine(), Journal(file.fileno()), list[tuple[float, float]]()
     forwarder, own = LogForwarder(Redactor(), "-"), events(journal.put, Redaction())
-    reader = LogReader(
-        engine.follow, forwarder, journal.put, own, lambda: None,
-        keep=lambda position: kept.append((time.time(), float(position))), checkpoint=journal.checkpoint,
-    )  # fmt: skip
+    position = LogPosition(lambda since: kept.append((time.time(), float(since))), journal.checkpoint)
+    reader = LogReader(engine.follow, forwarder, journal.put, own, lambda: None, position=position)
     reader.start()
     time.sleep(seconds)
     engine.over.set()

@@ -11,6 +11,7 @@ from msgspec import Struct
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
+from sparkd.agent.engine.log_position import LogPosition
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import caches, docker, docker_config
@@ -50,10 +51,9 @@ class OwnRank(Struct):
 def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float = 0.0) -> Running:
     """Make it this agent's rank from now on. `since`: the position from which its log is read."""
     follow = partial(docker.follow_log, agent.host, rank.container_id)
-    keep = partial(agent.actions.write_private, LOG_POSITION)
+    position = LogPosition(partial(agent.actions.write_private, LOG_POSITION), agent.journal.checkpoint)
     forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
-    journal = agent.journal
-    log = LogReader(follow, forwarder, journal.put, agent.events, agent.loop.wake, since, keep, journal.checkpoint)
+    log = LogReader(follow, forwarder, agent.journal.put, agent.events, agent.loop.wake, since, position)
     keep_record = partial(agent.store.write_private, RANK_FILE)
     running = Running(rank, log, record, keep_record, agent.host, agent.loop, time.monotonic() - age_seconds)
     agent.rank.take(running)

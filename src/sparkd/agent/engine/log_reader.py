@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
+from sparkd.agent.engine.log_position import LogPosition
 from sparkd.base.lib import start_thread
 from sparkd.base.lib.dockerd.reader import DockerError, since_of
 from sparkd.base.lib.log import Events
@@ -26,25 +27,13 @@ class LogReader(Struct):
     wake: Callable[[], None]
     """Called at each step, at the first error, and when docker goes away."""
     since: str = "0"
-    keep: Callable[[str], object] = lambda _: None
-    """Called once a second at most, with a position for the next process: all lines up to it are read, and written to
-    the journal."""
-    checkpoint: Callable[[], Callable[[], bool]] = lambda: lambda: True
-    """Marks a place in what waits for the journal; what it returns is true once all up to it is written."""
+    position: LogPosition = field(default_factory=LogPosition)
     progress: LoadProgress = field(default_factory=lambda: LoadProgress(step_since=time.monotonic()))
     """Any thread may read it."""
     broken_off_at: float | None = None
     """When the log last broke off, monotonic, as docker went away: the next dockerd may end the container."""
     _last: bytes = b""
     """The piece of log that was read last, with its time stamp."""
-    _checkpoint_at: float = field(default_factory=time.monotonic)
-    """When the last checkpoint was made, monotonic."""
-    _last_at_checkpoint: bytes = b""
-    """The piece that had been read last then."""
-    _piece_to_keep: bytes = b""
-    """The piece of the checkpoint before: its position is kept once `_is_written`; empty where none waits for that."""
-    _is_written: Callable[[], bool] = lambda: True
-    """Whether the journal has all up to the last checkpoint."""
     _failures: set[str] = field(default_factory=set)
     _kernels: set[str] = field(default_factory=set)
     _serving: bool = False
@@ -101,27 +90,12 @@ class LogReader(Struct):
                 serving = self._serving or self.progress.serving
                 for line in splitters[stream].feed(piece.partition(b" ")[2], serving=serving):
                     self._process_line(stream, line)
-            self._keep_position()
+            self.position.advance(piece)
         for stream, splitter in splitters.items():
             for line in splitter.flush():
                 self._process_line(stream, line)
         for priority, text in self.forwarder.flush():
             self.put(priority, text)
-
-    def _keep_position(self) -> None:
-        """Keep the position of a second ago, once the journal has all up to it.
-
-        So a line may come twice, and none is lost. It does not wait until nothing is left to write: where an engine
-        logs without a pause, that may never be.
-        """
-        now = time.monotonic()
-        if now - self._checkpoint_at >= 1.0 and not self._piece_to_keep:
-            self._piece_to_keep, self._last_at_checkpoint = self._last_at_checkpoint, self._last
-            self._checkpoint_at, self._is_written = now, self.checkpoint()
-        if self._piece_to_keep and self._is_written():
-            with suppress(OSError, ValueError):
-                self.keep(since_of(self._piece_to_keep))
-            self._piece_to_keep = b""
 
     def _process_line(self, stream: int, line: str) -> None:
         now, before = time.monotonic(), self.progress

@@ -16,7 +16,7 @@ import yaml
 from msgspec.structs import replace
 from tests.packaging.prometheus import Prometheus, promtool
 from tests.unit import page_reports
-from tests.unit.engine.engine_pages import RECORDED
+from tests.unit.engine.recorded_logs import METRICS
 from tests.unit.nodes import network
 
 from sparkd.agent.status.http_api import make_handler
@@ -117,7 +117,7 @@ def engine(fault: str) -> Handler:
             before = 20.0 if (fault, name) == ("preempts", "vllm:num_preemptions_total") else float(value)
             return f"{name}{labels} {before * grows if by_time else before}"
 
-        return Response(200, SAMPLE.sub(grown, RECORDED).encode(), "text/plain; version=0.0.4")
+        return Response(200, SAMPLE.sub(grown, METRICS).encode(), "text/plain; version=0.0.4")
 
     return answer
 

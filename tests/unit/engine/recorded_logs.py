@@ -1,4 +1,4 @@
-"""Whole logs of vLLM 0.32 (CPU wheel): captured runs and failures."""
+"""What vLLM 0.32 (CPU wheel) has logged in captured runs and failures, and answered to GET /metrics."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -9,6 +9,9 @@ from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.base.vllm.log_lines import LineSplitter
 
 LOGS = Path(__file__).parent / "engine-logs"
+METRICS = (LOGS / "metrics.txt").read_text() + (LOGS / "metrics-drafts.txt").read_text()
+"""The page of an engine without a drafter; then what its class `SpecDecodingProm` adds with one, of three tokens, which
+was run alone."""
 
 
 def lines_of(name: str) -> list[str]:

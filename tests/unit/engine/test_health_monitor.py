@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from tests.unit.engine.engine_pages import LOGS
+from tests.unit.engine.recorded_logs import LOGS
 from tests.unit.engine_server import Reply, engine, token
 from tests.unit.nodes import until
 

@@ -113,6 +113,7 @@ class Load:
         return self.size_bytes
 
     def start(self, *, guarded: bool = True) -> None:
+        """Start the release, and leave it time for some looks."""
         self.release = PageCacheRelease(
             host=self.host,
             model_path="/models/m",
@@ -130,6 +131,7 @@ class Load:
         )
         self.thread = threading.Thread(target=self.release.run, daemon=True)
         self.thread.start()
+        wait_for_looks()
 
     def end_weights(self) -> None:
         self.progress = LoadProgress(step="profiling memory")
@@ -159,7 +161,6 @@ def wait_for_looks() -> None:
 
 def test_the_cache_of_finished_shards_is_dropped_and_logged_when_the_weights_are_loaded(load: Load) -> None:
     load.start()
-    wait_for_looks()
     assert load.dropped == []
     load.maps(2)
     until(lambda: load.dropped == [*SHARDS[:2]], 3)
@@ -175,7 +176,6 @@ def test_the_cache_of_finished_shards_is_dropped_and_logged_when_the_weights_are
 def test_a_shard_that_another_program_has_mapped_is_left(load: Load) -> None:
     load.maps(0, pid=500, parent=1)
     load.start()
-    wait_for_looks()
     load.maps(2)
     until(lambda: bool(load.dropped), 3)
     assert load.dropped == [SHARDS[1]]
@@ -222,7 +222,6 @@ def test_memory_is_compacted_after_the_weights_too_and_nothing_is_dropped_then(l
 
 def test_nothing_is_dropped_where_a_process_of_the_rank_is_unreadable(load: Load) -> None:
     load.start()
-    wait_for_looks()
     load.tree.process(102, "VLLM::Worker", parent=100)
     (load.tree.root / "proc/102/maps").unlink()
     load.tree.folder("/proc/102/maps")  # refused to root too
@@ -234,7 +233,6 @@ def test_nothing_is_dropped_where_a_process_of_the_rank_is_unreadable(load: Load
 def test_a_shard_without_cache_is_not_counted(load: Load) -> None:
     load.size_bytes = 0
     load.start()
-    wait_for_looks()
     load.maps(1)
     until(lambda: load.dropped == [SHARDS[0]], 3)
     load.end_weights()
@@ -252,7 +250,6 @@ def test_a_small_model_is_left(load: Load) -> None:
 
 def test_the_end_of_the_weights_is_noticed_where_nothing_is_to_be_dropped(load: Load) -> None:
     load.start(guarded=False)
-    wait_for_looks()
     load.end_weights()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.unit.engine.engine_pages import RECORDED
+from tests.unit.engine.recorded_logs import METRICS
 
 GRAFANA = Path(__file__).parents[3] / "config/grafana"
 PANELS: list[dict[str, Any]] = json.loads((GRAFANA / "sparkd.json").read_text())["panels"]
@@ -33,7 +33,7 @@ def test_each_metric_of_vllm_is_one_that_its_page_has() -> None:
     text = (GRAFANA / "sparkd.json").read_text() + (GRAFANA / "alerts.yaml").read_text()
     named = set(re.findall(r"vllm:\w+", text))
     assert len(named) > 5
-    assert named <= set(re.findall(r"^(vllm:\w+)", RECORDED, re.MULTILINE))
+    assert named <= set(re.findall(r"^(vllm:\w+)", METRICS, re.MULTILINE))
 
 
 def test_grafana_reads_the_dashboard_where_the_package_has_it() -> None:

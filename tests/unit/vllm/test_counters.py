@@ -1,7 +1,7 @@
 """The counters of an engine's /metrics."""
 
 import pytest
-from tests.unit.engine.engine_pages import LOGS
+from tests.unit.engine.recorded_logs import LOGS
 from tests.unit.verdicts import present
 
 from sparkd.base.vllm.counters import parse_counters

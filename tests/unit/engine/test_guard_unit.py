@@ -236,7 +236,7 @@ def test_a_connection_that_names_no_rank_is_closed_and_the_rank_stays_watched(un
 
 
 def test_a_unit_that_answers_too_late_does_no_harm(unit: Unit, rank: Rank, stack: ExitStack) -> None:
-    guard = start_guard(rank, unit.path, stack, answer_seconds=0.3)
+    guard = start_guard(rank, unit.path, stack, answer_seconds=1.0)
     until(lambda: is_watching(guard))
     late_unit = unit.start()
     assert_outlives_the_lease(rank)

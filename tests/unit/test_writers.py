@@ -37,7 +37,7 @@ WRITERS = {
     "agent/actions/compile_caches.py:prune_caches": GUARDED,
     "agent/actions/compile_caches.py:remove_empty": "within remove_empty_kernels, folder by folder without links",
     "agent/actions/owner_lock.py:remove_account": RUN,
-    "agent/actions/launch_files.py:require_room": RUN,
+    "agent/actions/container_bodies.py:require_room": RUN,
     "agent/actions/image_archive.py:lock_scratch": "find_shared, before it",
     "agent/actions/image_archive.py:save": "within lock_scratch",
     "agent/actions/files.py:_make_folders": GUARDED,

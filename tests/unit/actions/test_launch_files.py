@@ -3,7 +3,7 @@
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.actions.launch_files import write_hosts
+from sparkd.agent.actions.container_bodies import write_hosts
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import LaunchError
 

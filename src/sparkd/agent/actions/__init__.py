@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from msgspec.structs import replace
 
 from sparkd.agent.actions import compile_caches, files, orphans, page_cache, processes, readahead
-from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body
-from sparkd.agent.actions.launch_files import require_room, write_hosts, write_script
+from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body, require_room, write_hosts, write_script
 from sparkd.agent.actions.owner_lock import acquire_lock, complete_account, remove_account
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.actions.readahead import READAHEAD_FILE, ReadaheadChange

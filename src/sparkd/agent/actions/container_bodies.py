@@ -1,11 +1,19 @@
-"""Bodies of docker's create requests: of a rank's container, and of one that runs a program with fewer rights."""
+"""What docker creates a container from: bodies of its requests, and the files that a launch writes for the rank's.
 
-from collections.abc import Iterator, Mapping
+A body is of a rank's container, or of one that runs a program with fewer rights.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from posixpath import normpath
 
+from sparkd.agent.actions import files
 from sparkd.agent.actions.compile_caches import make_cache_folder
+from sparkd.base.host.files import Files
 from sparkd.base.host.gpu_access import CDI_KIND, GpuAccess
+from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import (
@@ -31,6 +39,10 @@ PROGRAM_BYTES = 8 * GIB
 """Memory of a container that runs a program, without swap."""
 ASSERT_SECONDS = 300
 """Limit for all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
+ROOM_BYTES = 1 << 20
+"""Room for the files of a launch in /run: its script, plan and record have some 100 KB."""
+HOSTS_LIMIT_BYTES = 64 << 20
+"""Largest size of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
 GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
     None: {},
     GpuAccess.GPUS: {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]},
@@ -128,3 +140,42 @@ def _list_mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[tupl
         yield str(script.with_name(RAY_TOKEN_FILE)), RAY_TOKEN_TARGET, True
     if plan.user_script:
         yield plan.user_script, USER_SCRIPT_TARGET, True
+
+
+def require_room(folder: Path) -> None:
+    """Prove that the folder, in /run, takes the files of a launch. Raises OSError."""
+    proof = folder / "room"
+    try:
+        with proof.open("wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, ROOM_BYTES)
+    finally:
+        with suppress(OSError):
+            proof.unlink()
+
+
+def write_script(script: Path, plan: LaunchPlan, ray_token: str) -> None:
+    """Write the launch script, and beside it the token where the plan's ranks run on Ray.
+
+    A container's user may be another than root, and reads the script; the token is for root alone. Raises OSError,
+    SharedFolderError.
+    """
+    files.write(script, plan.script, 0o644, durable=False)
+    if plan.on_ray:
+        files.write(script.with_name(RAY_TOKEN_FILE), ray_token, 0o600, durable=False)
+
+
+def write_hosts(host_files: Files, script: Path, names: Iterable[tuple[str, str]]) -> None:
+    """Write /etc/hosts of the container beside the script: the node's own, as docker gives it to a container in the
+    node's network, and these pairs of address and name.
+
+    Raises LaunchError where the node's own can't be read; OSError.
+    """
+    node_content = b""
+    try:
+        with suppress(FileNotFoundError):
+            node_content = host_files.bytes(HOSTS_TARGET, HOSTS_LIMIT_BYTES)
+    except OSError as error:
+        raise LaunchError(f"{HOSTS_TARGET} can't be read: {error.strerror}", f"ls -lL {HOSTS_TARGET}") from None
+    line_end = b"" if not node_content or node_content.endswith(b"\n") else b"\n"
+    added = "".join(f"{address} {name}\n" for address, name in names)
+    files.write(script.with_name(HOSTS_FILE), node_content + line_end + added.encode(), 0o644, durable=False)

@@ -68,6 +68,7 @@ def test_ranks_without_a_gpu_get_addresses_and_no_device() -> None:
 def test_without_rdma_no_device_is_named_and_the_digest_is_the_same() -> None:
     bare = plan(replace(HEAD, hcas=()))
     assert "NCCL_IB_HCA" not in dict(bare.env)
+    assert "NCCL_IB_DISABLE" not in dict(bare.env), "until the nodes agree, it may still come"
     assert bare.digest == plan(HEAD).digest
     assert bare.names_hcas
 
@@ -187,4 +188,6 @@ def test_a_launch_by_tcp_gets_no_device_of_rdma_and_has_the_same_digest() -> Non
     keys = {"args": {"tensor-parallel-size": 2}, "container": {"devices": ["/dev/infiniband", "/dev/x"]}}
     by_tcp = make_plan(recipe(**keys), configured(), HEAD, by_tcp=True)
     assert by_tcp.container.devices == ("/dev/x",)
+    assert dict(by_tcp.env)["NCCL_IB_DISABLE"] == "1"
+    assert "NCCL_IB_HCA" not in dict(by_tcp.env)
     assert by_tcp.digest == plan(HEAD, **keys).digest

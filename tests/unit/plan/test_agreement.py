@@ -50,21 +50,10 @@ def test_order_never_matters(values: dict[str, str], data: st.DataObject) -> Non
     assert agreement.dump_values(dict(shuffled)) == agreement.dump_values(values)
 
 
-@given(values=VALUES)
-def test_values_survive_a_round_trip(values: dict[str, str]) -> None:
-    assert agreement.parse_values(agreement.dump_values(values)) == values
-
-
 @given(values=st.dictionaries(st.text(), st.text(), max_size=5))
 def test_values_of_a_plan_always_fit_the_wire(values: dict[str, str]) -> None:
     flat = dict(agreement.flatten({}, {"env": {name * 200: text * 500 for name, text in values.items()}}))
     assert agreement.parse_values(agreement.dump_values(flat)) == flat
-
-
-@given(document=st.dictionaries(TEXTS, TEXTS | st.integers() | st.none() | st.lists(TEXTS, max_size=1), max_size=3))
-def test_other_values_than_texts_are_refused(document: dict[str, object]) -> None:
-    texts = all(isinstance(value, str) for value in document.values())
-    assert agreement.parse_values(json.dumps(document).encode()) == (document if texts else None)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +63,7 @@ def test_other_values_than_texts_are_refused(document: dict[str, object]) -> Non
         b"[]",
         b'{"a":1}',
         b'{"a":null}',
+        b'{"a":[]}',
         b'{"a":"b"',
         b"\xff",
         b"[" * 100_000,

@@ -106,21 +106,6 @@ def test_placeholders_are_filled_and_other_braces_stay() -> None:
     assert dict(made.env)["H"] == "rocep1s0f0,roceP2p1s0f0"
 
 
-def test_without_rdma_devices_no_variable_names_them_and_the_digest_is_the_same() -> None:
-    env: dict[str, JsonValue] = {"NCCL_IB_HCA": "={node.hcas}", "NCCL_IB_DISABLE": "0"}
-    bare = plan(replace(HEAD, hcas=()), env=env)
-    assert "NCCL_IB_HCA" not in dict(bare.env)
-    assert dict(bare.env)["NCCL_IB_DISABLE"] == "0", "until the nodes agree, it may still come"
-    assert bare.digest == plan(HEAD, env=env).digest
-    assert bare.names_hcas
-
-
-def test_a_launch_by_tcp_says_so_in_its_script() -> None:
-    script = make_plan(shipped("deepseek-v4-flash-balanced"), Settings(), HEAD, by_tcp=True).script
-    assert "export NCCL_IB_DISABLE=1\n" in script
-    assert "NCCL_IB_HCA" not in script
-
-
 def test_a_flag_that_names_missing_devices_waits_for_them() -> None:
     with pytest.raises(AwaitedError, match=r"args.a: \{node.hcas\} is not known"):
         plan(replace(HEAD, hcas=()), args={"a": "{node.hcas}", "tensor-parallel-size": 2})

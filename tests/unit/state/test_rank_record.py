@@ -10,7 +10,7 @@ from tests.unit.rank_records import rank_record
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.state.rank_record import RANK_FILE, KnownRank, RankRecord, RankStage, Whose, read_rank, whose
+from sparkd.base.state.rank_record import RANK_FILE, KnownRank, RankStage, Whose, read_rank, whose
 
 ID, OTHER_ID = "a" * 64, "b" * 64
 STARTED = rank_record(container_id=ID, pid=60, start_time=100, segments={"/dev/shm/psm_0123abcd": (1, 2)})
@@ -119,16 +119,3 @@ def test_a_record_that_can_not_be_read_is_an_error_and_no_record(tree: Tree, tex
 def test_a_record_without_a_boot_to_compare_with_is_an_error(tree: Tree) -> None:
     tree.file(RANK_FILE.path, RANK_FILE.encode(STARTED))
     assert read_rank(Host(tree.root)).error
-
-
-def test_a_symlink_is_no_record(tree: Tree) -> None:
-    tree.file("/tmp/forged", RANK_FILE.encode(STARTED))
-    tree.link(RANK_FILE.path, "/tmp/forged")
-    assert read_rank(Host(tree.root)).error
-
-
-def test_fields_of_a_later_version_are_ignored(tree: Tree) -> None:
-    text = RANK_FILE.encode(replace(STARTED, stage=RankStage.READY)).replace("{", '{"lease": [1],', 1)
-    record = recorded(tree, text).record
-    assert isinstance(record, RankRecord)
-    assert (record.rank_id, record.stage) == ("rank", RankStage.READY)

@@ -1,6 +1,5 @@
 """Rollback: a known good plan replaces the configured one, for every command, until the configuration changes."""
 
-import json
 from typing import TypeVar
 
 import pytest
@@ -132,25 +131,6 @@ def test_a_plan_that_does_not_fit_any_more_is_named_as_the_rollbacks(tree: Tree)
     with pytest.raises(ConfigError, match="chosen for this node is the plan that was good") as raised:
         resolve(tree, configure())
     assert "sparkd rollback --end" in raised.value.hint
-
-
-NO_RECIPE = {"replaces": "", "proven": "", "plan": "", "image_id": "", "recipe": {"name": "x"}, "engine": {}}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[" * 100_000,
-        json.dumps({"schema": 1, **NO_RECIPE}),
-        json.dumps({"schema": 1, "replaces": "", "stage": "in-force", "to": NO_RECIPE}),
-    ],
-    ids=lambda text: text[:30],
-)
-def test_bad_content_is_no_rollback(tree: Tree, text: str) -> None:
-    write_recipe(tree)
-    tree.file(FILE.path, text)
-    assert resolve(tree, configure()).switch is None
 
 
 def test_a_folder_in_place_of_the_file_is_awaited_with_what_moves_it_away(tree: Tree) -> None:

@@ -38,8 +38,8 @@ def room(total_gib: float, weights_gib: float) -> CompileRoom:
 def test_so_many_fit_beside_the_weights(total_gib: float, weights_gib: float, jobs: int) -> None:
     made = room(total_gib, weights_gib)
     assert made.jobs == jobs
-    assert jobs == 1 or needed_bytes(jobs) <= made.bytes_
-    assert jobs == MOST_JOBS or needed_bytes(jobs + 1) > made.bytes_
+    assert jobs == 1 or needed_bytes(jobs) <= made.room_bytes
+    assert jobs == MOST_JOBS or needed_bytes(jobs + 1) > made.room_bytes
 
 
 @pytest.mark.parametrize(("files_gib", "rank_gib"), [(69.4, 81.2), (100, 109.44)])

@@ -86,14 +86,14 @@ class KnownRank(Struct, frozen=True):
         """Whether the rank may outlive its agent: it serves, and ends by itself where no other agent takes it over."""
         return self.record is not None and self.record.stage is RankStage.READY and self.alive and self.guarded
 
-    def of(self, container: ContainerFacts) -> RankRecord | None:
-        """The record, where the container's label names its rank."""
+    def find_record(self, container: ContainerFacts) -> RankRecord | None:
+        """The record, where the container's label names its rank; else None."""
         named = self.record is not None and container.rank_id and container.rank_id == self.record.rank_id
         return self.record if named else None
 
     def proves(self, container: ContainerFacts) -> bool:
         """Whether it is the recorded container, with the recorded process: a label may have been copied."""
-        record = self.of(container)
+        record = self.find_record(container)
         if record is None or record.container_id not in ("", container.id):
             return False
         return not container.running or not record.pid or (container.pid == record.pid and self.alive)
@@ -104,7 +104,7 @@ class KnownRank(Struct, frozen=True):
 
     def holder(self, container: ContainerFacts) -> str:
         """The invocation of the process that has the container."""
-        record = self.of(container)
+        record = self.find_record(container)
         return container.invocation if record is None else record.invocation
 
     def left_by(self, owner: NodeOwner | None) -> str:

@@ -11,9 +11,9 @@ from tests.unit.plans import shipped
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.image_asserts import render_asserts
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.plan.script import render_asserts
 from sparkd.base.state.launch_history import FILE, AssertResult, LaunchHistory
 from sparkd.tools.cli.plan import read_missing_kernels
 from sparkd.tools.node.plan_text import describe_plan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.base.plan.script import SHOWN_COMMAND, find_fault, find_unbuilt, render_asserts
+from sparkd.base.plan.image_asserts import SHOWN_COMMAND, find_fault, find_unbuilt, render_asserts
 from sparkd.base.recipes.image import Lines
 
 

@@ -10,8 +10,9 @@ from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.compile_jobs import MOST_JOBS, CompileRoom, find_room, needed_bytes, read_room
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.plan.memory_sum import MemorySum, RankWeights
+from sparkd.base.plan.memory_sum import MemorySum
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.plan.rank_weights import RankWeights
 
 SHARE = {"args": {"gpu-memory-utilization": 0.9}}
 TWO_GPUS = {"nodes": {"max": 1, "gpus": 2}, "args": {"tensor-parallel-size": 2}}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.base.plan.memory_sum import RankWeights, divide_weights
+from sparkd.base.plan.rank_weights import RankWeights, divide_weights
 
 LAYER = "model.layers.{}.{}"
 

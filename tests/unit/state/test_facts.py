@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.plans import HEAD, plan
 
-from sparkd.base.plan.agreement import VALUE_WIDTH, Difference
+from sparkd.base.plan.differences import VALUE_WIDTH, Difference
 from sparkd.base.state.facts import READ_FROM_NODE, Facts, excerpt_values, find_differences, group_files, node_values
 
 TEXTS = st.text(max_size=30)

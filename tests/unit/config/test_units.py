@@ -17,8 +17,8 @@ from sparkd.base.lib.errors import UsageError
 DEFAULTS = Settings()
 ELSEWHERE = Settings(engine=Engine(models_dir="/data/big models", stop_grace_seconds=45))
 OURS = f"{units.HEADER} of yesterday\n"
-HEAD = DropIn("head", "").path
-WORKER = DropIn("worker", "").path
+HEAD = DropIn("sparkd-head.service", "").path
+WORKER = DropIn("sparkd-worker.service", "").path
 
 
 def lines(unit: str, key: str) -> list[str]:
@@ -182,7 +182,7 @@ def test_mount_units_are_named_as_systemd_escapes_them(path: str, names: tuple[s
 
 @pytest.mark.parametrize(("wanted", "state"), [("", DropInState.MATCHES), ("new", DropInState.MISSING)])
 def test_a_file_that_is_not_there_is_missing_where_it_is_needed(tree: Tree, wanted: str, state: DropInState) -> None:
-    assert units.compare_file(Files(str(tree.root)), DropIn("head", wanted)) is state
+    assert units.compare_file(Files(str(tree.root)), DropIn("sparkd-head.service", wanted)) is state
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_file_is_compared_by_its_settings_and_is_foreign_without_sparkds_heade
     tree: Tree, wanted: str, installed: str, state: DropInState
 ) -> None:
     tree.file(HEAD, installed)
-    assert units.compare_file(Files(str(tree.root)), DropIn("head", wanted)) is state
+    assert units.compare_file(Files(str(tree.root)), DropIn("sparkd-head.service", wanted)) is state
 
 
 def test_a_node_in_order_has_no_drift_and_a_masked_unit_is_none(tree: Tree) -> None:

@@ -12,7 +12,7 @@ from sparkd.tools.setup.unit_files import UnitFiles
 
 DEFAULTS = Settings()
 ELSEWHERE = Settings(engine=Engine(models_dir="/data/big models", stop_grace_seconds=45))
-HEAD, WORKER = DropIn("head", "").path, DropIn("worker", "").path
+HEAD, WORKER = DropIn("sparkd-head.service", "").path, DropIn("sparkd-worker.service", "").path
 FOREIGN = "[Service]\nNice=5\n"
 
 

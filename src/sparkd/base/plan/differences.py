@@ -75,11 +75,12 @@ def diff_excerpt(difference: Difference) -> tuple[str, str]:
     """Both values, cut to the part around their first difference."""
     own, theirs = sanitize(difference.own, _ESCAPED_LIMIT), sanitize(difference.theirs, _ESCAPED_LIMIT)
     start = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
-    return _cut_around(own, start, VALUE_WIDTH), _cut_around(theirs, start, VALUE_WIDTH)
+    return _cut_around(own, start), _cut_around(theirs, start)
 
 
-def _cut_around(line: str, place: int, width: int) -> str:
-    """The part of the line around position `place`, at most `width` characters."""
+def _cut_around(line: str, place: int) -> str:
+    """The part of the line around position `place`, at most VALUE_WIDTH characters."""
+    width = VALUE_WIDTH
     if len(line) <= width:
         return line
     start = min(max(0, place - width // 2), len(line) - width)

@@ -15,7 +15,6 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.rank_weights import RankWeights, divide_weights
 from sparkd.base.vllm.args import parse_count
 from sparkd.base.vllm.command import first_values
-from sparkd.base.vllm.flag import FlagTable
 from sparkd.base.vllm.flag_values import DATA_SIZE, RANK_SIZES, SAFETENSORS_FORMATS
 from sparkd.base.vllm.kv_cache import MOST_LAYERS, KvCache, read_kv_cache
 from sparkd.base.vllm.lint.launch import Launch
@@ -25,10 +24,9 @@ from sparkd.base.vllm.releases import is_before, known_release
 OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
 """Parts of the share for activations, CUDA graphs and NCCL: 1.3 to 10.5 % in 20 public logs of vLLM 0.10 to 0.33 on
 GPUs of 24 to 192 GiB, and up to 13 % in logs of refused starts."""
-BY_VERSION = ("max-num-batched-tokens", "max-num-seqs")
-"""Flags whose defaults depend on the version."""
-DEFAULTS, EARLIER_DEFAULTS = (2048, 256), (8192, 1024)
-"""vLLM's defaults of BY_VERSION on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
+DEFAULTS = {"max-num-batched-tokens": 2048, "max-num-seqs": 256}
+EARLIER_DEFAULTS = {"max-num-batched-tokens": 8192, "max-num-seqs": 1024}
+"""vLLM's defaults on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
 CHANGES_WEIGHTS = (
     "cpu-offload-gb", "hf-config-path", "hf-overrides", "kv-cache-memory-bytes", "offload-backend",
     "offload-group-size", "offload-num-in-group", "prefill-context-parallel-size", "quantization-config",
@@ -160,7 +158,7 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
     flags, drafts = launch.flags, _count_own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*RANK_SIZES[:2], DATA_SIZE))
     release = known_release(plan.image)
-    defaults = _find_defaults(release)
+    defaults = EARLIER_DEFAULTS if release and is_before(release, 33) else DEFAULTS
     unset = {flag: value for flag, value in defaults.items() if release and flag not in flags}
     batched, sequences = (launch.amount(flag) or value for flag, value in defaults.items())
     cache = rank_weights = None
@@ -173,11 +171,6 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
         rank_weights = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
     length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
     return MemorySum(share_bytes, rank_weights, cache, length, sequences, unset)
-
-
-def _find_defaults(release: FlagTable | None) -> dict[str, int]:
-    values = EARLIER_DEFAULTS if release and is_before(release, 33) else DEFAULTS
-    return dict(zip(BY_VERSION, values, strict=True))
 
 
 def _count_own_drafts(launch: Launch) -> int:

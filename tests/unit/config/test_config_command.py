@@ -97,23 +97,31 @@ def test_check_names_a_power_command_that_would_not_be_run(config: Path, tmp_pat
 @pytest.mark.parametrize(
     ("setting", "content", "mode", "reason"),
     [
-        ("OBSERVE__TOKEN_FILE", None, 0o600, "does not exist"),
         ("OBSERVE__TOKEN_FILE", "x" * 32, 0o644, "has mode 0644, needed is 0600\nhint: sudo chmod 600 "),
         ("OBSERVE__TOKEN_FILE", "abc", 0o600, "has no token, which is one line of 16 to 512"),
         ("NOTIFY__WEBHOOK_FILE", "example.com/hook", 0o600, "is no URL of https://"),
         ("NOTIFY__COMMAND", "#!/bin/sh", 0o600, "notify.command would not be run: "),
-        ("ENGINE__SECRETS__VLLM_API_KEY", None, 0o600, "secret VLLM_API_KEY can't be read from "),
-        ("ENGINE__SCRIPT", None, 0o600, "engine.script "),
     ],
 )
 def test_check_reads_each_file_that_is_named(
-    config: Path, tmp_path: Path, setting: str, content: str | None, mode: int, reason: str
+    config: Path, tmp_path: Path, setting: str, content: str, mode: int, reason: str
 ) -> None:
     named = tmp_path / "named"
-    if content is not None:
-        named.write_text(content)
-        named.chmod(mode)
+    named.write_text(content)
+    named.chmod(mode)
     assert reason in refused(config, **{setting: str(named)}).stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("OBSERVE__TOKEN_FILE", "does not exist"),
+        ("ENGINE__SECRETS__VLLM_API_KEY", "secret VLLM_API_KEY can't be read from "),
+        ("ENGINE__SCRIPT", "engine.script "),
+    ],
+)
+def test_check_names_a_file_that_is_not_there(config: Path, tmp_path: Path, setting: str, reason: str) -> None:
+    assert reason in refused(config, **{setting: str(tmp_path / "gone")}).stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files of root")

@@ -111,9 +111,9 @@ def test_no_record_and_one_of_another_boot_are_none(tree: Tree) -> None:
     ids=["cut to nothing", "half", "of another version", "without its fields", "no object", "an unknown stage"],
 )  # fmt: skip
 def test_a_record_that_can_not_be_read_is_an_error_and_no_record(tree: Tree, text: str) -> None:
-    found = recorded(tree, text)
-    assert found.record is None
-    assert found.error.startswith("/run/sparkd/private/rank.json can't be read: ")
+    known_rank = recorded(tree, text)
+    assert known_rank.record is None
+    assert known_rank.error.startswith("/run/sparkd/private/rank.json can't be read: ")
 
 
 def test_a_record_without_a_boot_to_compare_with_is_an_error(tree: Tree) -> None:

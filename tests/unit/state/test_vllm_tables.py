@@ -47,9 +47,9 @@ def test_an_image_is_queried_once_and_one_without_an_answer_again_by_another_ver
 
 
 def test_an_image_that_gave_no_answer_is_named_with_the_command_that_queries_it_again() -> None:
-    judge = replace(SHIPPED, unanswered="fork:1").judge
-    assert "fork:1" in judge
-    assert judge.endswith(f"  sudo rm {FILE.path}")
+    judged_by = replace(SHIPPED, unanswered="fork:1").judged_by
+    assert "fork:1" in judged_by
+    assert judged_by.endswith(f"  sudo rm {FILE.path}")
 
 
 def test_the_largest_answers_fit_the_file() -> None:

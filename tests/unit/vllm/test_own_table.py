@@ -95,8 +95,8 @@ def test_what_the_images_own_vllm_lacks_is_certain_to_fail(site: Path, words: st
 
 
 def test_a_judgement_names_whose_table_it_is_by(site: Path) -> None:
-    assert IMAGE in query(site).judge
-    assert SHIPPED.version in SHIPPED.judge
+    assert IMAGE in query(site).judged_by
+    assert SHIPPED.version in SHIPPED.judged_by
 
 
 @pytest.mark.parametrize("folder", ["common", "launchers", "openai"])

@@ -47,8 +47,9 @@ from sparkd.base.lib.redactor import Redactor
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.agreement import parse_values
 from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.image_asserts import find_fault
 from sparkd.base.plan.model import Node
-from sparkd.base.plan.script import exec_lines, find_fault, render_script
+from sparkd.base.plan.script import exec_lines, render_script
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.state.known_good import FILE as KNOWN_GOOD
 from sparkd.base.state.launch_history import read_history

@@ -133,7 +133,7 @@ WRITERS = {
         lambda root: cluster_key.create_key(f"/{root.name}/key", Setup(root.parent)), "key"
     ),
     "units install": Writer(
-        lambda root: UnitFiles(root).install((DropIn("head", "[Service]\n"),)),
+        lambda root: UnitFiles(root).install((DropIn("sparkd-head.service", "[Service]\n"),)),
         "etc/systemd/system/sparkd-head.service.d/50-sparkd.conf",
     ),
     "tune apply": Writer(

@@ -59,7 +59,7 @@ def info(tree: Tree, *runtimes: str) -> None:
 def asserted(tree: Tree, fault: str) -> None:
     """As a start left it that checked what the recipe asserts of the image."""
     from sparkd.base.lib import recipes_dir
-    from sparkd.base.plan.script import render_asserts
+    from sparkd.base.plan.image_asserts import render_asserts
     from sparkd.base.recipes.loader import load_recipe
     from sparkd.base.state.launch_history import AssertResult, LaunchHistory
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.unit.settings_files import faults, write
 
-from sparkd.base.config import Settings, load_settings, load_with_origins
+from sparkd.base.config import Engine, Settings, load_settings, load_with_origins
 from sparkd.base.lib.errors import ConfigError
 
 
@@ -16,8 +16,7 @@ def test_later_layers_win_key_by_key(tmp_path: Path) -> None:
     write(tmp_path, '[engine]\nrecipe = "c"\n', "conf.d/10-a.toml")
     write(tmp_path, '[engine]\nrecipe = "d"\n', "conf.d/30-off.toml.disabled")
     loaded = load_with_origins({"SPARKD_ENGINE__IMAGE": "three:3", "PATH": "/bin"}, tmp_path)
-    engine = loaded.settings.engine
-    assert (engine.recipe, engine.image, engine.models_dir) == ("b", "three:3", "/m")
+    assert loaded.settings.engine == Engine(recipe="b", image="three:3", models_dir="/m")
     assert loaded.origins == {
         "engine.recipe": str(tmp_path / "etc/sparkd/conf.d/20-b.toml"),
         "engine.image": "SPARKD_ENGINE__IMAGE",
@@ -31,8 +30,7 @@ def test_what_init_wrote_comes_first_and_is_named_as_the_origin(tmp_path: Path) 
     write(tmp_path, '[engine]\nrecipe = "person"\nimage = "person:1"\n')
     write(tmp_path, '[engine]\nimage = "early:1"\n', "conf.d/05-a.toml")
     loaded = load_with_origins({}, tmp_path)
-    engine = loaded.settings.engine
-    assert (engine.recipe, engine.image, engine.models_dir) == ("person", "early:1", "/init")
+    assert loaded.settings.engine == Engine(recipe="person", image="early:1", models_dir="/init")
     assert loaded.origins["engine.models_dir"] == str(tmp_path / "etc/sparkd/conf.d/10-init.toml")
     assert [file.name for file in loaded.files] == ["10-init.toml", "sparkd.toml", "05-a.toml"]
 
@@ -83,7 +81,8 @@ def test_without_a_file_everything_has_its_default_and_only_load_reads_variables
 ) -> None:
     before = Settings()
     assert load_settings({}, tmp_path) == before
-    assert (before.supervise.stall_seconds, before.engine.recipe) == (360, "")
+    assert before.supervise.stall_seconds == 360
+    assert before.engine.recipe == ""
     for name in ("SPARKD_ENGINE__RECIPE", "SPARKD_engine__recipe", "engine__recipe", "ENGINE__RECIPE"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("ENGINE", '{"recipe": "x"}')

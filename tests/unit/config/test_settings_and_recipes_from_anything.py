@@ -37,18 +37,6 @@ def test_any_variables_are_settings_or_a_fault(env: dict[str, str]) -> None:
         assert all(line.startswith("SPARKD_") for line in error.reason.splitlines())
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.binary(max_size=40) | st.text(st.sampled_from("[]{}=\"'.\n# a1-:_"), max_size=40).map(str.encode))
-def test_any_bytes_are_settings_or_a_fault(content: bytes) -> None:
-    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
-        file.write(content)
-        file.flush()
-        try:
-            load_settings({"SPARKD_CONFIG": file.name})
-        except ConfigError as error:
-            assert file.name in error.reason
-
-
 KEYS = st.sampled_from([info.alias or name for name, info in Recipe.model_fields.items()])
 INNER = st.sampled_from(
     ["path", "ref", "gpus", "ulimits", "volumes", "min", "port", "host", "A", "memlock", "soft", "a_b", "a-b"]

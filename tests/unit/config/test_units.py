@@ -1,4 +1,4 @@
-"""What systemd runs follows from the configuration, and only files of ours are ever changed."""
+"""What systemd runs follows from the configuration, and how what is installed differs from it."""
 
 import shlex
 import subprocess
@@ -12,30 +12,13 @@ from sparkd.base.config import Engine, Notify, Settings, units
 from sparkd.base.config.units import DropIn, DropInState
 from sparkd.base.host.files import Files
 from sparkd.base.lib import REINSTALL
-from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.tools.setup.unit_files import UnitFiles
+from sparkd.base.lib.errors import UsageError
 
 DEFAULTS = Settings()
 ELSEWHERE = Settings(engine=Engine(models_dir="/data/big models", stop_grace_seconds=45))
 OURS = f"{units.HEADER} of yesterday\n"
-HEAD = DropIn("head", "").path
-WORKER = DropIn("worker", "").path
-
-
-class Counted(UnitFiles):
-    """Counts the reloads of systemd."""
-
-    reloads = 0
-
-    def daemon_reload(self) -> None:
-        super().daemon_reload()
-        self.reloads += 1
-
-
-def install(root: Path, settings: Settings) -> list[str]:
-    unit_files = Counted(root)
-    changes = unit_files.install(units.dropins(settings))
-    return changes + ["reload"] * unit_files.reloads
+HEAD = DropIn("sparkd-head.service", "").path
+WORKER = DropIn("sparkd-worker.service", "").path
 
 
 def lines(unit: str, key: str) -> list[str]:
@@ -197,11 +180,14 @@ def test_mount_units_are_named_as_systemd_escapes_them(path: str, names: tuple[s
     assert units.mount_units(path) == names
 
 
+@pytest.mark.parametrize(("wanted", "state"), [("", DropInState.MATCHES), ("new", DropInState.MISSING)])
+def test_a_file_that_is_not_there_is_missing_where_it_is_needed(tree: Tree, wanted: str, state: DropInState) -> None:
+    assert units.compare_file(Files(str(tree.root)), DropIn("sparkd-head.service", wanted)) is state
+
+
 @pytest.mark.parametrize(
-    ("wanted", "found", "state"),
+    ("wanted", "installed", "state"),
     [
-        ("", None, DropInState.MATCHES),
-        ("new", None, DropInState.MISSING),
         (OURS, OURS, DropInState.MATCHES),
         (f"{units.HEADER} of today\n", OURS, DropInState.MATCHES),
         (f"{units.HEADER}\n[Service]\nTimeoutStopSec=9\n", OURS, DropInState.DIFFERS),
@@ -211,43 +197,19 @@ def test_mount_units_are_named_as_systemd_escapes_them(path: str, names: tuple[s
         (OURS, f"[Service]\n{OURS}", DropInState.FOREIGN),
     ],
 )
-def test_judge(tree: Tree, wanted: str, found: str | None, state: DropInState) -> None:
-    if found is not None:
-        tree.file(HEAD, found)
-    assert units.compare_file(Files(str(tree.root)), DropIn("head", wanted)) is state
-
-
-def test_install_makes_what_is_needed_once_and_reloads_once(tmp_path: Path) -> None:
-    assert install(tmp_path, DEFAULTS) == []
-    assert install(tmp_path, ELSEWHERE) == [f"wrote {HEAD}", f"wrote {WORKER}", "reload"]
-    assert (tmp_path / HEAD[1:]).read_text() == units.dropins(ELSEWHERE)[0].text
-    assert install(tmp_path, ELSEWHERE) == []
-    assert install(tmp_path, DEFAULTS) == [f"removed {HEAD}", f"removed {WORKER}", "reload"]
-    assert not (tmp_path / HEAD[1:]).parent.exists()
-
-
-def test_install_refuses_before_any_change_where_a_file_is_not_ours(tree: Tree) -> None:
-    foreign = tree.file(WORKER, "[Service]\nNice=5\n")
-    with pytest.raises(ConfigError, match="was not written by sparkd"):
-        install(tree.root, ELSEWHERE)
-    assert foreign.read_text() == "[Service]\nNice=5\n"
-    assert not (tree.root / HEAD[1:]).exists()
-
-
-def test_remove_takes_ours_and_leaves_the_rest(tree: Tree) -> None:
-    tree.file(HEAD, OURS)
-    foreign = tree.file(WORKER, "[Service]\nNice=5\n")
-    beside = tree.file(HEAD.replace("50-sparkd", "mine"), "[Service]\nNice=5\n")
-    assert UnitFiles(tree.root).install(units.no_dropins()) == [f"removed {HEAD}"]
-    assert foreign.exists()
-    assert beside.exists()
+def test_a_file_is_compared_by_its_settings_and_is_foreign_without_sparkds_header(
+    tree: Tree, wanted: str, installed: str, state: DropInState
+) -> None:
+    tree.file(HEAD, installed)
+    assert units.compare_file(Files(str(tree.root)), DropIn("sparkd-head.service", wanted)) is state
 
 
 def test_a_node_in_order_has_no_drift_and_a_masked_unit_is_none(tree: Tree) -> None:
     for path, text in units.package_units().items():
         tree.file(path, text)
     tree.file(f"{units.ADMIN_UNITS}/sparkd-worker.service", "")
-    install(tree.root, ELSEWHERE)
+    for drop_in in units.dropins(ELSEWHERE)[:2]:
+        tree.file(drop_in.path, drop_in.text)
     assert units.drift(units.dropins(ELSEWHERE), Files(str(tree.root))) == ()
 
 

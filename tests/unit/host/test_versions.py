@@ -108,3 +108,21 @@ def test_an_unknown_version_is_left_out_and_text_is_sanitized(tree: Tree) -> Non
     assert set(found) == {"sparkd", "kernel"}
     assert found["kernel"].startswith("6\\x1b[2Jxx")
     assert len(found["kernel"]) == versions.LIMIT
+
+
+def test_the_boot_is_read_without_what_names_the_kernels_place(tree: Tree) -> None:
+    tree.file("/proc/cmdline", "BOOT_IMAGE=/vmlinuz-6.17 root=/dev/a quiet\x1b initrd=/x\n")
+    tree.meminfo(MemTotal=119.5, MemFree=1, MemAvailable=1)
+    tree.file("/proc/swaps", "Filename\tType\tSize\tUsed\tPriority\n/swap.img\tfile\t16777216\t0\t-2\n")
+    tree.file("/proc/sys/vm/swappiness", "10\n")
+    assert versions.read_boot(Host(tree.root), ("vm.swappiness", "vm.none")) == {
+        "boot.command_line": "root=/dev/a quiet\\x1b",
+        "boot.memory": "119.5 GiB",
+        "boot.swap": "/swap.img 16.0 GiB",
+        "sysctl.vm.swappiness": "10",
+    }
+
+
+def test_a_boot_without_facts_is_no_error(tree: Tree) -> None:
+    tree.file("/proc/swaps", "Filename\nrubbish\n")
+    assert versions.read_boot(Host(tree.root), ()) == {}

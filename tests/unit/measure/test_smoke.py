@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.engine_server import Reply, engine
 
-from sparkd.base.vllm.answers import differ, find_end_fault, find_fault
+from sparkd.base.vllm.answers import find_difference, find_end_fault, find_fault
 from sparkd.base.vllm.api import Answer, Endpoint
 from sparkd.base.vllm.capabilities import Capabilities
 from sparkd.base.vllm.smoke import TOOL, Round, run_rounds, run_short
@@ -107,9 +107,9 @@ def test_a_tool_call_is_of_the_offered_tool_with_json(call: tuple[str, str], fau
 
 def test_of_one_prompt_at_temperature_0_only_the_first_letter_counts() -> None:
     nine = Answer(NINE, "length", 24)
-    assert differ([nine, replace(nine, text=" 9 and so on")]) == ""
-    assert "different answers" in differ([nine, replace(nine, text=" !!!!")])
-    assert differ([nine, Answer(error="refused")]) == ""
+    assert find_difference([nine, replace(nine, text=" 9 and so on")]) == ""
+    assert "different answers" in find_difference([nine, replace(nine, text=" !!!!")])
+    assert find_difference([nine, Answer(error="refused")]) == ""
     assert find_end_fault(replace(nine, text="aaaaaaaa"), 24) == "", "at temperature 0 small models repeat themselves"
 
 

@@ -1,4 +1,4 @@
-"""Plan agreement: every shared value counts, order does not, secrets stay hidden, differences are listed."""
+"""Plan agreement: every shared value counts, order does not, secrets stay hidden."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from tests.unit.plans import HEAD, configured, plan
 
 from sparkd.base.host.weights import Manifest
 from sparkd.base.plan import agreement
-from sparkd.base.plan.agreement import Agreement, Difference
+from sparkd.base.plan.agreement import Agreement
+from sparkd.base.plan.differences import compare_values
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.args import JsonValue
 
@@ -50,21 +51,10 @@ def test_order_never_matters(values: dict[str, str], data: st.DataObject) -> Non
     assert agreement.dump_values(dict(shuffled)) == agreement.dump_values(values)
 
 
-@given(values=VALUES)
-def test_values_survive_a_round_trip(values: dict[str, str]) -> None:
-    assert agreement.parse_values(agreement.dump_values(values)) == values
-
-
 @given(values=st.dictionaries(st.text(), st.text(), max_size=5))
 def test_values_of_a_plan_always_fit_the_wire(values: dict[str, str]) -> None:
     flat = dict(agreement.flatten({}, {"env": {name * 200: text * 500 for name, text in values.items()}}))
     assert agreement.parse_values(agreement.dump_values(flat)) == flat
-
-
-@given(document=st.dictionaries(TEXTS, TEXTS | st.integers() | st.none() | st.lists(TEXTS, max_size=1), max_size=3))
-def test_other_values_than_texts_are_refused(document: dict[str, object]) -> None:
-    texts = all(isinstance(value, str) for value in document.values())
-    assert agreement.parse_values(json.dumps(document).encode()) == (document if texts else None)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +64,7 @@ def test_other_values_than_texts_are_refused(document: dict[str, object]) -> Non
         b"[]",
         b'{"a":1}',
         b'{"a":null}',
+        b'{"a":[]}',
         b'{"a":"b"',
         b"\xff",
         b"[" * 100_000,
@@ -87,55 +78,6 @@ def test_other_values_than_texts_are_refused(document: dict[str, object]) -> Non
 )
 def test_values_out_of_bounds_are_refused(data: bytes) -> None:
     assert agreement.parse_values(data) is None
-
-
-@given(own=VALUES, theirs=VALUES, names=st.tuples(TEXTS, TEXTS))
-def test_differences_print_as_printable_lines(
-    own: dict[str, str], theirs: dict[str, str], names: tuple[str, str]
-) -> None:
-    differences = agreement.find_differences(own, theirs)
-    assert bool(differences) == (own != theirs)
-    lines = (
-        *agreement.format_table(differences, *names),
-        agreement.format_summary(differences),
-        *agreement.compare_versions(own, theirs),
-    )
-    assert all(line.isprintable() and len(line) < 250 for line in lines)
-
-
-@given(before=st.text("ab", max_size=4000), tails=st.lists(st.text("cd", max_size=4000), min_size=2, max_size=2))
-def test_the_differing_part_is_visible(before: str, tails: list[str]) -> None:
-    difference = Difference("args.x", before + "c" + tails[0], before + "d" + tails[1])
-    _, row = agreement.format_table((difference,), "a", "b")
-    own, theirs = row.removeprefix("args.x").split()
-    assert own != theirs
-    assert max(len(own), len(theirs)) <= agreement.VALUE_WIDTH
-
-
-def test_a_cut_value_has_an_ellipsis_where_more_of_it_is() -> None:
-    same, width = "a" * 200, agreement.VALUE_WIDTH - 2
-    assert agreement.diff_excerpt(Difference("x", f"{same}b", f"{same}c"))[0] == f"…{same[:width]}b"
-    assert agreement.diff_excerpt(Difference("x", f"b{same}", f"c{same}"))[0] == f"b{same[:width]}…"
-
-
-def test_the_table_is_aligned_and_names_both_nodes() -> None:
-    differences = agreement.find_differences(
-        {"args.max-model-len": "512", "env.A": "1", "env.B": ""}, {"args.max-model-len": "256", "env.B": "\x1b[2J"}
-    )
-    assert agreement.format_table(differences, "spark-1", "spark-2") == (
-        "                    spark-1  spark-2",
-        "args.max-model-len  512      256",
-        "env.A               1        -",
-        'env.B               ""       \\x1b[2J',
-    )
-    assert agreement.format_summary(differences) == "args.max-model-len is 512 here and 256 there; and 2 more"
-    assert agreement.format_summary(differences[1:2]) == "env.A is 1 here and not set there"
-    assert (agreement.format_table((), "a", "b"), agreement.format_summary(())) == ((), "")
-
-
-def test_a_long_table_ends_with_a_count() -> None:
-    lines = agreement.format_table([Difference(f"args.{number}", "a", "b") for number in range(100)], "a", "b")
-    assert (len(lines), lines[-1]) == (42, "and 60 more")
 
 
 def test_each_file_of_weights_is_a_value() -> None:
@@ -158,10 +100,10 @@ def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> 
     own = agreed(allow_image_difference=True)
     theirs = agreed(plan(HEAD, configured(engine={"image": "i:2"})), image="j", allow_image_difference=True)
     assert own.digest == theirs.digest
-    differences = agreement.find_differences(own.values, theirs.values)
+    differences = compare_values(own.values, theirs.values)
     assert all(difference.allowed for difference in differences)
     assert [difference.name for difference in differences] == ["unchecked.image", "unchecked.image.identity"]
-    blocking = agreement.find_differences({**own.values, "weights.x": "1"}, theirs.values)
+    blocking = compare_values({**own.values, "weights.x": "1"}, theirs.values)
     assert blocking[0].name == "weights.x", "blocking differences come first"
 
 
@@ -206,10 +148,3 @@ def test_secrets_change_no_digest() -> None:
 )
 def test_arguments_that_differ_on_the_command_line_differ_in_the_plan(value: JsonValue, other: JsonValue) -> None:
     assert agreement.flatten({}, {"args": {"x": value}}) != agreement.flatten({}, {"args": {"x": other}})
-
-
-def test_versions_are_compared_where_both_are_known() -> None:
-    own = {"driver": "580.1", "kernel": "6.17", "sparkd": "1"}
-    assert agreement.compare_versions(own, {"driver": "570\n", "kernel": "6.17", "docker": "29"}) == (
-        "driver is 580.1 here and 570\\n there",
-    )

@@ -18,6 +18,8 @@ DIGEST = f"sha256:{'a' * 64}"
         (f"x/y@{DIGEST}", (f"x/y@{DIGEST}",), (f"x/y@sha256:{'b' * 64}", f"x/y:1@{DIGEST}")),
     ],
 )
-def test_a_tag_permits_no_digest(entry: str, permitted: tuple[str, ...], refused: tuple[str, ...]) -> None:
-    assert [one for one in permitted if not is_permitted(one, entry)] == []
-    assert [one for one in refused if is_permitted(one, entry)] == []
+def test_an_entry_permits_names_that_continue_where_a_part_of_it_ends_and_a_tag_permits_no_digest(
+    entry: str, permitted: tuple[str, ...], refused: tuple[str, ...]
+) -> None:
+    assert [image for image in permitted if not is_permitted(image, entry)] == []
+    assert [image for image in refused if is_permitted(image, entry)] == []

@@ -10,8 +10,9 @@ from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.compile_jobs import MOST_JOBS, CompileRoom, find_room, needed_bytes, read_room
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.plan.memory_sum import MemorySum, RankWeights
+from sparkd.base.plan.memory_sum import MemorySum
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.plan.rank_weights import RankWeights
 
 SHARE = {"args": {"gpu-memory-utilization": 0.9}}
 TWO_GPUS = {"nodes": {"max": 1, "gpus": 2}, "args": {"tensor-parallel-size": 2}}
@@ -38,17 +39,18 @@ def room(total_gib: float, weights_gib: float) -> CompileRoom:
 def test_so_many_fit_beside_the_weights(total_gib: float, weights_gib: float, jobs: int) -> None:
     made = room(total_gib, weights_gib)
     assert made.jobs == jobs
-    assert jobs == 1 or needed_bytes(jobs) <= made.bytes_
-    assert jobs == MOST_JOBS or needed_bytes(jobs + 1) > made.bytes_
+    assert jobs == 1 or needed_bytes(jobs) <= made.room_bytes
+    assert jobs == MOST_JOBS or needed_bytes(jobs + 1) > made.room_bytes
 
 
-def test_what_is_loaded_takes_more_than_the_files_and_never_more_than_the_share() -> None:
+@pytest.mark.parametrize(("files_gib", "rank_gib"), [(69.4, 81.2), (100, 109.44)])
+def test_what_is_loaded_takes_more_than_the_files_and_never_more_than_the_share(
+    files_gib: float, rank_gib: float
+) -> None:
     need = CheckInputs(plan(ALONE, **SHARE), configured()).need
-    total_bytes = round(121.6 * GIB)
-    for files_gib, rank_gib in ((69.4, 81.2), (100, 109.44)):
-        weights = RankWeights(round(files_gib * GIB), round(files_gib * GIB))
-        found = find_room(total_bytes, MemorySum(0, weights, None, None, 1), need)
-        assert found.rank_bytes / GIB == pytest.approx(rank_gib, abs=0.01)
+    weights = RankWeights(round(files_gib * GIB), round(files_gib * GIB))
+    beside = find_room(round(121.6 * GIB), MemorySum(0, weights, None, None, 1), need)
+    assert beside.rank_bytes / GIB == pytest.approx(rank_gib, abs=0.01)
 
 
 def test_it_shows_its_arithmetic() -> None:
@@ -59,17 +61,21 @@ def test_it_shows_its_arithmetic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"), [("22", 22), ("3", 3), ("2", 0), ("many", MOST_JOBS), ("-1", MOST_JOBS), (None, MOST_JOBS)]
+    ("value", "wanted"), [("22", 22), ("3", 3), ("many", MOST_JOBS), ("-1", MOST_JOBS), (None, MOST_JOBS)]
 )
 def test_a_number_that_does_not_fit_is_named(value: str | None, wanted: int) -> None:
     excess = room(121.6, 80.7).describe_excess(plan(ALONE, env={"MAX_JOBS": value}, **SHARE))
-    assert excess.startswith(f"on a cold cache {wanted} compilers at once (MAX_JOBS) take ") if wanted else not excess
+    assert excess.startswith(f"on a cold cache {wanted} compilers at once (MAX_JOBS) take ")
+
+
+def test_a_number_that_fits_is_no_excess() -> None:
+    assert room(121.6, 80.7).describe_excess(plan(ALONE, env={"MAX_JOBS": "2"}, **SHARE)) == ""
 
 
 def test_the_ranks_of_a_node_share_the_room() -> None:
     alone = room(121.6, 40)
     pair = replace(alone, ranks=2)
-    assert (alone.jobs, pair.jobs, replace(alone, ranks=8).jobs) == (7, 3, 1)
+    assert [replace(alone, ranks=ranks).jobs for ranks in (1, 2, 8)] == [7, 3, 1]
     assert pair.describe().startswith("3 at a time in each of 2 ranks: 57.0 GiB at the worst, of 69.6 GiB beside ")
     shared = plan(ALONE, env={"MAX_JOBS": "6"}, **TWO_GPUS)
     assert pair.describe_excess(shared).startswith("on a cold cache 12 compilers at once (MAX_JOBS) take ")
@@ -95,9 +101,14 @@ def test_weights_that_are_not_known_count_as_the_whole_share(tree: Tree) -> None
     tree.meminfo(MemTotal=121.6, MemFree=110, MemAvailable=110)
     host = Host(tree.root)
     host.gpu = lambda: replace(NO_GPU, names=("GB10",))
-    found = read_room(plan(ALONE, **SHARE), configured(), host)
-    assert (found.jobs, found.weights_known) == (1, False)
-    assert "beside the rank's share of 109.4 GiB" in found.describe()
+    beside = read_room(plan(ALONE, **SHARE), configured(), host)
+    assert beside.jobs == 1
+    assert "beside the rank's share of 109.4 GiB" in beside.describe()
+
+
+def test_a_gpu_with_memory_of_its_own_leaves_the_machines_to_the_compilers(tree: Tree) -> None:
+    tree.meminfo(MemTotal=121.6, MemFree=110, MemAvailable=110)
+    host = Host(tree.root)
     host.gpu = lambda: replace(NO_GPU, names=("H100",), total_bytes=80 * GIB)
     assert read_room(plan(ALONE, **SHARE), configured(), host).jobs == 16
     assert read_room(plan(ALONE, **TWO_GPUS), configured(), host).jobs == 8

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.plans import ALONE, HEAD, configured, plan, shipped
+from tests.unit.verdicts import present
 
 from sparkd.base.host import Host
 from sparkd.base.host.gpu import NO_GPU
@@ -43,37 +44,41 @@ def summed(
     ],
 )
 def test_weights_and_a_request_are_held_against_the_share(weights_gib: float, fit: ModelFit, says: str) -> None:
-    found = summed(weights_gib)
-    assert found.fit is fit
-    assert says in found.describe()
+    memory = summed(weights_gib)
+    assert memory.fit is fit
+    assert says in memory.describe()
 
 
 def test_a_shorter_request_fits() -> None:
     assert summed(101.0, args={"max-model-len": "8K"}).fit is ModelFit.TIGHT
 
 
-def test_before_0_33_vllm_took_more_requests_at_once() -> None:
-    found = {
-        tag: add_up(replace(plan(ALONE), image=f"vllm/vllm-openai:{tag}"), QWEN3_32B, {"w": GIB}, SHARE_BYTES).sequences
-        for tag in ("v0.32.1", "v0.33.0", "nightly")
-    }
-    assert found == {"v0.32.1": 1024, "v0.33.0": 256, "nightly": 256}
+def summed_in(image: str) -> MemorySum:
+    return add_up(replace(plan(ALONE), image=image), QWEN3_32B, {"w": GIB}, SHARE_BYTES)
+
+
+@pytest.mark.parametrize(("tag", "sequences"), [("v0.32.1", 1024), ("v0.33.0", 256), ("nightly", 256)])
+def test_before_0_33_vllm_took_more_requests_at_once(tag: str, sequences: int) -> None:
+    assert summed_in(f"vllm/vllm-openai:{tag}").sequences == sequences
 
 
 def test_what_the_plan_leaves_to_vllm_is_a_row_with_the_value_of_its_version() -> None:
-    alone = replace(plan(ALONE), image="vllm/vllm-openai:v0.32.1")
-    silent = add_up(alone, QWEN3_32B, {"w": GIB}, SHARE_BYTES)
-    assert silent.rows()[-2:] == (
+    assert summed_in("vllm/vllm-openai:v0.32.1").rows()[-2:] == (
         ("max-num-batched-tokens, not set", "8192, by vLLM's default"),
         ("max-num-seqs, not set", "1024, by vLLM's default"),
     )
-    for unknown in (f"vllm/vllm-openai@sha256:{'2c' * 32}", "eugr/spark-vllm:latest", "localhost/x"):
-        silent = add_up(replace(alone, image=unknown), QWEN3_32B, {"w": GIB}, SHARE_BYTES)
-        assert (silent.rows()[-1][0], silent.sequences) == ("KV cache", 256)
-    alone = replace(alone, image="vllm/vllm-openai:v0.33.0")
-    assert add_up(alone, QWEN3_32B, {"w": GIB}, SHARE_BYTES).rows()[-1][1] == "256, by vLLM's default"
-    both = {"max-num-batched-tokens": 4096, "max-num-seqs": 8}
-    assert summed(61.0, args=both).rows()[-1][0] == "KV cache"
+
+
+@pytest.mark.parametrize("image", [f"vllm/vllm-openai@sha256:{'2c' * 32}", "eugr/spark-vllm:latest", "localhost/x"])
+def test_the_defaults_of_an_image_without_a_version_are_no_rows(image: str) -> None:
+    assert summed_in(image).rows()[-1][0] == "KV cache"
+
+
+def test_what_the_plan_sets_is_no_row() -> None:
+    made = plan(
+        ALONE, image={"ref": "vllm/vllm-openai:v0.32.1"}, args={"max-num-batched-tokens": 4096, "max-num-seqs": 8}
+    )
+    assert add_up(made, QWEN3_32B, {"w": GIB}, SHARE_BYTES).rows()[-1][0] == "KV cache"
 
 
 def test_a_cache_of_fp8_takes_half() -> None:
@@ -83,7 +88,8 @@ def test_a_cache_of_fp8_takes_half() -> None:
 
 def test_what_is_not_computed_is_unknown_and_the_weights_are_judged() -> None:
     other = summed(61.0, {"model_type": "deepseek_v4", "compress_ratios": [4]})
-    assert (other.fit, other.tokens) == (ModelFit.UNKNOWN, None)
+    assert other.fit is ModelFit.UNKNOWN
+    assert other.tokens is None
     assert other.describe().endswith("the KV cache of such a model is not computed")
     assert summed(138.8, {}).fit is ModelFit.WEIGHTS_TOO_BIG
 
@@ -99,9 +105,11 @@ def test_what_is_not_computed_is_unknown_and_the_weights_are_judged() -> None:
     ],
 )
 def test_flags_that_change_what_is_loaded_leave_it_unknown(args: Mapping[str, object]) -> None:
-    found = summed(138.8, args=args)
-    assert (found.weights, found.fit, found.describe()) == (None, ModelFit.UNKNOWN, "")
-    assert dict(found.rows())["weights"] == "unknown"
+    memory = summed(138.8, args=args)
+    assert memory.weights is None
+    assert memory.fit is ModelFit.UNKNOWN
+    assert memory.describe() == ""
+    assert dict(memory.rows())["weights"] == "unknown"
 
 
 def test_a_quantized_checkpoint_is_what_it_is() -> None:
@@ -126,9 +134,8 @@ def test_the_room_for_the_cache_is_what_engines_have_measured_within_a_tenth(
     model: str, total_gib: float, share: float, weights_gib: float, available_gib: float
 ) -> None:
     """By public logs of vLLM 0.10 to 0.26; the cache that a size holds is in test_kv_cache."""
-    found = add_up(plan(), {}, {"w": round(weights_gib * GIB)}, round(total_gib * share * GIB))
-    assert found.left_bytes is not None, model
-    assert found.left_bytes / GIB == pytest.approx(available_gib, rel=0.1)
+    memory = add_up(plan(), {}, {"w": round(weights_gib * GIB)}, round(total_gib * share * GIB))
+    assert present(memory.left_bytes) / GIB == pytest.approx(available_gib, rel=0.1), model
 
 
 @pytest.mark.parametrize(
@@ -151,8 +158,8 @@ def test_it_never_says_that_fits_what_an_engine_has_refused(
         "head_dim": max(1, round(request_gib * GIB / length / 4)),
     }
     made = plan(ALONE, args={"max-model-len": length})
-    found = add_up(made, config, {"w": round(weights_gib * GIB)}, round(total_gib * share * GIB))
-    assert found.fit in (ModelFit.TIGHT, ModelFit.REQUEST_TOO_BIG)
+    memory = add_up(made, config, {"w": round(weights_gib * GIB)}, round(total_gib * share * GIB))
+    assert memory.fit in (ModelFit.TIGHT, ModelFit.REQUEST_TOO_BIG)
 
 
 def test_the_first_recipe_fits_two_sparks_and_not_one(tree: Tree) -> None:
@@ -162,22 +169,21 @@ def test_the_first_recipe_fits_two_sparks_and_not_one(tree: Tree) -> None:
         tree.safetensors(f"/srv/models/DeepSeek-V4-Flash/model-{number:05}.safetensors", round(149e9 / 46))
     tree.meminfo(MemTotal=GB10_GIB)
     host = Host(tree.root)
-    two = read_sum(make_plan(recipe, settings, HEAD), settings, host, total_bytes=round(GB10_GIB * GIB))
-    assert two.fit is ModelFit.UNKNOWN, "its KV cache is not computed"
-    assert two.weights is not None
-    assert two.weights.expected < two.share_bytes * (1 - OTHER_SHARE)
+    pair = read_sum(make_plan(recipe, settings, HEAD), settings, host, total_bytes=round(GB10_GIB * GIB))
+    assert pair.fit is ModelFit.UNKNOWN, "its KV cache is not computed"
+    assert present(pair.weights).expected < pair.share_bytes * (1 - OTHER_SHARE)
     single = recipe.model_copy(
         update={"args": {**recipe.args, "tensor-parallel-size": 1}, "nodes": type(recipe.nodes)()}
     )
-    one = read_sum(make_plan(single, settings, ALONE), settings, host, total_bytes=round(GB10_GIB * GIB))
-    assert one.fit is ModelFit.WEIGHTS_TOO_BIG
-    twice = read_sum(make_plan(single, settings, ALONE), settings, host, total_bytes=round(2 * GB10_GIB * GIB))
-    assert not twice.is_too_big, "a machine of 284 GB"
+    alone = read_sum(make_plan(single, settings, ALONE), settings, host, total_bytes=round(GB10_GIB * GIB))
+    assert alone.fit is ModelFit.WEIGHTS_TOO_BIG
+    larger = read_sum(make_plan(single, settings, ALONE), settings, host, total_bytes=round(2 * GB10_GIB * GIB))
+    assert not larger.is_too_big, "a machine of 284 GB"
 
 
 def test_where_the_model_is_not_there_the_sources_figure_counts(tree: Tree) -> None:
-    found = read_sum(plan(), configured(), Host(tree.root), known_gb=149, total_bytes=round(GB10_GIB * GIB))
-    assert found.fit is ModelFit.WEIGHTS_TOO_BIG
+    memory = read_sum(plan(), configured(), Host(tree.root), known_gb=149, total_bytes=round(GB10_GIB * GIB))
+    assert memory.fit is ModelFit.WEIGHTS_TOO_BIG
     assert read_sum(plan(), configured(), Host(tree.root), known_gb="149", total_bytes=GIB).weights is None
 
 
@@ -191,9 +197,7 @@ def test_tensors_of_32_bits_are_loaded_with_16(tree: Tree) -> None:
     path = tree.safetensors("/srv/models/m/model.safetensors", 8192)
     content = path.read_bytes().replace(b'"U8"', b'"F32"')
     path.write_bytes((len(content) - 8 - 8192).to_bytes(8, "little") + content[8:])
-    found = read_sum(plan(), configured(), Host(tree.root), total_bytes=GIB)
-    assert found.weights is not None
-    assert found.weights.expected == 4096
+    assert present(read_sum(plan(), configured(), Host(tree.root), total_bytes=GIB).weights).expected == 4096
 
 
 def test_where_the_engine_chooses_the_length_it_is_unknown() -> None:
@@ -203,15 +207,13 @@ def test_where_the_engine_chooses_the_length_it_is_unknown() -> None:
 def test_weights_in_two_forms_count_once(tree: Tree) -> None:
     for name in ("model", "consolidated"):
         tree.safetensors(f"/srv/models/m/{name}.safetensors", 8192)
-    found = read_sum(plan(), configured(), Host(tree.root), total_bytes=GIB)
-    assert found.weights is not None
-    assert found.weights.expected == 8192
+    assert present(read_sum(plan(), configured(), Host(tree.root), total_bytes=GIB).weights).expected == 8192
 
 
 @pytest.mark.parametrize("drafts", [-3, "9" * 400, None, [1]])
 def test_a_number_of_drafts_without_sense_is_none(drafts: object) -> None:
-    found = summed(61.0, args={"speculative-config": {"method": "mtp", "num_speculative_tokens": drafts}})
-    assert found.request_bytes == summed(61.0).request_bytes
+    memory = summed(61.0, args={"speculative-config": {"method": "mtp", "num_speculative_tokens": drafts}})
+    assert memory.request_bytes == summed(61.0).request_bytes
 
 
 def test_a_gpu_that_is_not_there_yet_leaves_it_unknown(tree: Tree) -> None:
@@ -220,6 +222,8 @@ def test_a_gpu_that_is_not_there_yet_leaves_it_unknown(tree: Tree) -> None:
     tree.meminfo(MemTotal=GB10_GIB, MemFree=9, MemAvailable=9)
     host = Host(tree.root)
     host.gpu = lambda: NO_GPU
-    found = read_sum(plan(), configured(), host)
-    assert (found.share_bytes, found.fit, found.describe(), found.tokens) == (0, ModelFit.UNKNOWN, "", None)
-    assert dict(found.rows())["share of the memory"] == "unknown, since no GPU answers"
+    memory = read_sum(plan(), configured(), host)
+    assert memory.fit is ModelFit.UNKNOWN
+    assert memory.describe() == ""
+    assert memory.tokens is None
+    assert dict(memory.rows())["share of the memory"] == "unknown, since no GPU answers"

@@ -7,38 +7,20 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.unit.plans import ALONE, configured, plan
 
 from sparkd.base.config import Settings
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.plan import script
-from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.recipes.schema import Recipe
 
-HEAD = Node(rank=0, address="127.0.0.2", head_address="127.0.0.2", cluster_size=2, interface="lo", hcas=("rocep1s0f0",))
-WORKER = Node(
-    rank=1, address="127.0.0.3", head_address="127.0.0.2", cluster_size=2, interface="lo", hcas=("rocep1s0f1",)
-)
-ALONE = Node(rank=0, address="127.0.0.1", head_address="127.0.0.1", cluster_size=1)
+HEAD = Node(0, "127.0.0.2", "127.0.0.2", 2, "lo", ("rocep1s0f0",))
+WORKER = Node(1, "127.0.0.3", "127.0.0.2", 2, "lo", ("rocep1s0f1",))
 RECORDER = '#!/bin/sh\n{ printf "%s " "${0##*/}" "$@"; echo; env; echo; } >>"$RECORD"\n'
 
 
-def plan(node: Node, settings: Settings | None = None, **keys: object) -> LaunchPlan:
-    recipe = {
-        "schema": 1,
-        "name": "x",
-        "model": {"path": "m"},
-        "image": {"ref": "i:1"},
-        "nodes": {"max": 2},
-        "executor": "ray",
-        "args": {"tensor-parallel-size": "{cluster.size}"},
-        "env": {"NCCL_IB_HCA": "{node.hcas}", "NCCL_DEBUG": "WARN"},
-    }
-    return make_plan(Recipe.model_validate({**recipe, **keys}), settings or Settings(), node)
-
-
-def port_settings(port: int) -> Settings:
-    return Settings.model_validate({"cluster": {"master_port": port}})
+def ray_plan(node: Node, settings: Settings | None = None, **keys: object) -> LaunchPlan:
+    return plan(node, settings, **{"executor": "ray", **keys})
 
 
 def start_script(
@@ -61,7 +43,7 @@ def read_recorded_calls(tmp_path: Path) -> list[tuple[str, dict[str, str]]]:
 
 
 def test_the_head_starts_ray_and_then_the_engine_on_it(tmp_path: Path) -> None:
-    assert start_script(tmp_path, plan(HEAD)).wait(30) == 0
+    assert start_script(tmp_path, ray_plan(HEAD)).wait(30) == 0
     (ray_command, ray_env), (engine_command, engine_env) = read_recorded_calls(tmp_path)
     assert ray_command == (
         "ray start --head --port=29501 --include-dashboard=false --node-ip-address=127.0.0.2 --num-gpus=1 --num-cpus=1"
@@ -72,7 +54,8 @@ def test_the_head_starts_ray_and_then_the_engine_on_it(tmp_path: Path) -> None:
     )
     assert engine_env["RAY_ADDRESS"] == "127.0.0.2:29501"
     assert ray_env["RAY_memory_monitor_refresh_ms"] == "0"
-    assert (ray_env["VLLM_HOST_IP"], ray_env["NCCL_IB_HCA"]) == ("127.0.0.2", "rocep1s0f0")
+    assert ray_env["VLLM_HOST_IP"] == "127.0.0.2"
+    assert ray_env["NCCL_IB_HCA"] == "rocep1s0f0"
     variables_of_one_node = json.loads((tmp_path / ".config/vllm/ray_non_carry_over_env_vars.json").read_text())
     assert variables_of_one_node == [
         "GLOO_SOCKET_IFNAME",
@@ -88,7 +71,7 @@ def test_a_worker_waits_for_the_heads_ray_and_then_offers_its_gpu(tmp_path: Path
     with socket.socket() as server:
         server.bind(("127.0.0.2", 0))
         port = server.getsockname()[1]
-        worker = start_script(tmp_path, plan(WORKER, port_settings(port)))
+        worker = start_script(tmp_path, ray_plan(WORKER, configured(cluster={"master_port": port})))
         assert worker.stdout is not None
         assert worker.stdout.readline() == f"waiting for the Ray of 127.0.0.2 port {port}\n"
         with pytest.raises(subprocess.TimeoutExpired):
@@ -100,19 +83,21 @@ def test_a_worker_waits_for_the_heads_ray_and_then_offers_its_gpu(tmp_path: Path
         f"ray start --block --address=127.0.0.2:{port} --node-ip-address=127.0.0.3 --num-gpus=1 --num-cpus=1"
         " --object-store-memory=268435456"
     )
-    assert (env["VLLM_HOST_IP"], env["NCCL_IB_HCA"], env["RAY_AUTH_MODE"]) == ("127.0.0.3", "rocep1s0f1", "token")
+    assert env["VLLM_HOST_IP"] == "127.0.0.3"
+    assert env["NCCL_IB_HCA"] == "rocep1s0f1"
+    assert env["RAY_AUTH_MODE"] == "token"
     assert env["RAY_LOG_TO_STDERR"] == "1", "the rank's lines are in its own node's journal"
 
 
 @pytest.mark.parametrize("node", [HEAD, WORKER])
 def test_ray_gets_a_gpu_for_each_rank_of_the_node(node: Node) -> None:
     args = {"tensor-parallel-size": 2, "pipeline-parallel-size": "{cluster.size}"}
-    assert " --num-gpus=2 " in " ".join(plan(node, args=args, nodes={"max": 2, "gpus": 2}).script.split())
+    assert " --num-gpus=2 " in " ".join(ray_plan(node, args=args, nodes={"max": 2, "gpus": 2}).script.split())
 
 
 @pytest.mark.parametrize("node", [HEAD, WORKER])
 def test_the_script_of_an_image_without_ray_ends_with_a_reason(tmp_path: Path, node: Node) -> None:
-    process = start_script(tmp_path, plan(node), programs=("vllm",))
+    process = start_script(tmp_path, ray_plan(node), programs=("vllm",))
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 64
     assert output == "the image is not what the recipe needs: executor: ray, and it has no ray\n"
@@ -121,32 +106,33 @@ def test_the_script_of_an_image_without_ray_ends_with_a_reason(tmp_path: Path, n
 
 def test_an_address_of_version_6_stands_in_brackets() -> None:
     node = replace(HEAD, address="fd00::1", head_address="fd00::1")
-    assert "export RAY_ADDRESS=[fd00::1]:29501" in plan(node).script
+    assert "export RAY_ADDRESS=[fd00::1]:29501" in ray_plan(node).script
 
 
 def test_a_recipe_overrides_rays_variables() -> None:
-    launch_plan = plan(HEAD, env={"RAY_DEDUP_LOGS": "1", "VLLM_HOST_IP": "10.1.1.1", "RAY_AUTH_MODE": None})
-    env = dict(launch_plan.env)
-    assert (env["RAY_DEDUP_LOGS"], env["VLLM_HOST_IP"], "RAY_AUTH_MODE" in env) == ("1", "10.1.1.1", False)
+    own = {"RAY_DEDUP_LOGS": "1", "VLLM_HOST_IP": "10.1.1.1"}
+    env = dict(ray_plan(HEAD, env={**own, "RAY_AUTH_MODE": None}).env)
+    assert own.items() <= env.items()
+    assert "RAY_AUTH_MODE" not in env
 
 
 def test_a_node_alone_runs_the_engine_without_ray() -> None:
-    alone = plan(ALONE)
-    assert alone.script == plan(ALONE, executor="mp").script
+    alone = ray_plan(ALONE)
+    assert alone.script == ray_plan(ALONE, executor="mp").script
     assert not alone.on_ray
 
 
 def test_a_user_script_is_refused_with_a_hint() -> None:
-    settings = Settings.model_validate({"engine": {"script": "/etc/sparkd/run.sh"}})
+    settings = configured(engine={"script": "/etc/sparkd/run.sh"})
     with pytest.raises(ConfigError, match=r"engine\.script starts the engine its own way") as caught:
-        plan(HEAD, settings)
+        ray_plan(HEAD, settings)
     assert "executor: mp" in caught.value.hint
-    plan(HEAD, settings, executor="mp")
+    ray_plan(HEAD, settings, executor="mp")
 
 
 def test_nodes_with_another_executor_do_not_agree() -> None:
-    assert dict(plan(HEAD).shared)["executor"] == "ray"
-    assert plan(HEAD).digest == plan(WORKER).digest != plan(HEAD, executor="mp").digest
+    assert dict(ray_plan(HEAD).shared)["executor"] == "ray"
+    assert ray_plan(HEAD).digest == ray_plan(WORKER).digest != ray_plan(HEAD, executor="mp").digest
 
 
 def test_a_token_is_of_one_epoch_and_one_key() -> None:

@@ -49,3 +49,9 @@ def test_the_pools_size_is_a_number_of_tokens(tmp_path: Path) -> None:
     completed = sparkd("recipe", "check", str(path))
     assert completed.returncode == 78
     assert 'line 10: expect.kv_cache_tokens = "many": must be a whole number of tokens' in completed.stderr
+
+
+def test_a_switch_that_is_off_is_found_by_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("schema: 1\nname: x\nextends: tiny-cpu\nargs:\n  seed: 1\n  grpcs: false\n")
+    assert f"{path}: line 6: --no-grpcs is no flag of vLLM" in sparkd("recipe", "check", str(path)).stdout

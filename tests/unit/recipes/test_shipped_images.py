@@ -10,7 +10,7 @@ import pytest
 from tests.unit.plans import shipped
 
 from sparkd.base.lib import recipes_dir
-from sparkd.base.plan import script
+from sparkd.base.plan.image_asserts import find_fault, render_asserts
 from sparkd.base.recipes.image import Build, Lines
 from sparkd.base.recipes.lookup import find_recipes
 
@@ -20,7 +20,7 @@ def test_every_recipe_says_what_its_image_must_fulfil_and_how_it_is_built(name: 
     image = shipped(name).image
     assert image.asserts or name.startswith("tiny-")
     assert image.build or image.ref.partition("/")[0] in ("ghcr.io", "vllm", "aidendle94", "eugr"), "no registry has it"
-    syntax = ["bash", "-n", "-c", script.render_asserts(image.asserts)]
+    syntax = ["bash", "-n", "-c", render_asserts(image.asserts)]
     assert subprocess.run(syntax, capture_output=True, text=True, check=True).stderr == ""
 
 
@@ -41,7 +41,7 @@ def test_the_lines_of_a_patch_have_to_be_in_the_image_once(tmp_path: Path, text:
     lines = [wanted for wanted in shipped("dspark-nvfp4-1m").image.asserts if isinstance(wanted, Lines)]
     assert lines
     in_module = [wanted.model_copy(update={"file": str(module)}) for wanted in lines]
-    done = subprocess.run(["bash", "-c", script.render_asserts(in_module)], capture_output=True, check=False)
+    done = subprocess.run(["bash", "-c", render_asserts(in_module)], capture_output=True, check=False)
     assert done.returncode == code, done.stderr
 
 
@@ -61,9 +61,9 @@ MODULES = {
 def check_asserts(root: Path, wanted: Iterable[str | Lines]) -> tuple[int, str]:
     """Exit code and fault, where `root` has the modules of the image."""
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root)}
-    program = ["bash", "-c", script.render_asserts(wanted)]
+    program = ["bash", "-c", render_asserts(wanted)]
     done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, script.find_fault(done.stderr)
+    return done.returncode, find_fault(done.stderr)
 
 
 def write_modules(root: Path, changed: Mapping[str, str | None]) -> None:

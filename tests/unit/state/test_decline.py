@@ -29,7 +29,7 @@ STEADY = [37.2, 36.9, 37.4, 37.1]
         ([0.0, 0.0, 0.0, 0.0], None),
     ],
 )
-def test_rates(values: list[float], since: int | None) -> None:
+def test_rates_decline_where_all_later_ones_are_lower_than_is_usual(values: list[float], since: int | None) -> None:
     assert find_decline(values, more_is_better=True) == since
 
 
@@ -37,5 +37,7 @@ def test_rates(values: list[float], since: int | None) -> None:
     ("values", "since"),
     [([90, 92, 91, 150], 3), ([90, 92, 91, 60], None), ([90, 92, 91, 97], None), ([90, 200, 91, 190, 150], None)],
 )
-def test_seconds(values: list[float], since: int | None) -> None:
+def test_durations_decline_where_all_later_ones_are_longer_than_is_usual(
+    values: list[float], since: int | None
+) -> None:
     assert find_decline(values, more_is_better=False) == since

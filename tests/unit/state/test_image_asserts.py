@@ -1,13 +1,9 @@
 """Results of image.assert: by image and assertions; bounded."""
 
 from msgspec.structs import replace
+from tests.unit.verdicts import present
 
-from sparkd.base.state.launch_history import (
-    FAULT_LIMIT,
-    IMAGES_KEPT,
-    AssertResult,
-    LaunchHistory,
-)
+from sparkd.base.state.launch_history import FAULT_LIMIT, IMAGES_KEPT, AssertResult, LaunchHistory
 
 EMPTY = LaunchHistory()
 CHECKED = AssertResult("no deep_gemm", 1.5, "2026-11-22T18:00:00Z")
@@ -31,7 +27,6 @@ def test_the_oldest_results_go() -> None:
 
 def test_a_fault_is_shown_on_one_line_of_bounded_length() -> None:
     history = EMPTY.record_asserts("i", "p", replace(CHECKED, fault="a\nb\x1b[31m" + "c" * 5000))
-    result = history.assert_result("i", "p")
-    assert result is not None
+    result = present(history.assert_result("i", "p"))
     assert result.fault.isprintable()
     assert len(result.fault) <= FAULT_LIMIT

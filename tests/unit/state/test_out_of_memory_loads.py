@@ -9,6 +9,10 @@ from sparkd.base.state.launch_history import End
 OOM = End("x", cause="kernel-oom")
 
 
+def launch(end: End | None = OOM, plan: str = "p", load_seconds: float | None = None) -> Launch:
+    return Launch("i", "", 0, plan, "r", Facts({}, {}, {}), load_seconds=load_seconds, end=end)
+
+
 @pytest.mark.parametrize(
     ("ends", "count"),
     [
@@ -22,11 +26,12 @@ OOM = End("x", cause="kernel-oom")
 def test_loads_that_ended_for_want_of_memory_are_counted_from_the_last(
     ends: tuple[End | None, ...], count: int
 ) -> None:
-    def launch(plan: str, end: End | None, load_seconds: float | None = None) -> Launch:
-        return Launch("i", "", 0, plan, "r", Facts({}, {}, {}), load_seconds=load_seconds, end=end)
+    assert count_out_of_memory_loads(map(launch, ends), "p") == count
 
-    rows = [launch("p", one) for one in ends]
-    other = launch("q", OOM)
-    served = launch("p", End("x", cause="memory-guard"), load_seconds=60.0)
-    assert count_out_of_memory_loads([*rows, other], "p") == count
-    assert count_out_of_memory_loads([*rows, served], "p") == 0
+
+def test_loads_of_another_plan_are_left_out() -> None:
+    assert count_out_of_memory_loads([launch(), launch(End("stopped"), plan="q")], "p") == 1
+
+
+def test_a_load_after_which_the_engine_served_ends_the_count() -> None:
+    assert count_out_of_memory_loads([launch(), launch(load_seconds=60.0)], "p") == 0

@@ -44,7 +44,9 @@ TABLE = (
 
 
 @pytest.mark.parametrize(("before", "event", "after"), TABLE)
-def test_every_stage_and_event(before: Switch, event: Event, after: Switch) -> None:
+def test_each_event_leads_from_each_stage_to_one_other_or_changes_nothing(
+    before: Switch, event: Event, after: Switch
+) -> None:
     assert step(before, event) == after
 
 

@@ -99,12 +99,9 @@ def test_a_cache_is_not_kept_twice_nor_where_no_mount_may_be(keys: dict[str, obj
     assert targets(plan(ALONE, **keys)) == expected
 
 
-def test_both_ranks_keep_the_same_and_a_difference_is_found() -> None:
+def test_both_ranks_keep_the_same() -> None:
     keys = {"env": {"VLLM_CACHE_ROOT": "/c/{node.address}", "VLLM_HOST_IP": "{node.address}"}}
     assert plan(HEAD, **keys).caches == plan(WORKER, **keys).caches
-    assert plan(HEAD, **keys).digest == plan(WORKER, **keys).digest
-    assert plan(HEAD, caches={"triton": None}).digest != plan(HEAD).digest
-    assert dict(plan(HEAD).shared)["caches.tilelang"] == "/root/.tilelang"
 
 
 @given(

@@ -1,21 +1,35 @@
-"""The counters of an engine's /metrics."""
+"""The counters of an engine's /metrics, and its drafts."""
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.engine.recorded_logs import LOGS
 from tests.unit.verdicts import present
 
-from sparkd.base.vllm.counters import parse_counters
+from sparkd.base.vllm.counters import Counters, Drafts, parse_counters, parse_drafts
 
 PAGE = (LOGS / "metrics.txt").read_bytes()
 
 
 def test_counters_are_read_off_a_real_page() -> None:
     counters = present(parse_counters(PAGE))
-    assert counters.work == (6.0, 32.0, 32.0, 0.0, 0.0, 0.0)
-    assert (counters.prefix_queries, counters.prefix_hits, counters.drafted) == (6.0, 0.0, 0.0)
-    assert counters.first_tokens == 2
+    assert counters == Counters(
+        running=0.0,
+        waiting=0.0,
+        prompt_tokens=6.0,
+        generation_tokens=32.0,
+        iterations=32.0,
+        prefix_queries=6.0,
+        first_tokens=2.0,
+        first_token_seconds=counters.first_token_seconds,
+    )
     assert 0 < counters.first_token_seconds < 60
-    assert not counters.busy
+
+
+def test_an_engine_is_busy_while_a_request_runs_or_waits() -> None:
+    idle = present(parse_counters(PAGE))
+    assert not idle.busy
+    assert replace(idle, running=1.0).busy
+    assert replace(idle, waiting=1.0).busy
 
 
 def test_a_served_name_may_have_braces() -> None:
@@ -30,14 +44,39 @@ def test_a_page_that_lacks_a_counter_has_none() -> None:
 @pytest.mark.parametrize("name", [b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"])
 @pytest.mark.parametrize("value", [0.25, 2.6e-05])
 def test_a_kv_cache_that_fills_is_progress_where_no_token_is_counted(name: bytes, value: float) -> None:
-    before = parse_counters(PAGE)
     usage = b'kv_cache_usage_perc{engine="0",model_name="tiny"} '
-    after = parse_counters(PAGE.replace(b"vllm:" + usage + b"0.0", name + b'{engine="0"} %r' % value))
-    assert before is not None
-    assert after is not None
-    assert (after.kv_usage, after.work != before.work) == (value, True)
+    after = present(parse_counters(PAGE.replace(b"vllm:" + usage + b"0.0", name + b'{engine="0"} %r' % value)))
+    assert after.kv_usage == value
+    assert after.work != present(parse_counters(PAGE)).work
 
 
 def test_counters_of_several_engines_are_summed() -> None:
     counters = present(parse_counters(PAGE + PAGE.replace(b'engine="0"', b'engine="1"')))
     assert counters.generation_tokens == 64.0
+
+
+DRAFTS = b"""\
+# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 100.0
+vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.79e+09
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 81.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 5.1e+01
+vllm:spec_decode_num_accepted_tokens_per_pos_created{engine="0",model_name="m",position="0"} 1.79e+09
+"""
+
+
+def test_drafts_are_counted_by_position() -> None:
+    assert parse_drafts(DRAFTS) == Drafts(100, (81, 51))
+
+
+def test_drafts_of_several_engines_are_summed() -> None:
+    assert parse_drafts(DRAFTS + DRAFTS) == Drafts(200, (162, 102))
+
+
+def test_an_engine_without_a_drafter_has_none() -> None:
+    assert parse_drafts(PAGE) is None
+
+
+def test_a_position_beyond_any_drafter_is_left_out() -> None:
+    assert parse_drafts(DRAFTS.replace(b'position="1"', b'position="999"')) == Drafts(100, (81,))

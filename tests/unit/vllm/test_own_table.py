@@ -7,17 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
+from tests.unit.lint_launches import judge, launch_without_gpu
 from tests.unit.vllm_answers import ONE_FLAG, packed
 
-from sparkd.base.host.files import Files
-from sparkd.base.state.file import LIMIT_BYTES
-from sparkd.base.state.vllm_tables import FILE, IMAGES_KEPT, VllmTables, read_tables
-from sparkd.base.vllm.command import first_values, parse_command
 from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.launch import Launch
-from sparkd.base.vllm.own_table import EMPTY, MOST_BYTES, MOST_NAMES, parse_answer, render_query
+from sparkd.base.vllm.own_table import EMPTY, MOST_NAMES, parse_answer, render_query
 
 IMAGE = "fork:1"
 ARGS = """
@@ -68,32 +63,40 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def query(site: Path) -> FlagTable:
+def query_log(site: Path) -> str:
     env = {"PYTHONPATH": str(site), "PATH": f"{site}/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
     answer = subprocess.run(["bash", "-c", render_query()], env=env, capture_output=True, text=True, check=True)
-    return parse_answer(answer.stderr + answer.stdout, IMAGE)
+    return answer.stderr + answer.stdout
 
 
-def issues(table: FlagTable, *words: str) -> list[tuple[str, bool]]:
-    argv = ("vllm", "serve", "/m", *words)
-    launch = Launch(flags=first_values(words), gpu=False, given=parse_command(argv), vllm=table)
-    return [(one.reason, one.blocks) for one in rules.find_issues(launch)]
+def query(site: Path) -> FlagTable:
+    return parse_answer(query_log(site), IMAGE)
 
 
-def test_flags_are_judged_by_the_images_own_vllm(site: Path) -> None:
+def test_the_table_has_what_the_images_own_vllm_has(site: Path) -> None:
     table = query(site)
-    assert (table.version, table.image, table.variables) == ("0.1.dev1+g83cb22a0e", IMAGE, ("VLLM_FORK_SPEED",))
-    assert issues(table, "--enable-fork", "--kv-cache-dtype", "fork4", "--max-model-len", "8") == []
-    assert issues(table, "--max-num-seqs", "4") == [
-        ("--max-num-seqs is no flag of the vLLM in fork:1; vLLM 0.12 to 0.33 have it", True)
-    ]
-    ((reason, blocks),) = issues(table, "--kv-cache-dtype", "fp8")
-    assert blocks, "it is certain"
-    assert "has no choice 'fp8'" in reason
-    ((_, blocks),) = issues(SHIPPED, "--enable-fork")
-    assert not blocks, "the table that comes with sparkd is that of another build"
-    assert IMAGE in table.judge
-    assert SHIPPED.version in SHIPPED.judge
+    assert table.version == "0.1.dev1+g83cb22a0e"
+    assert table.image == IMAGE
+    assert table.variables == ("VLLM_FORK_SPEED",)
+    assert judge(launch_without_gpu("--enable-fork --kv-cache-dtype fork4 --max-model-len 8", table=table)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--max-num-seqs 4", "--max-num-seqs is no flag of the vLLM in fork:1; vLLM 0.12 to 0.33 have it"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype has no choice 'fp8' in vLLM's own: auto, fork4"),
+    ],
+)
+def test_what_the_images_own_vllm_lacks_is_certain_to_fail(site: Path, words: str, reason: str) -> None:
+    (issue,) = rules.find_issues(launch_without_gpu(words, table=query(site)))
+    assert issue.blocks
+    assert issue.reason.startswith(reason)
+
+
+def test_a_judgement_names_whose_table_it_is_by(site: Path) -> None:
+    assert IMAGE in query(site).judged_by
+    assert SHIPPED.version in SHIPPED.judged_by
 
 
 @pytest.mark.parametrize("folder", ["common", "launchers", "openai"])
@@ -114,17 +117,16 @@ def test_a_hidden_no_form_is_taken(site: Path) -> None:
         '"store_true")', '"store_true").option_strings.pop()'
     )
     file.write_text(hidden)
-    assert issues(query(site), "--no-enable-fork") == []
+    assert judge(launch_without_gpu("--no-enable-fork", table=query(site))) == []
 
 
 def test_another_long_name_of_a_flag_is_judged_as_the_flag(site: Path) -> None:
     """vLLM 0.33 takes --disable-x for --no-enable-x, and --device-memory-utilization."""
     file = site / "vllm/entrypoints/openai/cli_args.py"
     file.write_text(ARGS.replace('"--max-model-len"', '"--max-model-len", "--longest-text"'))
-    assert issues(query(site), "--longest-text", "8") == []
-    ((reason, blocks),) = issues(query(site), "--longest-text", "eight")
-    assert blocks
-    assert "needs a whole number" in reason
+    table = query(site)
+    assert judge(launch_without_gpu("--longest-text 8", table=table)) == []
+    assert judge(launch_without_gpu("--longest-text eight", table=table)) == ["flag-value blocks"]
 
 
 def test_types_with_a_note_are_taken_apart(site: Path) -> None:
@@ -150,26 +152,29 @@ def test_an_unknown_part_of_a_build_is_left_out(site: Path) -> None:
     assert query(site).variables == ()
 
 
-BAD: tuple[object, ...] = (
-    [],
-    {},
-    ONE_FLAG | {"flags": []},
-    ONE_FLAG | {"flags": [{"name": "max-model-len", "kind": "rubbish"}]},
-    ONE_FLAG | {"more": 1},
-    ONE_FLAG | {"version": "\x1b[31m"},
-    ONE_FLAG | {"variables": ["A\nB"]},
-    ONE_FLAG | {"version": "\x7f"},
-    ONE_FLAG | {"version": "v" * 201},
-    ONE_FLAG | {"variables": [f"V{number}" for number in range(MOST_NAMES + 1)]},
-    ONE_FLAG
-    | {"fields": {"compilation-config": [{"name": f"f{number}", "takes": "int"} for number in range(MOST_NAMES + 1)]}},
-    ONE_FLAG | {"variables": ["v" * 150] * 1999},
-)
-
-
-@pytest.mark.parametrize("content", BAD, ids=range(len(BAD)))
-def test_a_wrong_answer_is_none(content: object) -> None:
+def test_an_answer_is_read_between_other_lines() -> None:
     assert parse_answer(f"noise\n{packed(ONE_FLAG)}\nnoise", IMAGE).flags
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {},
+        ONE_FLAG | {"flags": []},
+        ONE_FLAG | {"flags": [{"name": "max-model-len", "kind": "rubbish"}]},
+        ONE_FLAG | {"more": 1},
+        ONE_FLAG | {"version": "\x1b[31m"},
+        ONE_FLAG | {"variables": ["A\nB"]},
+        ONE_FLAG | {"version": "\x7f"},
+        ONE_FLAG | {"version": "v" * 201},
+        ONE_FLAG | {"variables": [f"V{number}" for number in range(MOST_NAMES + 1)]},
+        ONE_FLAG | {"fields": {"x": [{"name": f"f{number}", "takes": "int"} for number in range(MOST_NAMES + 1)]}},
+        ONE_FLAG | {"variables": ["v" * 150] * 1999},
+    ],
+    ids=lambda content: str(content)[-30:],
+)
+def test_a_wrong_answer_is_none(content: object) -> None:
     assert parse_answer(packed(content), IMAGE) == EMPTY
 
 
@@ -178,48 +183,8 @@ def test_an_answer_that_was_cut_off_is_none(log: str) -> None:
     assert parse_answer(log, IMAGE) == EMPTY
 
 
-def test_tables_are_kept_by_image(tmp_path: Path) -> None:
-    tables = VllmTables()
-    for number in range(IMAGES_KEPT + 2):
-        tables = tables.record(str(number), replace(SHIPPED, image=IMAGE))
-    assert [*tables.tables] == [str(number) for number in range(2, IMAGES_KEPT + 2)]
-    assert FILE.decode(FILE.encode(tables).encode()) == tables
-    assert tables.queried_by.keys() == tables.tables.keys()
-    assert read_tables(Files(str(tmp_path))) == VllmTables()
-
-
-def test_an_image_without_an_answer_is_queried_again_by_another_version() -> None:
-    tables = VllmTables().record("silent", EMPTY).record("good", replace(SHIPPED, image=IMAGE))
-    assert tables.is_queried("silent")
-    assert not tables.is_queried("other")
-    earlier = replace(tables, queried_by=dict.fromkeys(tables.tables, "0.0.9"))
-    assert not earlier.is_queried("silent")
-    assert earlier.is_queried("good")
-    assert not FILE.decode(FILE.encode(replace(tables, queried_by={})).encode()).is_queried("silent")
-
-
-def test_who_gave_no_answer_is_named_with_the_command_that_queries_again() -> None:
-    *_, command = replace(SHIPPED, unanswered=IMAGE).judge.splitlines()
-    assert command == f"  sudo rm {FILE.path}"
-    assert IMAGE in replace(SHIPPED, unanswered=IMAGE).judge
-
-
-def test_the_largest_answers_fit_the_state_file() -> None:
-    """Else images that answer so would take the tables of all others away."""
-    choices = ["a"] * ((MOST_BYTES - 200) // 4)
-    flags = [{"name": "max-model-len", "kind": "int", "choices": choices}]
-    table = parse_answer(packed(ONE_FLAG | {"flags": flags}, (",", ":")), IMAGE)
-    assert len(table.by_name["max-model-len"].choices) == len(choices)
-    tables = VllmTables()
-    for number in range(IMAGES_KEPT):
-        tables = tables.record(str(number), table)
-    assert len(FILE.encode(tables)) < LIMIT_BYTES
-
-
 def test_what_vllm_writes_at_its_import_stays_out_of_the_log(site: Path) -> None:
-    noise = "import sys\nsys.stderr.write('noise\\n' * 500)\n"
-    (site / "vllm/__init__.py").write_text(noise)
-    env = {"PYTHONPATH": str(site), "PATH": f"{site}/bin:/usr/bin:/bin"}
-    answer = subprocess.run(["bash", "-c", render_query()], env=env, capture_output=True, text=True, check=True)
-    assert "noise" not in answer.stdout + answer.stderr
-    assert parse_answer(answer.stdout, IMAGE).flags
+    (site / "vllm/__init__.py").write_text("import sys\nsys.stderr.write('noise\\n' * 500)\n")
+    log = query_log(site)
+    assert "noise" not in log
+    assert parse_answer(log, IMAGE).flags

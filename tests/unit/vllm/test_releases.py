@@ -1,9 +1,8 @@
 """A launch is judged by the release that its image has; reasons name the release with which a name came or went."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
+from tests.unit.lint_launches import judge, launch_without_gpu
 
 from sparkd.base.lib import read_data
 from sparkd.base.vllm.command import first_values, parse_command
@@ -16,21 +15,29 @@ VERSIONS = [f"0.{number}" for number in range(33, 11, -1)]
 OWN = replace(find_release("0.27"), image="fork:1")
 
 
-def judged(table: FlagTable, *words: str, **env: str) -> list[tuple[str, bool]]:
-    launch = Launch(
-        flags=first_values(words), gpu=False, env=env, given=parse_command(("vllm", "serve", "/m", *words)), vllm=table
-    )
-    return [(issue.reason, issue.blocks) for issue in rules.find_issues(launch)]
+def find_reason(table: FlagTable, words: str) -> str:
+    """The reason of the only issue, which warns."""
+    (issue,) = rules.find_issues(launch_without_gpu(words, table=table))
+    assert not issue.blocks
+    return issue.reason
 
 
 def test_every_minor_release_of_a_year_is_known() -> None:
     assert [minor_version(table) for table in load_releases()] == VERSIONS
     assert load_releases()[0] is SHIPPED
-    counts = [len(table.flags) for table in load_releases()]
-    assert counts == sorted(counts, reverse=True), "each release of this year had as many flags as the one before"
-    assert (counts[1], len(find_release("0.32").variables)) == (316, 316), "as the parser of its wheel has"
-    assert sum(map(len, find_release("0.32").fields.values())) == 242
     assert len(read_data(FILE)) < 128 << 10
+
+
+def test_no_release_of_this_year_had_fewer_flags_than_the_one_before() -> None:
+    counts = [len(table.flags) for table in load_releases()]
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_an_earlier_release_has_as_much_as_the_parser_of_its_wheel() -> None:
+    table = find_release("0.32")
+    assert len(table.flags) == 316
+    assert len(table.variables) == 316
+    assert sum(map(len, table.fields.values())) == 242
 
 
 @pytest.mark.parametrize("table", load_releases(), ids=VERSIONS)
@@ -38,7 +45,11 @@ def test_no_release_has_one_name_twice_or_fields_of_a_flag_that_it_lacks(table: 
     assert len({flag.name for flag in table.flags}) == len(table.flags)
     assert table.fields.keys() <= {flag.name for flag in table.flags}
     assert all(len({field.name for field in fields}) == len(fields) for fields in table.fields.values())
-    assert judged(table, "--max-model-len", "8192", "--no-enable-prefix-caching", "--kv-cache-dtype", "fp8") == []
+
+
+@pytest.mark.parametrize("table", load_releases(), ids=VERSIONS)
+def test_each_release_has_the_no_form_of_a_switch(table: FlagTable) -> None:
+    assert judge(launch_without_gpu("--no-enable-prefix-caching", table=table)) == []
 
 
 OF_KIND = {"text": "abc", "float": "0.5", "json": "{}", "object": "{}", "text or object": "abc"}
@@ -97,32 +108,36 @@ def test_a_text_that_names_a_release_differs_from_one_that_is_taken_for_the_newe
 def test_a_flag_of_another_release_warns_and_says_with_which_it_came_or_went(
     table: FlagTable, word: str, reason: str
 ) -> None:
-    ((text, blocks),) = judged(table, word)
-    assert reason in text
-    assert not blocks
+    assert reason in find_reason(table, word)
 
 
 def test_what_the_images_own_vllm_lacks_is_an_error_and_says_who_has_it() -> None:
-    assert judged(OWN, "--monokernel") == [("--monokernel is no flag of the vLLM in fork:1; it came with 0.33", True)]
+    (issue,) = rules.find_issues(launch_without_gpu("--monokernel", table=OWN))
+    assert issue.blocks
+    assert issue.reason == "--monokernel is no flag of the vLLM in fork:1; it came with 0.33"
 
 
 def test_a_name_of_another_release_is_no_misprint() -> None:
     fewer = replace(OWN, flags=tuple(flag for flag in OWN.flags if flag.name != "enable-moe-shared-loras"))
     near = replace(fewer, flags=(*fewer.flags, replace(fewer.flags[0], name="enable-moe-shared-lora", aliases=())))
-    ((reason, _),) = judged(near, "--enable-moe-shared-loras")
-    assert "it came with 0.26" in reason
-    assert ": --enable-moe-shared-lora is" not in reason
+    (issue,) = rules.find_issues(launch_without_gpu("--enable-moe-shared-loras", table=near))
+    assert "it came with 0.26" in issue.reason
+    assert ": --enable-moe-shared-lora is" not in issue.reason
 
 
-def test_choices_keys_and_variables_name_the_release_too() -> None:
-    table = find_release("0.31")
-    ((reason, blocks),) = judged(SHIPPED, "--mamba-cache-mode", "all")
-    assert "it came with 0.15 and went with 0.32" in reason
-    assert not blocks
-    ((reason, _),) = judged(SHIPPED, "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_ip": "::1"}')
+def test_a_choice_names_the_releases_that_have_it() -> None:
+    assert "it came with 0.15 and went with 0.32" in find_reason(SHIPPED, "--mamba-cache-mode all")
+
+
+def test_a_key_of_json_names_the_releases_that_have_it() -> None:
+    reason = find_reason(SHIPPED, '--kv-transfer-config {"kv_connector":"NixlConnector","kv_ip":"::1"}')
     assert reason == "--kv-transfer-config: kv_ip is no key of vLLM 0.33.0; it went with 0.32"
-    ((reason, blocks),) = judged(table, VLLM_MXFP4_USE_MARLIN="1")
-    assert reason == "VLLM_MXFP4_USE_MARLIN=1 does nothing in vLLM 0.31.0; it went with 0.24"
-    assert not blocks
-    assert judged(SHIPPED, VLLM_MXFP4_USE_MARLIN="1") == [], "the release of an image that is away is not known"
-    assert judged(find_release("0.23"), VLLM_MXFP4_USE_MARLIN="1") == []
+
+
+def test_a_variable_names_the_release_with_which_it_went() -> None:
+    launch = Launch({}, {"VLLM_MXFP4_USE_MARLIN": "1"}, gpu=False)
+    (issue,) = rules.find_issues(replace(launch, vllm=find_release("0.31")))
+    assert issue.reason == "VLLM_MXFP4_USE_MARLIN=1 does nothing in vLLM 0.31.0; it went with 0.24"
+    assert not issue.blocks
+    assert judge(replace(launch, vllm=find_release("0.23"))) == []
+    assert judge(launch) == [], "the release of an image that is away is not known"

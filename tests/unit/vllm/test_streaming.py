@@ -8,37 +8,29 @@ from tests.unit.engine_server import engine
 from tests.unit.stream_server import TOKEN, streaming
 
 from sparkd.base.vllm.api import Endpoint
-from sparkd.base.vllm.counters import Drafts, parse_drafts
 from sparkd.base.vllm.streaming import EVENT_BYTES, Streamed, StreamError
 
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-PAGE = b"""\
-# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
-# TYPE vllm:spec_decode_num_drafts_total counter
-vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 100.0
-vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.79e+09
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 81.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 5.1e+01
-vllm:spec_decode_num_accepted_tokens_per_pos_created{engine="0",model_name="m",position="0"} 1.79e+09
-"""
 
 
 def event(body: object) -> bytes:
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
-def streamed(body: bytes, status: int = 200, tokens: int = 3) -> Streamed:
+def streamed(body: bytes, status: int = 200) -> Streamed:
     with engine(lambda *_: (status, body)) as port:
-        return asyncio.run(Endpoint("127.0.0.1", port, "tiny").stream("hello", tokens, 5))
+        return asyncio.run(Endpoint("127.0.0.1", port, "tiny").stream("hello", 3, 5))
 
 
 LAST = event({"choices": [], "usage": USAGE}) + b"data: [DONE]\n\n"
 
 
 def test_tokens_are_the_servers_count_and_not_the_number_of_events() -> None:
-    found = streamed(event(TOKEN) * 2 + LAST)
-    assert (found.tokens, found.prompt_tokens, len(found.arrivals)) == (3, 7, 2)
-    assert found.begun <= found.arrivals[0] <= found.arrivals[1] <= found.ended
+    answer = streamed(event(TOKEN) * 2 + LAST)
+    assert answer.tokens == 3
+    assert answer.prompt_tokens == 7
+    first, second = answer.arrivals
+    assert answer.begun <= first <= second <= answer.ended
 
 
 @pytest.mark.parametrize(
@@ -69,15 +61,7 @@ def test_what_is_no_such_stream_is_an_error_in_few_words(status: int, body: byte
 
 def test_times_are_those_of_the_tokens() -> None:
     with streaming(0.2, 0.05) as port:
-        found = asyncio.run(Endpoint("127.0.0.1", port, "tiny").stream("a b c", 5, 5))
-    assert (found.prompt_tokens, found.tokens, len(found.arrivals)) == (3, 5, 5)
-    first, rest = found.arrivals[0] - found.begun, found.arrivals[-1] - found.arrivals[0]
-    assert 0.15 < first < 1, "not those of the connection or of the whole answer"
-    assert 0.1 < rest < 1
-
-
-def test_drafts_are_counted_by_position() -> None:
-    assert parse_drafts(PAGE) == Drafts(100, (81, 51))
-    assert parse_drafts(PAGE + PAGE) == Drafts(200, (162, 102))
-    assert parse_drafts(b"vllm:num_requests_running 1.0\n") is None
-    assert parse_drafts(PAGE.replace(b'position="1"', b'position="999"')) == Drafts(100, (81,))
+        answer = asyncio.run(Endpoint("127.0.0.1", port, "tiny").stream("a b c", 5, 5))
+    assert len(answer.arrivals) == 5
+    assert 0.15 < answer.arrivals[0] - answer.begun < 1, "not that of the connection or of the whole answer"
+    assert 0.1 < answer.arrivals[-1] - answer.arrivals[0] < 1

@@ -1,23 +1,14 @@
 """What is sent to warm an engine, and what counts as compiled. Whether that warms it: tests/integration."""
 
-from typing import NamedTuple
-
 import pytest
 from msgspec.structs import replace
 
+from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.warm_up import Compiled, add_up
 from sparkd.base.vllm.warm_up_steps import ANSWER_SPREAD, Limits, make_steps, read_limits, sizes
 
 LIMITS = Limits(batch_tokens=2048, requests=6, context_tokens=1024)
 each_pass = pytest.mark.parametrize("number", [1, 2, 3])
-
-
-class NodeFigures(NamedTuple):
-    """What `add_up` takes of each node."""
-
-    kernels: int
-    compilers: int
-    works: bool
 
 
 @each_pass
@@ -86,12 +77,11 @@ def test_tools_are_sent_where_the_engine_takes_them() -> None:
 
 
 def test_what_is_compiled_on_any_node_counts() -> None:
-    head = NodeFigures(kernels=2, compilers=1, works=False)
-    worker = NodeFigures(kernels=3, compilers=0, works=False)
+    head = EngineReport(kernels_compiled=2, compilers=1)
+    worker = EngineReport(kernels_compiled=3)
     assert add_up([head, worker], files=7) == Compiled(kernels=5, files=7, compilers=1, works=False)
 
 
 def test_the_cluster_works_while_any_node_does() -> None:
-    idle = NodeFigures(kernels=0, compilers=0, works=False)
-    assert add_up([idle._replace(works=True), idle], files=0).works
-    assert not add_up([idle, idle], files=0).works
+    assert add_up([EngineReport(works=True), EngineReport()], files=0).works
+    assert not add_up([EngineReport(), EngineReport()], files=0).works

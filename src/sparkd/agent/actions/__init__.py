@@ -32,8 +32,9 @@ from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.base.lib.errors import LaunchError
 from sparkd.base.plan.script import SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
+from sparkd.base.state.container_owner import Whose, whose
 from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
-from sparkd.base.state.rank_record import RANK_FILE, RankStage, Whose, load_rank, read_rank, whose
+from sparkd.base.state.rank_record import RANK_FILE, RankStage, load_rank, read_rank
 
 if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers

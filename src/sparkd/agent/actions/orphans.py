@@ -28,7 +28,7 @@ def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> No
     containers.remove(orphan.id)
     for segment in segments:
         unlink_segment(segment, host)
-    record = read_rank(host).of(orphan)
+    record = read_rank(host).find_record(orphan)
     if record is not None and record.container_id in ("", orphan.id):
         for path, identity in record.segments.items():
             unlink_segment(UnlinkSegment(path, *identity), host)

@@ -9,8 +9,8 @@ from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.text import sanitize
-from sparkd.base.plan import agreement
-from sparkd.base.plan.agreement import PLAN_PATH, Agreement
+from sparkd.base.plan.agreement import PLAN_PATH, Agreement, parse_values
+from sparkd.base.plan.differences import compare_values, format_summary, format_table
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.facts import READ_FROM_NODE, Facts, excerpt_values, find_differences, group_files, node_values
 from sparkd.base.state.known_good import read_known_good
@@ -115,18 +115,18 @@ class PlanDifferences(Struct):
             answer = agent.loop.beside(agent.monitor.readers[peer.rank].fetch(PLAN_PATH), 15.0, peer.address)
         except (HttpError, UnsignedError, TimeoutError) as error:
             return f"{plan_differs}, and its values can't be read: {error}"
-        other_values = agreement.parse_values(answer.body)
+        other_values = parse_values(answer.body)
         if other_values is None:
             return f"{plan_differs}, and its values are not valid: another version of sparkd?"
-        differences = agreement.find_differences(self.agreed.agreement.values, other_values)
+        differences = compare_values(self.agreed.agreement.values, other_values)
         if not differences:
             return f"{plan_differs} in nothing that this version of sparkd knows"
-        summary = agreement.format_summary(differences)
+        summary = format_summary(differences)
         report = agent.reporter.report
         if self._reported.get(peer.name) != differences:
             self._reported[peer.name] = differences
             agent.events.error("cluster.plan.mismatched", node=peer.name, found=summary)
-            for row in agreement.format_table(differences, report.node, peer.report.node if peer.report else "there"):
+            for row in format_table(differences, report.node, peer.report.node if peer.report else "there"):
                 # No event, which would lose the columns; 3: an error, as syslog(3) numbers them.
                 agent.journal.put(3, agent.redact(f"plan| {row}"), keep=True)
         return f"{plan_differs}: {summary}"

@@ -13,7 +13,7 @@ from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
 from sparkd.base.lib.errors import BlockedError, LaunchError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.lib.times import utc_now
-from sparkd.base.plan.script import ASSERT_FAILED, find_fault, find_unbuilt, render_asserts
+from sparkd.base.plan.image_asserts import ASSERT_FAILED, find_fault, find_unbuilt, render_asserts
 from sparkd.base.state import vllm_tables
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.vllm.own_table import KILL_SECONDS, QUERY_SECONDS, parse_answer, render_query

@@ -14,7 +14,7 @@ from sparkd.agent.daemon.head_config import check_head
 from sparkd.agent.daemon.startup import note_late_rdma
 from sparkd.agent.preflight.checks.rdma import BY_TCP, TCP_COST, TCP_HINT
 from sparkd.base.lib.errors import NotReadyError, OutdatedPlanError
-from sparkd.base.plan import agreement
+from sparkd.base.plan.differences import compare_versions
 from sparkd.base.status.model import Contact, PeerStatus, Phase
 from sparkd.base.status.phases import PHASES, find_loss
 
@@ -50,7 +50,7 @@ def wait_for_peers(agent: Agent) -> bool:
         agent.loop.wait(POLL_SECONDS)
     for peer in peers:
         if peer.report is not None:
-            for warning in agreement.compare_versions(agent.reporter.report.versions, peer.report.versions):
+            for warning in compare_versions(agent.reporter.report.versions, peer.report.versions):
                 agent.events.warning("cluster.version.mismatched", node=peer.name, found=warning)
     _report_worker_ready(agent)
     if agent.context.is_head:

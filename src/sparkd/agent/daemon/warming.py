@@ -176,7 +176,7 @@ async def _warm_up(
         peers = [peer.report.engine for peer in agent.monitor.statuses() if peer.report]
         kernels = running.log.progress.compiled
         own_report = EngineReport(compilers=running.compiler_count, kernels_compiled=kernels, works=works())
-        return add_up([(node.kernels_compiled, node.compilers, node.works) for node in (own_report, *peers)], files)
+        return add_up([own_report, *peers], files)
 
     limits = read_limits(agent.plan.argv, await endpoint.context_tokens())
     seconds, still_seconds = agent.settings.readiness.warm_seconds, agent.settings.supervise.stall_seconds

@@ -11,7 +11,7 @@ import re
 from msgspec import Struct, toml
 
 from sparkd.base.lib import read_data
-from sparkd.base.plan.script import NOT_AS_NEEDED
+from sparkd.base.plan.image_asserts import NOT_AS_NEEDED
 from sparkd.base.vllm.log_lines import PROCESS_PREFIX
 
 _PREFIX = re.compile(rf"{PROCESS_PREFIX}{{1,4}}")

@@ -78,7 +78,7 @@ def peers_of(settings: Settings, own_rank: int) -> tuple[Peer, ...]:
 
 
 def check_inputs(node: NodeContext) -> CheckInputs:
-    drop_in = next(drop_in for drop_in in units.dropins(node.configured) if drop_in.role == node.role)
+    drop_in = next(drop_in for drop_in in units.dropins(node.configured) if drop_in.unit == units.unit_name(node.role))
     return CheckInputs(node.plan, node.settings, node.role, tuple(peer.address for peer in node.peers), drop_in)
 
 

@@ -85,7 +85,7 @@ def _check_mount(raw: str) -> str:
     path = check_path(raw.removesuffix(WRITABLE), "it")
     if path == "/":
         raise ValueError("must be less than all files of the node")
-    return path + WRITABLE * raw.endswith(WRITABLE)
+    return path + WRITABLE if raw.endswith(WRITABLE) else path
 
 
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"

@@ -23,8 +23,6 @@ NOTIFY_UNIT = "sparkd-notify.service"
 """Sends what a unit that stays down leaves to be sent: docs/adr/0044."""
 GUARD_UNITS = ("sparkd-guard.socket", "sparkd-guard.service")
 """Kill the rank where memory runs out, and where its agent does not come back: docs/adr/0068."""
-NOTIFY = "notify"
-"""Stands for NOTIFY_UNIT in the place of a role."""
 PACKAGE_UNITS = "/usr/lib/systemd/system"
 ADMIN_UNITS = "/etc/systemd/system"
 STOP_MARGIN_SECONDS = 30
@@ -34,14 +32,14 @@ _SPECIAL = re.compile(rb"\A\.|[^A-Za-z0-9:_./]")
 
 
 class DropIn(Struct, frozen=True):
-    """A drop-in as it should be. Empty text: there should be none."""
+    """A drop-in of a unit, as it should be. Empty text: there should be none."""
 
-    role: str
+    unit: str
     text: str
 
     @property
     def path(self) -> str:
-        return f"{ADMIN_UNITS}/{NOTIFY_UNIT if self.role == NOTIFY else unit_name(self.role)}.d/50-sparkd.conf"
+        return f"{ADMIN_UNITS}/{self.unit}.d/50-sparkd.conf"
 
 
 class DropInState(Enum):
@@ -67,7 +65,7 @@ def render(role: str) -> str:
 
 def digest_service(role: str, settings: Settings) -> str:
     """SHA-256 of what stands in [Service] of the unit, and of the drop-in that these settings need."""
-    texts = (render(role), *(drop_in.text for drop_in in dropins(settings) if drop_in.role == role))
+    texts = (render(role), *(drop_in.text for drop_in in dropins(settings) if drop_in.unit == unit_name(role)))
     lines = [line for text in texts for line in parse_assignments(text) if line.section == "Service"]
     return sha256(repr(lines).encode()).hexdigest()
 
@@ -84,11 +82,11 @@ def dropins(settings: Settings) -> tuple[DropIn, ...]:
     values = _make_template_values(settings)
     text = "" if values == _make_template_values(type(settings)()) else _fill_template("50-sparkd.conf.in", values)
     notify = _read_shipped("50-sparkd-notify.conf") if settings.notify.command else ""
-    return (*(DropIn(role, text) for role in ROLES), DropIn(NOTIFY, notify))
+    return (*(DropIn(unit_name(role), text) for role in ROLES), DropIn(NOTIFY_UNIT, notify))
 
 
 def no_dropins() -> tuple[DropIn, ...]:
-    return tuple(DropIn(role, "") for role in (*ROLES, NOTIFY))
+    return tuple(DropIn(unit, "") for unit in (*map(unit_name, ROLES), NOTIFY_UNIT))
 
 
 def compare_file(files: Files, wanted: DropIn) -> DropInState:

@@ -1,6 +1,5 @@
 """Builds the plan of a rank from recipe, settings and node. Does no I/O."""
 
-import re
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 
@@ -8,13 +7,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.config import Settings
-from sparkd.base.lib.errors import AwaitedError, ConfigError
-from sparkd.base.lib.text import did_you_mean
+from sparkd.base.lib.errors import ConfigError
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret, pull_command
+from sparkd.base.plan.placeholders import fill_text, fill_value, list_values
 from sparkd.base.plan.ports import api_port
 from sparkd.base.recipes.additions import HCAS, RAY, VERBS, added_env
-from sparkd.base.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
+from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Container, Recipe, Volume
 from sparkd.base.vllm.args import JsonValue, command_line
 from sparkd.base.vllm.container_paths import kept_caches
 from sparkd.base.vllm.flag_values import api_host, check_ranks, gpu_memory_share
@@ -24,8 +23,6 @@ POOL_SIZE_FLAGS = frozenset(
      "max-num-batched-tokens", "num-gpu-blocks-override", "quantization", "speculative-config")
 )  # fmt: skip
 """Flags that change the size of the KV cache."""
-_SET_BY = {"node.interface": "set fabric.interface", "node.hcas": "set fabric.hcas"}
-"""Placeholders whose values come with the fabric, each with the setting that can give one."""
 BY_TCP = {"NCCL_IB_DISABLE": "1"}
 """Makes NCCL use TCP."""
 
@@ -56,9 +53,9 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     engine = _configure_engine(recipe, settings, node.cluster_size)
     shared = _collect_shared(recipe, settings, node, engine)
     engine = _fit_env(engine, node, by_tcp=by_tcp)
-    values, name = _list_placeholders(node, engine.model_target), f"recipe {recipe.name}"
-    args = {flag: _fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
-    env = tuple((key, _fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
+    values, name = list_values(node, engine.model_target), f"recipe {recipe.name}"
+    args = {flag: fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
+    env = tuple((key, fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
     host, port = api_host(recipe.name, args.get("host")), api_port(recipe.name, args, dict(env), settings)
     share = gpu_memory_share(recipe.name, args.get("gpu-memory-utilization"))
     gpus = recipe.nodes.gpus if recipe.container.gpus == "all" else 0
@@ -211,48 +208,6 @@ def _choose_served_name(recipe: Recipe) -> str:
             "set model.served_name",
         )
     return name
-
-
-def _list_placeholders(node: Node, model_target: str) -> Mapping[str, str]:
-    return {
-        "node.address": node.address,
-        "node.rank": str(node.rank),
-        "node.interface": node.interface,
-        "node.hcas": ",".join(node.hcas),
-        "node.compile_jobs": node.compile_jobs,
-        "head.address": node.head_address,
-        "cluster.size": str(node.cluster_size),
-        "model.path": model_target,
-    }
-
-
-def _fill_text(template: str, values: Mapping[str, str], where: str) -> str:
-    """Replace the placeholders. Raises ConfigError, prefixed with `where`, for one that is unknown or has no value, and
-    AwaitedError where the value may come with the fabric.
-    """
-
-    def find_value(match: re.Match[str]) -> str:
-        name = match[1]
-        if name not in values:
-            raise ConfigError(f"{where}: there is no placeholder {{{name}}}{did_you_mean(name, values)}")
-        if not values[name]:
-            may_come = name in _SET_BY and values["cluster.size"] != "1"
-            error_type = AwaitedError if may_come else ConfigError
-            raise error_type(f"{where}: {{{name}}} is not known on this node", _SET_BY.get(name, ""))
-        return values[name]
-
-    return PLACEHOLDER.sub(find_value, template)
-
-
-def _fill_value(template: JsonValue, values: Mapping[str, str], where: str) -> JsonValue:
-    """Fill every text of a JSON value except its keys. Raises ConfigError like `_fill_text`."""
-    if isinstance(template, str):
-        return _fill_text(template, values, where)
-    if isinstance(template, list):
-        return [_fill_value(inner, values, where) for inner in template]
-    if isinstance(template, dict):
-        return {key: _fill_value(inner, values, where) for key, inner in template.items()}
-    return template
 
 
 def _find_expected_tokens(recipe: Recipe, settings: Settings) -> int | None:

@@ -50,14 +50,14 @@ class CompileRoom(Struct, frozen=True):
     """Ranks of this node. Each starts compilers of its own."""
 
     @property
-    def bytes_(self) -> int:
+    def room_bytes(self) -> int:
         """Memory left for the compilers of all ranks."""
         return self.total_bytes - self.rank_bytes - self.headroom_bytes - SYSTEM_GIB * GIB
 
     @property
     def jobs(self) -> int:
         """Compilers of each rank that have room; 1 where none has, because no engine starts without one."""
-        return max((jobs for jobs in range(1, MOST_JOBS + 1) if self._needed_bytes(jobs) <= self.bytes_), default=1)
+        return max((jobs for jobs in range(1, MOST_JOBS + 1) if self._needed_bytes(jobs) <= self.room_bytes), default=1)
 
     def _needed_bytes(self, jobs: int) -> int:
         return needed_bytes(jobs * self.ranks)
@@ -67,10 +67,10 @@ class CompileRoom(Struct, frozen=True):
         rank_part = "weights" if self.weights_known else "the rank's share"
         others = f"{rank_part} of {size(self.rank_bytes)}, the " if self.rank_bytes else "the "
         needed = self._needed_bytes(self.jobs)
-        relation = "of" if needed <= self.bytes_ else "more than the"
+        relation = "of" if needed <= self.room_bytes else "more than the"
         per_rank = f" in each of {self.ranks} ranks" if self.ranks > 1 else ""
         return (
-            f"{self.jobs} at a time{per_rank}: {size(needed)} at the worst, {relation} {size(max(0, self.bytes_))} "
+            f"{self.jobs} at a time{per_rank}: {size(needed)} at the worst, {relation} {size(max(0, self.room_bytes))} "
             f"beside {others}system ({SYSTEM_GIB} GiB) and headroom"
         )
 
@@ -78,11 +78,11 @@ class CompileRoom(Struct, frozen=True):
         """A fault of the number of compilers that recipe or settings name; empty where there is none."""
         wanted = parse_count(dict(plan.env).get(MAX_JOBS), 1 << 20) or MOST_JOBS
         needed = self._needed_bytes(wanted)
-        if wanted == 1 or needed <= self.bytes_ or plan.container.gpus != "all":
+        if wanted == 1 or needed <= self.room_bytes or plan.container.gpus != "all":
             return ""
         return (
             f"on a cold cache {wanted * self.ranks} compilers at once ({MAX_JOBS}) take {size(needed)} at the worst, "
-            f"and {size(max(0, self.bytes_))} are left beside weights and system"
+            f"and {size(max(0, self.room_bytes))} are left beside weights and system"
         )
 
 

@@ -1,6 +1,5 @@
 """Whether a plan's model fits into memory: the rank's share of it, and what that share has to hold."""
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
@@ -13,9 +12,9 @@ from sparkd.base.host import Host, weights
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.plan.rank_weights import RankWeights, divide_weights
 from sparkd.base.vllm.args import parse_count
 from sparkd.base.vllm.command import first_values
-from sparkd.base.vllm.flag import FlagTable
 from sparkd.base.vllm.flag_values import DATA_SIZE, RANK_SIZES, SAFETENSORS_FORMATS
 from sparkd.base.vllm.kv_cache import MOST_LAYERS, KvCache, read_kv_cache
 from sparkd.base.vllm.lint.launch import Launch
@@ -25,23 +24,15 @@ from sparkd.base.vllm.releases import is_before, known_release
 OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
 """Parts of the share for activations, CUDA graphs and NCCL: 1.3 to 10.5 % in 20 public logs of vLLM 0.10 to 0.33 on
 GPUs of 24 to 192 GiB, and up to 13 % in logs of refused starts."""
-BY_VERSION = ("max-num-batched-tokens", "max-num-seqs")
-"""Flags whose defaults depend on the version."""
-DEFAULTS, EARLIER_DEFAULTS = (2048, 256), (8192, 1024)
-"""vLLM's defaults of BY_VERSION on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
+DEFAULTS = {"max-num-batched-tokens": 2048, "max-num-seqs": 256}
+EARLIER_DEFAULTS = {"max-num-batched-tokens": 8192, "max-num-seqs": 1024}
+"""vLLM's defaults on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
 CHANGES_WEIGHTS = (
     "cpu-offload-gb", "hf-config-path", "hf-overrides", "kv-cache-memory-bytes", "offload-backend",
     "offload-group-size", "offload-num-in-group", "prefill-context-parallel-size", "quantization-config",
 )  # fmt: skip
 CHANGES_CACHE = ("decode-context-parallel-size", "num-gpu-blocks-override", "hf-overrides", "hf-config-path")
 """Flags whose effect is not computed: with one of them the size of weights, or of the KV cache, is unknown."""
-_WHOLE = re.compile(
-    r"norm|(?:^|\.)(?:gate|router|shared_expert_gate|fc|eh_proj|e_proj|h_proj)\.|e_score_correction|indexer|compressor"
-    r"|_a_proj|\bwq_a\b|\bwkv\b|\bhc_|latent_proj"
-)
-"""Parts of names of tensors. Each rank of tensor parallelism holds such a tensor whole."""
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")
-_DRAFT = re.compile(r"(?:^|\.)mtp\.")
 
 
 class ModelFit(Enum):
@@ -50,15 +41,6 @@ class ModelFit(Enum):
     TIGHT = "tight"
     FITS = "fits"
     UNKNOWN = "unknown"
-
-
-class RankWeights(Struct, frozen=True):
-    """Bytes on the fullest rank."""
-
-    least: int
-    """The tensors divided evenly: no rank holds less, unless the engine quantizes what it loads."""
-    expected: int
-    """Includes what each rank holds whole, but not the engine's own copies and paddings."""
 
 
 class MemorySum(Struct, frozen=True):
@@ -176,7 +158,7 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
     flags, drafts = launch.flags, _count_own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*RANK_SIZES[:2], DATA_SIZE))
     release = known_release(plan.image)
-    defaults = _find_defaults(release)
+    defaults = EARLIER_DEFAULTS if release and is_before(release, 33) else DEFAULTS
     unset = {flag: value for flag, value in defaults.items() if release and flag not in flags}
     batched, sequences = (launch.amount(flag) or value for flag, value in defaults.items())
     cache = rank_weights = None
@@ -189,11 +171,6 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
         rank_weights = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
     length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
     return MemorySum(share_bytes, rank_weights, cache, length, sequences, unset)
-
-
-def _find_defaults(release: FlagTable | None) -> dict[str, int]:
-    values = EARLIER_DEFAULTS if release and is_before(release, 33) else DEFAULTS
-    return dict(zip(BY_VERSION, values, strict=True))
 
 
 def _count_own_drafts(launch: Launch) -> int:
@@ -210,32 +187,3 @@ def _loads_as_stored(launch: Launch, config: Mapping[str, object]) -> bool:
     if quantizes or converts or "VLLM_PP_LAYER_PARTITION" in launch.env:
         return False
     return launch.flags.keys().isdisjoint(CHANGES_WEIGHTS)
-
-
-def divide_weights(
-    tensors: Mapping[str, int], layers: int, ranks: int, stages: int, copies: int = 1, *, drafts: bool = False
-) -> RankWeights:
-    """The weights of a rank, by the names and bytes of a model's tensors.
-
-    vLLM divides most matrices over the ranks of tensor parallelism, and experts too, as wholes or in parts. The classes
-    of its layers show what each rank holds whole (ReplicatedLinear, norms, routers; vllm/model_executor/layers, 0.33).
-    `layers`: the model's, 0 where unknown; layers beyond these draft. `ranks` are those of tensor parallelism, `stages`
-    those of pipeline parallelism, and `copies` those of data parallelism, over which experts are divided too.
-    """
-    divided = experts = whole = outside = 0
-    for name, count in tensors.items():
-        layer = _LAYER.search(name)
-        if not drafts and (_DRAFT.search(name) or (layer and 0 < layers <= int(layer[1]))):
-            continue
-        if ".experts." in name:
-            experts += count
-        elif _WHOLE.search(name):
-            whole += count
-        elif layer:
-            divided += count
-        else:
-            outside += count  # embeddings and head, at the first and the last stage
-    even_bytes = (divided + experts + whole + outside) // (ranks * stages * copies)
-    end_bytes = outside // ranks if stages == 1 else outside // (2 * ranks)
-    layer_bytes = divided // (ranks * stages) + experts // (ranks * stages * copies) + whole // stages
-    return RankWeights(even_bytes, max(even_bytes, layer_bytes + end_bytes))

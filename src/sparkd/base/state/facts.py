@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from sparkd.base.plan import agreement
-from sparkd.base.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, Difference
+from sparkd.base.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED
+from sparkd.base.plan.differences import Difference, diff_excerpt
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.comparison import normalize_flags
 from sparkd.base.vllm.args import JsonValue
@@ -103,5 +103,5 @@ def group_files(differences: Sequence[Difference]) -> tuple[Difference, ...]:
 
 def excerpt_values(difference: Difference) -> tuple[str, str]:
     """Both values, bounded, from shortly before the first differing character."""
-    earlier, current = agreement.diff_excerpt(difference)
+    earlier, current = diff_excerpt(difference)
     return earlier or "not set", current or "not set"

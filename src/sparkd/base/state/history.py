@@ -57,7 +57,7 @@ class Smoke(Struct, frozen=True, tag="smoke", tag_field="kind"):
     """Id of the launch that was tested."""
     recipe: str
     bad: int
-    """For `sparkd smoke`: answers that make no sense. For the test at a start: kinds of fault."""
+    """Number of answers that make no sense, by `sparkd smoke`; by the test at a start, of kinds of fault."""
     faults: tuple[str, ...] = ()
 
 

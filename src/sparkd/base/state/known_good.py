@@ -37,7 +37,7 @@ class Entry(Struct, frozen=True, rename={"plan_digest": "plan", "agreement_diges
     """The recipe as JSON. With `engine`, the section of the settings, it makes the plan again."""
     engine: dict[str, object]
     image_digest: str = ""
-    """Of the form DIGEST, safe in a shell: a registry gives this very image by it. Empty where none is known to."""
+    """Name by which a registry gives this very image, of the form DIGEST, safe in a shell; empty: none is known."""
 
     def __post_init__(self) -> None:
         # Docker also takes a registry's name with capitals, and [::1]. Such a digest is left out: as an error it would

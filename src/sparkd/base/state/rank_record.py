@@ -1,10 +1,5 @@
-"""rank.json: this node's rank and the process that has it, as long as its container exists; and whose a container is.
+"""rank.json: this node's rank and the process that has it, as long as its container exists."""
 
-A container's labels can't change. They name its rank, and the process that made it; the record names the process that
-has the rank now. A container without a record, lost or of a version that had none, is judged by its labels.
-"""
-
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
@@ -86,14 +81,14 @@ class KnownRank(Struct, frozen=True):
         """Whether the rank may outlive its agent: it serves, and ends by itself where no other agent takes it over."""
         return self.record is not None and self.record.stage is RankStage.READY and self.alive and self.guarded
 
-    def of(self, container: ContainerFacts) -> RankRecord | None:
-        """The record, where the container's label names its rank."""
+    def find_record(self, container: ContainerFacts) -> RankRecord | None:
+        """The record, where the container's label names its rank; else None."""
         named = self.record is not None and container.rank_id and container.rank_id == self.record.rank_id
         return self.record if named else None
 
     def proves(self, container: ContainerFacts) -> bool:
         """Whether it is the recorded container, with the recorded process: a label may have been copied."""
-        record = self.of(container)
+        record = self.find_record(container)
         if record is None or record.container_id not in ("", container.id):
             return False
         return not container.running or not record.pid or (container.pid == record.pid and self.alive)
@@ -104,7 +99,7 @@ class KnownRank(Struct, frozen=True):
 
     def holder(self, container: ContainerFacts) -> str:
         """The invocation of the process that has the container."""
-        record = self.of(container)
+        record = self.find_record(container)
         return container.invocation if record is None else record.invocation
 
     def left_by(self, owner: NodeOwner | None) -> str:
@@ -159,41 +154,3 @@ def is_left(files: Files, path: str, identity: Identity) -> bool:
 
 def read_boot_id(files: Files) -> str:
     return files.text("/proc/sys/kernel/random/boot_id").strip()
-
-
-class Whose(Enum):
-    """Who has a container of sparkd's."""
-
-    OWNERS = "owners"
-    """The process that owns the node has it, or has made it."""
-    ORPHAN = "orphan"
-    """No living process has it."""
-    LEFT = "left"
-    """Its agent has crashed, and the next one is to take it over. An agent that does not writes that to the record."""
-    UNKNOWN = "unknown"
-
-
-def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) -> Whose:
-    """Whose a container of sparkd's is. Only an orphan may be ended by others than its own agent."""
-    is_owners = owner is not None and known.holder(container) == owner.invocation
-    if known.stays and known.proves(container) and not is_owners:
-        return Whose.LEFT
-    if owner is None:
-        return Whose.ORPHAN
-    if not owner.invocation:
-        return Whose.UNKNOWN  # who holds the lock is not known
-    if not is_owners:
-        return Whose.UNKNOWN if container.rank_id and known.error else Whose.ORPHAN
-    if known.contradicts(container):
-        return Whose.UNKNOWN
-    return Whose.ORPHAN if owner.pid == os.getpid() and _is_over(container, known) else Whose.OWNERS
-
-
-def _is_over(container: ContainerFacts, known: KnownRank) -> bool:
-    """Whether it is an ended check of the image, or an ended rank, that its own process could not remove.
-
-    The owner itself judges its container only after the end, never while it runs.
-    """
-    if container.running:
-        return False
-    return not container.rank_id or (known.record is not None and known.record.stage is RankStage.ENDING)

@@ -18,7 +18,7 @@ MOST_UNDECODABLE = 0.5
 LEAST_REPEATS = 4
 """Times that a piece must follow itself for a text of nothing else to be a repetition."""
 LEAST_FOREIGN, MOST_FOREIGN = 8, 0.1
-"""Letters of other scripts, and their share, that are a fault: a quoted name has fewer, and so has a random model."""
+"""Letters of other scripts, and their share, that are a fault: a _quote name has fewer, and so has a random model."""
 FOREIGN = (
     "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "CYRILLIC", "ARABIC", "HEBREW", "THAI", "DEVANAGARI",
     "BENGALI", "TAMIL", "TELUGU", "GEORGIAN", "ARMENIAN", "LAO", "KHMER", "MYANMAR", "ETHIOPIC",
@@ -49,11 +49,11 @@ def find_fault(answer: Answer, wanted: int, *, chat: bool = False, thinks: bool 
     if not text.strip():
         return f"an empty answer, of {answer.tokens} tokens, ended by {answer.finish}"
     if len(text) >= 2 * LEAST_REPEATS and text.count("\ufffd") > MOST_UNDECODABLE * len(text):
-        return f"no text: {quoted(text)}"
+        return f"no text: {_quote(text)}"
     if _is_repetition(text.strip()):
-        return f"repeats one piece of text: {quoted(text)}"
+        return f"repeats one piece of text: {_quote(text)}"
     if loop := _LOOP.search(text):
-        return f"repeats itself: {quoted(loop[0])}"
+        return f"repeats itself: {_quote(loop[0])}"
     return _find_chat_fault(answer.text[:LONGEST], thinks) if chat else ""
 
 
@@ -62,41 +62,41 @@ def find_end_fault(answer: Answer, wanted: int, ends: Sequence[str] = ENDS) -> s
     if answer.error:
         return f"a completion failed: {answer.error}"
     if answer.finish not in ends:
-        return f"ended with {quoted(answer.finish)}, not by its length or a stop"
+        return f"ended with {_quote(answer.finish)}, not by its length or a stop"
     if answer.finish == "length" and answer.tokens is not None and answer.tokens < wanted:
         return f"cut off: {answer.tokens} of {wanted} tokens"
     return ""
 
 
-def differ(answers: Sequence[Answer]) -> str:
+def find_difference(answers: Sequence[Answer]) -> str:
     """How answers to one prompt at temperature 0 differ in their first letters; later, rounding alone may do that."""
     texts = [answer.text for answer in answers if not answer.error]
     if len({text.lstrip()[:1] for text in texts}) > 1:
-        return f"the same prompt has different answers at temperature 0: {', '.join(map(quoted, texts))}"
+        return f"the same prompt has different answers at temperature 0: {', '.join(map(_quote, texts))}"
     return ""
 
 
 def _find_chat_fault(text: str, thinks: bool) -> str:
     if markup := MARKUP.search(text) or (THINKING.search(text) if thinks else None):
-        return f"markup of a template or a tool in the answer: {quoted(text[max(0, markup.start() - 10) :])}"
+        return f"markup of a template or a tool in the answer: {_quote(text[max(0, markup.start() - 10) :])}"
     letters = [letter for letter in text if letter.isalpha()]
     foreign = [letter for letter in letters if not letter.isascii() and name(letter, "").startswith(FOREIGN)]
     if len(foreign) >= LEAST_FOREIGN and len(foreign) > MOST_FOREIGN * len(letters):
         script = name(foreign[0]).split()[0]
-        return f"{script} in the answer to an English prompt: {quoted(text[text.index(foreign[0]) :])}"
+        return f"{script} in the answer to an English prompt: {_quote(text[text.index(foreign[0]) :])}"
     return ""
 
 
 def _find_call_fault(answer: Answer, tool: str) -> str:
     for function, arguments in answer.calls:
         if function != tool:
-            return f"calls a tool that was not offered: {quoted(function)}"
+            return f"calls a tool that was not offered: {_quote(function)}"
         try:
             is_object = isinstance(parse_json(arguments), dict)
         except ValueError:
             is_object = False
         if not is_object and answer.finish != "length":
-            return f"a tool call whose arguments are no JSON object: {quoted(arguments)}"
+            return f"a tool call whose arguments are no JSON object: {_quote(arguments)}"
     return ""
 
 
@@ -105,5 +105,5 @@ def _is_repetition(text: str) -> bool:
     return any(text[size:] == text[:-size] for size in range(1, len(text) // LEAST_REPEATS + 1))
 
 
-def quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(sanitize(text, 40))

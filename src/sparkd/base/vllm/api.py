@@ -11,7 +11,8 @@ from sparkd.base.vllm.counters import Counters, Drafts, parse_counters, parse_dr
 from sparkd.base.vllm.logprobs import ScoredChoice, UnscoredError, parse_scored
 from sparkd.base.vllm.streaming import Streamed, excerpt, stream_completion
 
-HEALTH_TIMEOUT_SECONDS = 5.0
+QUICK_SECONDS = 5.0
+"""Limit of requests that the API server answers without a step of the engine."""
 ANSWER_LIMIT_BYTES = 256 << 10
 """Limit of a completion: at most some hundred tokens are requested, and at most 256 at once."""
 
@@ -61,13 +62,13 @@ class Endpoint:
         self._http = HttpClient(f"http://{address}:{port}", headers=headers, admit=admit, connections=connections)
         self.served_name = served_name
 
-    async def health(self, timeout_seconds: float = HEALTH_TIMEOUT_SECONDS) -> int:
+    async def health(self, timeout_seconds: float = QUICK_SECONDS) -> int:
         """Status of /health. 503: the engine is dead; 200: only the API server is known to run."""
         return (await self._http.request("/health", timeout_seconds)).status
 
     async def serves(self) -> tuple[str, ...]:
         """Names in /v1/models; () for an error or another answer. Raises KeyRefusedError."""
-        answer = await self._http.request("/v1/models", HEALTH_TIMEOUT_SECONDS)
+        answer = await self._http.request("/v1/models", QUICK_SECONDS)
         if answer.status in (401, 403):
             raise KeyRefusedError
         if answer.status != 200:
@@ -79,13 +80,13 @@ class Endpoint:
                     return tuple(name for name in ids if isinstance(name, str))
         return ()
 
-    async def counters(self, timeout_seconds: float = HEALTH_TIMEOUT_SECONDS) -> Counters | None:
+    async def counters(self, timeout_seconds: float = QUICK_SECONDS) -> Counters | None:
         answer = await self._http.request("/metrics", timeout_seconds)
         return parse_counters(answer.body) if answer.status == 200 else None
 
     async def drafts(self) -> Drafts | None:
         """Counts of drafts; None without a drafter."""
-        answer = await self._http.request("/metrics", HEALTH_TIMEOUT_SECONDS)
+        answer = await self._http.request("/metrics", QUICK_SECONDS)
         return parse_drafts(answer.body) if answer.status == 200 else None
 
     async def stream(self, prompt: str, tokens: int, seconds: float) -> Streamed:
@@ -142,7 +143,7 @@ class Endpoint:
 
     async def context_tokens(self) -> int:
         """The most tokens of prompt and answer together. Raises ValueError."""
-        answer = await self._http.request("/v1/models", HEALTH_TIMEOUT_SECONDS)
+        answer = await self._http.request("/v1/models", QUICK_SECONDS)
         match parse_json(answer.body):
             case {"data": [{"max_model_len": int(tokens)}, *_]} if tokens > 0:
                 return tokens
@@ -150,7 +151,7 @@ class Endpoint:
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
         """Numbers of the text's tokens. Raises ValueError."""
-        match await self._post("/tokenize", HEALTH_TIMEOUT_SECONDS, {"prompt": text, "add_special_tokens": False}):
+        match await self._post("/tokenize", QUICK_SECONDS, {"prompt": text, "add_special_tokens": False}):
             case {"tokens": [int(), *_] as tokens}:
                 return tuple(token for token in tokens if isinstance(token, int))
         raise ValueError("/tokenize has no tokens")

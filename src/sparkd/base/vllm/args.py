@@ -50,6 +50,7 @@ _SHELL_OWNED = frozenset(
 )  # fmt: skip
 """Variables (besides BASH*) that bash does not pass on unchanged."""
 _DEEPEST = 20
+"""Levels of a value. Its check calls itself for each, and Python allows 1000 calls."""
 
 
 def kebab_case(name: str) -> str:
@@ -94,7 +95,7 @@ def check_value(raw: object, depth: int = 0) -> JsonValue:
     if raw is None or isinstance(raw, bool):
         return raw
     if isinstance(raw, int):
-        if raw.bit_length() > 512:
+        if raw.bit_length() > 512:  # Python refuses to print numbers of more than 4300 digits
             raise ValueError("a number of more digits than any flag takes")
         return raw
     if isinstance(raw, str):

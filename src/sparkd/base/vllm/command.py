@@ -8,10 +8,6 @@ from msgspec import Struct
 from sparkd.base.vllm.args import kebab_case
 from sparkd.base.vllm.flag import SHORT
 
-MODULES = ("vllm.entrypoints.openai.api_server",)
-"""Python modules that pass all their words to vLLM's parser, as `vllm serve` does."""
-PASSED_ON = 'vllm serve "$@"'
-"""End of an inline script that passes all its words to vLLM's parser, too."""
 FirstValues = Mapping[str, str | None]
 """The first value of each flag by its kebab-case name; None for a missing or unknown value."""
 
@@ -51,6 +47,8 @@ def _find_model(argv: Sequence[str]) -> int:
     """Index of the word behind the program, where the model stands; the number of words for another program."""
     for position, (program, word) in enumerate(pairwise(argv), 2):
         is_serve = "vllm" in program.rpartition("/")[2] and word == "serve"
-        if is_serve or (program == "-m" and word in MODULES) or word.rstrip().endswith(PASSED_ON):
+        # A Python module, and an inline script that ends so, pass all their words to vLLM's parser, too.
+        is_module = program == "-m" and word == "vllm.entrypoints.openai.api_server"
+        if is_serve or is_module or word.rstrip().endswith('vllm serve "$@"'):
             return position
     return len(argv)

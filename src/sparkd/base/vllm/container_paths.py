@@ -35,7 +35,8 @@ def check_target(raw: str) -> str:
 
 def _normalize(path: str) -> str:
     """The path without doubled slashes and dots; a relative path stays one."""
-    return "/" * path.startswith("/") + "/".join(part for part in path.split("/") if part not in ("", "."))
+    root = "/" if path.startswith("/") else ""
+    return root + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def is_below(path: str, folder: str) -> bool:

@@ -234,8 +234,8 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
         return f"the vLLM in {self.image}" if self.image else f"vLLM {self.version}"
 
     @property
-    def judge(self) -> str:
-        """A phrase for the table by which a launch was judged."""
+    def judged_by(self) -> str:
+        """A phrase for people that names the table by which a launch was judged."""
         if self.image:
             return f"judged by {self.vllm} ({self.version})"
         if self.unanswered:

@@ -16,6 +16,7 @@ LINE_LIMIT = 4096
 GAP = "…"
 """Stands for any text in a pattern."""
 PORT_IN_USE = ("EADDRINUSE", "[Errno 98] Address already in use")
+"""Patterns of an entry by which the agent, too, finds that another process has the port."""
 
 Text = Annotated[str, Meta(min_length=1)]
 Pattern = Annotated[str, Meta(min_length=9)]

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 BLOCK_TOKENS = 16
 UNEVEN = 1.5
-"""Groups have as many layers as the smallest kind; as the largest one, where that has less than this times as many."""
+"""A group has as many layers as the kind with the fewest; as the kind with the most, where that has less than this
+times as many."""
 ELEMENT_BYTES = {
     "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "nvfp4": 0.5625
 }  # fmt: skip
@@ -122,10 +123,10 @@ def _list_layers(
     model: Mapping[str, object], counts: Counter[str], element: float, ranks: int, drafts: int
 ) -> list[Layers]:
     """Layers by kind. Raises LookupError where config.json does not say what a layer takes."""
-    layers = [Layers(counts[ATTENTION], _attention_bytes(model, element, ranks, whole=True))]
+    layers = [Layers(counts[ATTENTION], _attention_bytes(model, element, ranks, is_full=True))]
     if counts[WINDOW]:
         window = _need(model, "sliding_window")
-        layers.append(Layers(counts[WINDOW], _attention_bytes(model, element, ranks, whole=False), window))
+        layers.append(Layers(counts[WINDOW], _attention_bytes(model, element, ranks, is_full=False), window))
     if counts[STATE]:
         layers.append(Layers(counts[STATE], _state_bytes(model, ranks, drafts), is_state=True))
     if not all(kind.page_bytes for kind in layers):
@@ -154,15 +155,18 @@ def _list_kinds(model: Mapping[str, object]) -> list[str]:
     return [kind for kind in kinds[: len(kinds) - _read_number(model, "num_kv_shared_layers")] if kind]
 
 
-def _attention_bytes(model: Mapping[str, object], element: float, ranks: int, *, whole: bool) -> float:
-    """Bytes of a token in a layer. Raises LookupError where config.json does not say it."""
+def _attention_bytes(model: Mapping[str, object], element: float, ranks: int, *, is_full: bool) -> float:
+    """Bytes of a token in a layer. Raises LookupError where config.json does not say it.
+
+    `is_full`: of full attention, for whose layers some models give other heads than for those with a window.
+    """
     if latent := _read_number(model, "kv_lora_rank"):
-        sparse = bool(model.get("index_topk"))
-        page = SPARSE_BYTES[element] if sparse else (latent + _need(model, "qk_rope_head_dim")) * element
-        return page + INDEX_BYTES * sparse
+        if model.get("index_topk"):
+            return SPARSE_BYTES[element] + INDEX_BYTES
+        return (latent + _need(model, "qk_rope_head_dim")) * element
     heads = _read_number(model, "num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_groups")
     size = _read_number(model, "head_dim")
-    if whole and (global_size := _read_number(model, "global_head_dim")):
+    if is_full and (global_size := _read_number(model, "global_head_dim")):
         size, heads = global_size, _read_number(model, "num_global_key_value_heads") or heads
     heads = heads or _need(model, "num_attention_heads")
     size = size or _need(model, "hidden_size") // _need(model, "num_attention_heads")

@@ -133,9 +133,10 @@ class LogForwarder:
         """Whether the line of a request may pass now: a token bucket."""
         refill = max(0.0, now - self._refilled_at) * REQUEST_LINES_PER_SECOND
         self._allowed_lines, self._refilled_at = min(float(REQUEST_LINES), self._allowed_lines + refill), now
-        is_allowed = self._allowed_lines >= 1
-        self._allowed_lines -= is_allowed * (1 + len(line) // USUAL_LENGTH)
-        return is_allowed
+        if self._allowed_lines < 1:
+            return False
+        self._allowed_lines -= 1 + len(line) // USUAL_LENGTH
+        return True
 
     def _note_left_out(self) -> Iterator[tuple[int, str]]:
         if self._left_out:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from sparkd.base.lib import read_data
 from sparkd.base.lib.http_client import HttpError, LateError
-from sparkd.base.vllm.answers import differ, find_end_fault, find_fault
+from sparkd.base.vllm.answers import find_difference, find_end_fault, find_fault
 from sparkd.base.vllm.api import Answer, Endpoint
 from sparkd.base.vllm.capabilities import Capabilities
 from sparkd.base.vllm.logprobs import UnscoredError, find_gap, find_nonsense
@@ -55,7 +55,7 @@ class Round(Struct, frozen=True):
     """How many answers were judged."""
     faults: tuple[str, ...] = ()
     tokens_per_second: float | None = None
-    """Of all answers together; None where nothing was answered, and in rounds that do not measure it."""
+    """All answers together; None where nothing was answered, and in rounds that do not measure it."""
     note: str = ""
     """A remark that is no fault; empty where there is none."""
     skipped: str = ""
@@ -141,7 +141,7 @@ async def _repeat_prompt(endpoint: Endpoint, seconds: float) -> tuple[Round, ...
     """Send GREEDY twice, and, unless nothing is answered, once more while other requests come and go."""
     began = time.monotonic()
     alone = [await _send_greedy(endpoint, seconds) for _ in range(2)]
-    alone_faults = _list_faults(*(find_end_fault(answer, GREEDY_TOKENS) for answer in alone), differ(alone))
+    alone_faults = _list_faults(*(find_end_fault(answer, GREEDY_TOKENS) for answer in alone), find_difference(alone))
     rate = _measure_rate(alone, time.monotonic() - began)
     alone_round = Round("same prompt twice", 2, alone_faults, rate, late=_are_late(alone, alone_faults))
     if alone_round.tokens_per_second is None:
@@ -150,7 +150,7 @@ async def _repeat_prompt(endpoint: Endpoint, seconds: float) -> tuple[Round, ...
     repeated, others = await _send_among_others(endpoint, seconds)
     rate = _measure_rate([*others, repeated], time.monotonic() - began)
     faults = [find_fault(answer, tokens) for answer, tokens in zip(others, OTHERS_TOKENS, strict=True)]
-    faults += [find_end_fault(repeated, GREEDY_TOKENS), "" if alone_faults else differ([*alone, repeated])]
+    faults += [find_end_fault(repeated, GREEDY_TOKENS), "" if alone_faults else find_difference([*alone, repeated])]
     late = _are_late([*others, repeated], listed := _list_faults(*faults))
     return alone_round, Round("same, among others", len(others) + 1, listed, rate, late=late)
 

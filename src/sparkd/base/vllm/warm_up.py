@@ -5,10 +5,11 @@ An engine compiles a kernel inside the first request that needs it.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -22,7 +23,7 @@ TEXT = "river stone window garden winter paper music bridge letter market engine
 SAMPLED: Mapping[str, object] = {"temperature": 0.8, "top_p": 0.95, "top_k": 20, "ignore_eos": True}
 GREEDY: Mapping[str, object] = {"temperature": 0, "ignore_eos": True}
 LOGPROBS: Mapping[str, object] = {"temperature": 0, "logprobs": 1}
-"""Of some twenty kinds beside those here, the only one that compiled kernels (vLLM 0.26, mixture of experts, H100)."""
+"""The only one of some twenty further kinds that compiled kernels (vLLM 0.26, mixture of experts, H100)."""
 STRUCTURED: Mapping[str, object] = {"response_format": {"type": "json_object"}}
 _FUNCTION = {"name": "get_time", "description": "The time", "parameters": {"type": "object", "properties": {}}}
 TOOLS: Mapping[str, object] = {"tools": [{"type": "function", "function": _FUNCTION}]}
@@ -67,10 +68,24 @@ class Result(Struct, frozen=True):
         return f"{sent}; new files of kernels: {self.files}, used for the first time: {self.kernels}{fault}"
 
 
-def add_up(nodes: Iterable[tuple[int, int, bool]], files: int) -> Compiled:
-    """Add up the figures of nodes: of each its kernels, its compilers, and whether it works."""
-    kernels, compilers, works = zip(*nodes, strict=True)
-    return Compiled(sum(kernels), files, sum(compilers), any(works))
+class NodeFigures(Protocol):
+    """What a node reports of its engine, as in `Compiled`."""
+
+    @property
+    def kernels_compiled(self) -> int: ...
+    @property
+    def compilers(self) -> int: ...
+    @property
+    def works(self) -> bool: ...
+
+
+def add_up(nodes: Sequence[NodeFigures], files: int) -> Compiled:
+    return Compiled(
+        kernels=sum(node.kernels_compiled for node in nodes),
+        files=files,
+        compilers=sum(node.compilers for node in nodes),
+        works=any(node.works for node in nodes),
+    )
 
 
 Look = Callable[[], Awaitable[Compiled]]

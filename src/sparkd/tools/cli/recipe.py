@@ -223,7 +223,7 @@ def _check_recipe(word: str, memory_bytes: int, host: Host, model: str) -> Check
     vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
     errors, warnings = lint(loaded, whole=not problems, memory_bytes=memory_bytes, host=host, vllm=vllm, model=model)
     files = [str(path) for path in loaded.files]
-    return Checked(loaded.recipe.name, files, [*problems, *errors], warnings, vllm.judge)
+    return Checked(loaded.recipe.name, files, [*problems, *errors], warnings, vllm.judged_by)
 
 
 def _describe_check(check: Checked) -> Iterator[str]:

@@ -197,8 +197,7 @@ def count_compiled(served: Served) -> Compiled:
     report = read_living_report(machine_files) or served.report
     reports = (report, *(peer.living for peer in report.peers))
     engines = [node.engine for node in reports if node is not None]
-    counts = [(engine.kernels_compiled, engine.compilers, engine.works) for engine in engines]
-    return add_up(counts, caches.count_kernels(machine_files, served.report.engine.image, names))
+    return add_up(engines, caches.count_kernels(machine_files, served.report.engine.image, names))
 
 
 async def warm_caches(served: Served, seconds: float) -> Result:

@@ -26,7 +26,7 @@ from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ConfigError, LaunchError, UsageError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import GIB, MIB, counted, printable, sanitize, size
-from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
+from sparkd.base.plan.image_asserts import ASSERT_FAILED, find_fault, render_asserts
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, Build, Step
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders

@@ -22,7 +22,8 @@ from sparkd.base.host.processes import Process, ProcessTable
 from sparkd.base.host.shm import ANY, Segment
 from sparkd.base.host.sockets import Listener
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.state.rank_record import KnownRank, Whose, read_rank, whose
+from sparkd.base.state.container_owner import Whose, whose
+from sparkd.base.state.rank_record import KnownRank, read_rank
 from sparkd.base.status.model import parse, read_report
 from sparkd.tools.node import render
 from sparkd.tools.node.render import Owner, PreflightReport

@@ -15,7 +15,8 @@ from sparkd.base.host.weights import Manifest
 from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, SparkdError, UsageError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.lib.times import format_utc
-from sparkd.base.plan.agreement import format_table, make_agreement
+from sparkd.base.plan.agreement import make_agreement
+from sparkd.base.plan.differences import format_table
 from sparkd.base.plan.fingerprint import hash_user_script, read_image_identity, read_weights
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import known_good

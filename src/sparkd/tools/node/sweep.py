@@ -8,7 +8,8 @@ from sparkd.base.host.docker import LABEL, ContainerFacts
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.units import is_stop_ordered
 from sparkd.base.lib.errors import ExitCode, LaunchError
-from sparkd.base.state.rank_record import RECORD_HINT, KnownRank, Whose, read_rank, whose
+from sparkd.base.state.container_owner import Whose, whose
+from sparkd.base.state.rank_record import RECORD_HINT, KnownRank, read_rank
 
 CRASHES = ("signal", "core-dump", "watchdog", "oom-kill")
 """Results of a service, as in systemd.exec(5), after which the next agent may take over the rank."""

@@ -10,7 +10,7 @@ from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.docker import EngineImage, ImageFacts
 from sparkd.base.host import Host, docker_image
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.base.plan.script import render_asserts
+from sparkd.base.plan.image_asserts import render_asserts
 from sparkd.base.state import known_good
 from sparkd.base.state.launch_history import FILE, AssertResult, LaunchHistory
 

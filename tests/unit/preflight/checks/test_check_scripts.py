@@ -18,7 +18,7 @@ from sparkd.base.recipes.schema import Recipe, Volume
 
 UNIT = "sparkd-head.service"
 WANTED = f"{HEADER}\n[Unit]\nWants=a"
-DROP_IN = DropIn("head", f"{HEADER}\n[Service]\n")
+DROP_IN = DropIn("sparkd-head.service", f"{HEADER}\n[Service]\n")
 
 
 def judged(tree: Tree, *paths: NeededPath, drop_in: DropIn | None = None) -> Verdict:

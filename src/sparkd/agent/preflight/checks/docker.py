@@ -14,8 +14,8 @@ from sparkd.base.host.docker_image import Image
 from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import sanitize, size
+from sparkd.base.plan.image_asserts import render_asserts
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.plan.script import render_asserts
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import AssertResult
 

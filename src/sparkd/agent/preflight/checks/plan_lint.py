@@ -67,7 +67,7 @@ class PlanLint(Check[PlanFacts], frozen=True):
         problems = [Verdict(Level.BLOCK if issue.blocks else Level.WARN, issue.reason, issue.hint) for issue in issues]
         owner = "engine.script" if facts.own_command else "the plan"
         good = f"nothing in the {facts.flags} flags of {owner} is known to fail"
-        return combine_verdicts(problems, f"{good}, {facts._vllm.judge}" if facts._vllm.image else good)
+        return combine_verdicts(problems, f"{good}, {facts._vllm.judged_by}" if facts._vllm.image else good)
 
 
 def is_doubtful(plan: LaunchPlan) -> bool:

@@ -25,7 +25,8 @@ from sparkd.base.host.processes import ProcessTable
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import size
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.state.rank_record import RECORD_HINT, Whose, read_rank, whose
+from sparkd.base.state.container_owner import Whose, whose
+from sparkd.base.state.rank_record import RECORD_HINT, read_rank
 
 FIX_HINT = by_start("ends it")
 MOST_ZOMBIES, MOST_USERS = 16, 3

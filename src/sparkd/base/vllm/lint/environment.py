@@ -98,7 +98,9 @@ def has_node_address(name: str, value: str) -> bool:
 
 
 def foreign_address(launch: Launch) -> Matches:
-    for name, value in launch.env.items() if launch.nodes > 1 else ():
+    if launch.nodes < 2:
+        return
+    for name, value in launch.env.items():
         known_addresses = launch.addresses[: 1 if name == "VLLM_HOST_IP" else 2]
         if has_node_address(name, value) and not {value, value.partition(":")[0]} & {*known_addresses}:
             reason = "all nodes get the address of one"

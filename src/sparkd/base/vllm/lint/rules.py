@@ -5,7 +5,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from sparkd.base.vllm.lint import environment, flags, predicates, values
+from sparkd.base.vllm.lint import environment, flags, model_fit, predicates, values
 from sparkd.base.vllm.lint.launch import Launch, Matches
 
 
@@ -72,13 +72,13 @@ RULES = (
          hint=f"leave {values.ALLOCATOR} out, or set it to null; or add enable-cumem-allocator: true"),
     Rule("out-of-range", BLOCKS, values.out_of_range,
          hint="correct it, or name the draft's model in speculative-config"),
-    Rule("model-length", BLOCKS, partial(predicates.longer_than_model, is_allowed=False),
+    Rule("model-length", BLOCKS, partial(model_fit.longer_than_model, is_allowed=False),
          hint="lower max-model-len"),
-    Rule("model-heads", BLOCKS, predicates.uneven_heads,
+    Rule("model-heads", BLOCKS, model_fit.uneven_heads,
          hint="set tensor-parallel-size to one of them, or divide by pipeline-parallel-size"),
-    Rule("model-kv-heads", WARNS, predicates.uneven_kv_heads,
+    Rule("model-kv-heads", WARNS, model_fit.uneven_kv_heads,
          hint="set tensor-parallel-size to one of them, or divide by pipeline-parallel-size"),
-    Rule("model-quantization", BLOCKS, predicates.other_quantization,
+    Rule("model-quantization", BLOCKS, model_fit.other_quantization,
          hint="take quantization out: vLLM reads it from the model; or name the model that has it"),
     Rule("pool-length", WARNS, predicates.longer_than_pool,
          hint="lower max-model-len, or correct expect.kv_cache_tokens"),
@@ -94,7 +94,7 @@ RULES = (
          hint="correct it, or name it under flags.extra where a fork has it: vLLM ends with status 2"),
     Rule("flag-choice", WARNS, flags.not_a_choice,
          hint="correct it, or name the flag under flags.extra where a fork has it: vLLM ends with status 2"),
-    Rule("long-by-will", WARNS, partial(predicates.longer_than_model, is_allowed=True),
+    Rule("long-by-will", WARNS, partial(model_fit.longer_than_model, is_allowed=True),
          hint="lower max-model-len: positions beyond the model's own may give NaN"),
     Rule("pool-sequences", WARNS, predicates.many_pools,
          hint="lower max-num-seqs or max-model-len, or know that sequences are mostly short"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.base.plan.memory_sum import RankWeights, divide_weights
+from sparkd.base.plan.rank_weights import RankWeights, divide_weights
 
 LAYER = "model.layers.{}.{}"
 
@@ -15,7 +15,7 @@ LAYER = "model.layers.{}.{}"
         "self_attn.indexer.wk.weight", "attn.wq_a.weight", "attn.wkv.weight", "attn.compressor.wgate.weight",
     ],
 )  # fmt: skip
-def test_each_rank_holds_it_whole(name: str) -> None:
+def test_each_rank_holds_a_norm_a_router_and_what_is_replicated_whole(name: str) -> None:
     assert divide_weights({LAYER.format(0, name): 100}, 1, 2, 1) == RankWeights(least=50, expected=100)
 
 
@@ -27,12 +27,12 @@ def test_each_rank_holds_it_whole(name: str) -> None:
         "mixer.in_proj.weight",
     ],
 )  # fmt: skip
-def test_it_is_divided(name: str) -> None:
+def test_other_matrices_and_experts_are_divided_over_the_ranks(name: str) -> None:
     assert divide_weights({LAYER.format(0, name): 100}, 1, 2, 1) == RankWeights(least=50, expected=50)
 
 
 def test_layers_are_divided_over_stages_and_an_end_has_embedding_or_head() -> None:
-    tensors = {LAYER.format(one, "mlp.up_proj.weight"): 100 for one in range(4)}
+    tensors = {LAYER.format(layer, "mlp.up_proj.weight"): 100 for layer in range(4)}
     tensors |= {"model.embed_tokens.weight": 80, "lm_head.weight": 80}
     assert divide_weights(tensors, 4, 1, 2) == RankWeights(least=280, expected=280)
 
@@ -42,7 +42,10 @@ def test_what_drafts_is_loaded_where_the_plan_drafts(name: str) -> None:
     tensors = {LAYER.format(3, "mlp.up_proj.weight"): 100, name: 10}
     assert divide_weights(tensors, 4, 1, 1).expected == 100
     assert divide_weights(tensors, 4, 1, 1, drafts=True).expected == 110
-    assert divide_weights({LAYER.format(9, "w"): 7}, 0, 1, 1).expected == 7, "where the number of layers is unknown"
+
+
+def test_no_layer_is_one_that_drafts_where_their_number_is_unknown() -> None:
+    assert divide_weights({LAYER.format(9, "w"): 7}, 0, 1, 1).expected == 7
 
 
 def test_experts_are_divided_over_the_copies_of_data_parallelism_and_the_rest_is_not() -> None:

@@ -8,7 +8,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_v
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.engine_processes import find_engines, pids_of
 from sparkd.agent.preflight.fixes import EndProcess, RemoveContainer, stop_by_hand
-from sparkd.agent.preflight.port_uses import PortUse, port_holders
+from sparkd.agent.preflight.port_uses import PortUse, find_port_uses
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker import DockerFacts
@@ -106,7 +106,7 @@ class Ports(Check[PortsFacts], frozen=True):
             return PortsFacts((), owner_pid)
         table, docker = host.processes(), host.docker()
         strays = self._find_strays(host, table, docker)
-        uses = zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True)
+        uses = zip(taken_by.values(), find_port_uses(host, table, tuple(taken_by)), strict=True)
         held = tuple(_describe_holder(wanted, use, table, docker, strays) for wanted, use in uses)
         return PortsFacts(held, owner_pid)
 

@@ -150,9 +150,10 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         return block(reason, FIX_HINT, fixes=(fix,))
 
     def _may_be_wanted(self, facts: StrayFacts, engine: Engine) -> bool:
+        if engine.serves or not engine.adopted:
+            return True
         # Adoption proves nothing of the leader of its own group, such as one that nohup has started over ssh.
-        is_own_leader = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
-        return engine.serves or not engine.adopted or is_own_leader
+        return engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
 
     def _judge_engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         """Judge an engine outside of sparkd's containers. A fix may only end one that is proven to be a stray."""
@@ -222,9 +223,8 @@ def _judge_stuck_container(engines: list[Engine], reason: str) -> Verdict:
 
 
 def _block_until_reboot(reason: str, awaits: str) -> Verdict:
-    return block(
-        reason, "reboot this node: sudo systemctl reboot", needs_person=True, action=Action.REBOOT, awaits=awaits
-    )
+    hint = "reboot this node: sudo systemctl reboot"
+    return block(reason, hint, needs_person=True, action=Action.REBOOT, awaits=awaits)
 
 
 def _describe_engine(facts: StrayFacts, engine: Engine) -> str:
@@ -248,11 +248,11 @@ def _find_container_name(facts: StrayFacts, engine: Engine) -> str:
 
 
 def _describe_unproven(host: Host, uids: dict[int, int]) -> Iterator[str]:
-    """One sentence on the processes that only have the name of an engine's. `uids`: their users, by pid."""
+    """A sentence on the processes that only have the name of an engine's. `uids`: their users, by pid."""
     if uids:
         users = ", ".join(host.user(uid) for uid in islice(dict.fromkeys(uids.values()), MOST_USERS))
-        finding = "has the name of an engine's process and nothing else of one, and is left alone"
-        yield f"pid {next(iter(uids))} {finding}; of this kind are {len(uids)}, user {users}"
+        sentence = f"pid {next(iter(uids))} has the name of an engine's process and nothing else of one"
+        yield f"{sentence}, and is left alone; of this kind are {len(uids)}, user {users}"
 
 
 def _describe_zombies(table: ProcessTable) -> Iterator[str]:

@@ -74,7 +74,6 @@ ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageC
 
 BY_START = "once nothing else blocks, a start "
 DROP_BY_HAND = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
-COMPACT_BY_HAND = "echo 1 | sudo tee /proc/sys/vm/compact_memory"
 
 
 def by_start(does: str) -> str:
@@ -94,7 +93,7 @@ def by_hand(fix: Fix) -> str:
         case DropPageCache():
             return DROP_BY_HAND
         case CompactMemory():
-            return COMPACT_BY_HAND
+            return "echo 1 | sudo tee /proc/sys/vm/compact_memory"
         case _:
             assert_never(fix)
 

@@ -3,14 +3,7 @@
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
-from sparkd.agent.preflight.fixes import (
-    COMPACT_BY_HAND,
-    DROP_BY_HAND,
-    WORTH_COMPACTING_BYTES,
-    CompactMemory,
-    DropPageCache,
-    by_start,
-)
+from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory, DropPageCache, by_hand, by_start
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.meminfo import FreeMemory, Swap
@@ -106,8 +99,9 @@ class FragmentedMemory(Check[FreeMemory], frozen=True):
             return ok(f"{reason}; the plan uses no GPU")
         reason = f"{reason}, {size(wanted_bytes)} wanted"
         if facts.scattered_bytes < WORTH_COMPACTING_BYTES:  # there is nothing to merge
-            hint = f"see what has it: free -h; page cache is given back by: {DROP_BY_HAND}"
+            hint = f"see what has it: free -h; page cache is given back by: {by_hand(DropPageCache())}"
             return warn(f"{reason}: too little is free", hint)
-        hint = f"compact it: {COMPACT_BY_HAND}; where that gains little, reboot this node. "
+        fix = CompactMemory(wanted_bytes)
+        hint = f"compact it: {by_hand(fix)}; where that gains little, reboot this node. "
         hint += "Do not raise vm.min_free_kbytes for it: vLLM's check of free memory at its start then fails"
-        return warn(reason, hint, (CompactMemory(wanted_bytes),))
+        return warn(reason, hint, (fix,))

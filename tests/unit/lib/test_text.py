@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.base.lib.text import counted, size
+from sparkd.base.lib.text import counted, reflow, size
 
 
 @pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
@@ -12,3 +12,39 @@ def test_a_size_has_the_unit_that_people_read(size_bytes: int, words: str) -> No
 
 def test_one_thing_has_no_plural() -> None:
     assert [counted(number, "request") for number in (0, 1, 2000)] == ["0 requests", "1 request", "2,000 requests"]
+
+
+REFLOWED = """\
+one two three four or
+five six
+
+  warn   six eight nine
+         ten
+  - eleven twelve
+    intent
+"""
+
+
+WIDE = """\
+one two three four or five six
+
+  warn   six eight nine ten
+  - eleven twelve
+    intent
+"""
+
+
+NARROW = """\
+one two three four
+or five six
+
+  warn   six eight
+         nine ten
+  - eleven twelve
+    intent
+"""
+
+
+@pytest.mark.parametrize(("width", "shown"), [(80, WIDE), (24, REFLOWED), (18, NARROW)])
+def test_prose_is_broken_at_another_width_and_keeps_the_ends_that_are_meant(width: int, shown: str) -> None:
+    assert f"{reflow(REFLOWED, width, filled=24)}\n" == shown

@@ -8,6 +8,7 @@ import pytest
 from msgspec import Struct, field
 from tests.tree import Tree
 from tests.unit.preflight.findings import ALL, CACHE, DROP, END, GHOST, GOOD, REMOVE, STRAY, UNLINK, finding
+from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Check, Finding, Level, Verdict, warn
 from sparkd.agent.preflight.checks.kernel import Kernel
@@ -156,8 +157,7 @@ def test_a_check_can_be_left_out_by_its_id() -> None:
 
 def test_a_downgraded_check_warns_and_keeps_its_words_and_fixes() -> None:
     changed, same = by_policy((STRAY, GHOST), Preflight(downgrade=("stray-workers",)))
-    assert (changed.verdict.level, changed.verdict.reason) == (Level.WARN, STRAY.verdict.reason)
-    assert changed.verdict.fixes == STRAY.verdict.fixes
+    assert changed.verdict == warn(STRAY.verdict.reason, STRAY.verdict.hint, STRAY.verdict.fixes)
     assert same == GHOST
 
 
@@ -181,13 +181,13 @@ def test_the_hint_of_a_fix_that_is_not_allowed_has_the_commands_for_a_person() -
 def test_a_downgraded_check_offers_the_end_that_its_hint_names() -> None:
     living = Verdict(Level.BLOCK, "", f"stop it first: sudo sparkd preflight --fix {END.pid}", offers=((END,),))
     (changed,) = by_policy((Finding("stray-workers", living, {}, 0),), Preflight(downgrade=("stray-workers",)))
-    assert (changed.verdict.hint, changed.verdict.offers) == (living.hint, living.offers)
+    expect(changed.verdict, Level.WARN, hint=living.hint, offers=living.offers)
 
 
 def test_a_downgraded_check_needs_no_person_and_no_wait() -> None:
     unknown = Finding("gpu", Verdict(Level.UNKNOWN, "", needs_person=True, awaits="docker", shortage_bytes=5), {}, 0)
     (changed,) = by_policy((unknown,), Preflight(downgrade=("gpu",)))
-    assert (changed.verdict.needs_person, changed.verdict.awaits, changed.verdict.shortage_bytes) == (False, "", 0)
+    assert changed.verdict == warn("")
 
 
 def test_an_id_that_no_check_has_is_an_error_that_names_the_nearest() -> None:

@@ -106,22 +106,6 @@ def test_settings_of_this_process_are_not_the_trees(tree: Tree) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("toml", "words"),
-    [
-        ('[engine]\nrecipe = "tiny-cpuu"\n', "tiny-cpu"),
-        ("[engine\n", "sparkd.toml"),
-        ('[engine]\nrecipe = "tiny-cpu"\n[preflight]\nskip = ["page-cash"]\n', "did you mean page-cache"),
-    ],
-)
-def test_wrong_configuration_ends_with_78(tree: Tree, toml: str, words: str) -> None:
-    healthy(tree)
-    tree.file("/etc/sparkd/sparkd.toml", toml)
-    done = sparkd("preflight", "--root", str(tree.root))
-    assert done.returncode == 78
-    assert words in done.stdout
-
-
 def test_the_wrong_role_ends_with_78(tree: Tree) -> None:
     healthy(tree)
     assert sparkd("preflight", "--root", str(tree.root), "--role", "worker").returncode == 78

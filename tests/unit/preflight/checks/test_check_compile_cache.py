@@ -1,6 +1,5 @@
 """The compile caches of the plan's image, and those of others."""
 
-import os
 from typing import Any
 
 import pytest
@@ -238,28 +237,3 @@ def test_probe_without_docker_or_without_the_image(machine: Tree) -> None:
     assert CHECK.probe(Host(machine.root)).image == "missing"
     (machine.root / "run/docker.pid").unlink()
     assert CHECK.probe(Host(machine.root)).image == "away"
-
-
-def test_a_large_cache_is_counted_to_a_bound(machine: Tree) -> None:
-    for number in range(20):
-        machine.file(f"{caches.path(ID, 'vllm')}/{number % 3}/{number}", "x")
-    files = Host(machine.root).files
-    assert caches.count_folder(files, caches.path(ID, "vllm"), most=100).whole
-    part = caches.count_folder(files, caches.path(ID, "vllm"), most=10)
-    assert not part.whole
-    assert part.files <= 10
-    assert not part.empty
-
-
-def test_a_folder_that_can_not_be_looked_into_is_left_out(machine: Tree) -> None:
-    """Here one whose path is longer than the kernel takes; who is not root meets folders that are closed."""
-    machine.file(f"{caches.path(ID, 'vllm')}/b", "1")
-    at = os.open(machine.root / caches.path(ID, "vllm").lstrip("/"), os.O_DIRECTORY)
-    for _ in range(20):
-        os.mkdir("d" * 250, dir_fd=at)
-        below = os.open("d" * 250, os.O_DIRECTORY, dir_fd=at)
-        os.close(at)
-        at = below
-    os.close(at)
-    folder = caches.count_folder(Host(machine.root).files, caches.path(ID, "vllm"))
-    assert (folder.files, folder.bytes, folder.whole) == (1, 1, False)

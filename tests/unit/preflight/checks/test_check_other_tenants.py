@@ -18,6 +18,7 @@ GIB_IN_KIB = 1 << 20
 NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
 SHARE = MemoryNeed(memory_bytes=None, gpu_memory_utilization=0.9, headroom_bytes=0)
 OLLAMA = HeldMemory(name="ollama.service", bytes=20 * GIB, stop="sudo systemctl stop ollama.service")
+STOP_OLLAMA = "stop what you can spare: sudo systemctl stop ollama.service"
 SHORT = TenantFacts(
     total_bytes=120 * GIB,
     available_bytes=80 * GIB,
@@ -38,19 +39,16 @@ def machine(tree: Tree) -> Tree:
 
 
 @pytest.mark.parametrize(
-    ("facts", "level", "words"),
+    ("facts", "level", "words", "hint"),
     [
-        pytest.param(SHORT, Level.WARN, "ollama.service 20.0 GiB; 80.0 GiB available, 100.0 GiB needed", id="short"),
-        pytest.param(replace(SHORT, available_bytes=100 * GIB), Level.OK, "ollama.service 20.0 GiB", id="enough left"),
-        pytest.param(replace(SHORT, held=(), held_bytes=0), Level.OK, "nobody", id="nobody has it"),
-        pytest.param(replace(SHORT, others=3), Level.WARN, "and 3 more", id="many"),
+        pytest.param(SHORT, Level.WARN, "20.0 GiB; 80.0 GiB available, 100.0 GiB needed", STOP_OLLAMA, id="short"),
+        pytest.param(replace(SHORT, available_bytes=100 * GIB), Level.OK, "ollama.service 20.0 GiB", "", id="enough"),
+        pytest.param(replace(SHORT, held=(), held_bytes=0), Level.OK, "nobody", "", id="nobody has it"),
+        pytest.param(replace(SHORT, others=3), Level.WARN, "and 3 more", STOP_OLLAMA, id="many"),
     ],
 )
-def test_those_who_hold_what_the_plan_needs_are_named(facts: TenantFacts, level: Level, words: str) -> None:
-    verdict = OtherTenants(NEED).judge(facts)
-    expect(verdict, level, words)
-    hint = "stop what you can spare: sudo systemctl stop ollama.service"
-    assert verdict.hint == (hint if level is Level.WARN else "")
+def test_those_who_hold_what_the_plan_needs_are_named(facts: TenantFacts, level: Level, words: str, hint: str) -> None:
+    expect(OtherTenants(NEED).judge(facts), level, words, hint=hint)
 
 
 def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
@@ -96,13 +94,12 @@ def test_docker_stops_the_containers_that_it_has_and_others_end_with_their_proce
     """Others are podman's, perhaps."""
     machine.process(10, "x", cgroup=f"0::/system.slice/docker-{CONTAINER}.scope", private_kib=3 * GIB_IN_KIB)
     notebook = ContainerFacts(CONTAINER, "notebook", (), True, 10, "sha256:1", "no")
-    for containers, name, stop in (
-        ((notebook,), "notebook", "sudo docker stop notebook"),
-        ((), CONTAINER[:12], "sudo kill 10"),
-    ):
-        docker = DockerFacts(running=True, containers=containers)
-        facts = OtherTenants(NEED).probe(Host(machine.root, docker=lambda docker=docker: docker))
-        assert facts.held == (HeldMemory(f"container {name}", 3 * GIB, stop),)
+    known = Host(machine.root, docker=lambda: DockerFacts(running=True, containers=(notebook,)))
+    held = HeldMemory("container notebook", 3 * GIB, "sudo docker stop notebook")
+    assert OtherTenants(NEED).probe(known).held == (held,)
+    unknown = Host(machine.root, docker=lambda: DockerFacts(running=True, containers=()))
+    held = HeldMemory(f"container {CONTAINER[:12]}", 3 * GIB, "sudo kill 10")
+    assert OtherTenants(NEED).probe(unknown).held == (held,)
 
 
 def test_a_user_of_a_directory_in_the_network_is_named_by_his_number(machine: Tree) -> None:

@@ -35,7 +35,6 @@ def sick(trouble: Trouble, error: str = "it is sick") -> GpuCheckFacts:
         pytest.param(sick(Trouble.NO_LIBRARY), Level.BLOCK, "libnvidia-compute-580;", id="no library"),
         pytest.param(sick(Trouble.OTHER), Level.BLOCK, "it is sick", id="something else"),
         pytest.param(replace(GOOD, names=()), Level.BLOCK, "power-cycle", id="no GPU"),
-        pytest.param(GpuCheckFacts(True), Level.BLOCK, "sudo modprobe nvidia", id="no module"),
         pytest.param(replace(GOOD, driver="590.44.01"), Level.WARN, "graphs", id="driver that deadlocks"),
         pytest.param(replace(GOOD, driver="580.159.04"), Level.OK, "", id="the next driver"),
         pytest.param(replace(GOOD, driver="5900.1"), Level.OK, "", id="a driver that only looks like it"),

@@ -6,7 +6,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.agent.preflight.check import Level, Verdict, ok, warn
+from sparkd.agent.preflight.check import Level, Verdict, ok
 from sparkd.agent.preflight.checks.foreign_units import ForeignFacts, ForeignUnits
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
@@ -53,14 +53,6 @@ def test_a_unit_whose_command_starts_vllm_is_warned_of(tree: Tree, exec_start: s
     facts, verdict = run_check(tree)
     assert bool(facts.units) is starts_vllm
     assert (verdict.level is Level.WARN) is starts_vllm
-
-
-def test_a_unit_is_named_with_who_wants_it_and_how_to_disable_it(tree: Tree) -> None:
-    enable(tree, "ExecStartPre=/usr/bin/docker start vllm_ds4\nExecStart=/bin/sleep infinity", "ds4.service")
-    assert run_check(tree)[1] == warn(
-        "ds4.service starts vLLM too, wanted by multi-user.target (ExecStartPre in /etc/systemd/system/ds4.service)",
-        "if sparkd is to serve: sudo systemctl disable ds4.service",
-    )
 
 
 @pytest.mark.parametrize("also_in_etc", [False, True])

@@ -54,19 +54,6 @@ def test_a_missing_image_is_pulled_or_built_by_a_person(ref: str, build: str, ge
     assert verdict.hint == f"{get}, or sparkd image sync on a node that has it"
 
 
-@pytest.mark.parametrize(
-    ("checked", "level", "says", "hint"),
-    [
-        (None, Level.WARN, "asserts of it is not checked yet", "nothing is to be done: the next start does"),
-        (AssertResult("", 1.0, ""), Level.OK, "3.0 GiB", ""),
-        (AssertResult("no deep_gemm", 1.0, ""), Level.BLOCK, "not what the recipe needs: no deep_gemm", "make image"),
-    ],
-)
-def test_an_image_is_what_its_recipe_asserts(checked: AssertResult | None, level: Level, says: str, hint: str) -> None:
-    check = image_check(REF, "true", build="make image")
-    expect(check.judge(ImageFacts(REF, ("true",), "known", "arm64", IMAGE, checked)), level, says, hint=hint)
-
-
 def test_the_result_of_an_images_assertions_is_read(tree: Tree) -> None:
     tree.dockerd()
     tree.docker("/version", {"Arch": "arm64"})

@@ -38,13 +38,13 @@ def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tupl
 def find_port_uses(host: Host, table: ProcessTable, listeners: tuple[Listener, ...]) -> tuple[PortUse, ...]:
     """The use of each listener, in their order: of processes that share one, by the oldest."""
     oldest_first = sorted(table, key=lambda process: (process.start_time, process.pid))
-    holders: dict[tuple[str, int], Holder] = {}
+    uses: dict[tuple[str, int], PortUse] = {}
     for holder in host.port_holders(oldest_first, listeners):
-        holders.setdefault((holder.listener.address, holder.listener.port), holder)
+        place = holder.listener.address, holder.listener.port
+        if place not in uses:
+            uses[place] = _read_port_use(host, table, holder)
     return tuple(
-        _read_port_use(host, table, holder)
-        if (holder := holders.get((listener.address, listener.port)))
-        else PortUse(listener.port, listener.address, None)
+        uses.get((listener.address, listener.port), PortUse(listener.port, listener.address, None))
         for listener in listeners
     )
 

@@ -155,8 +155,10 @@ def test_an_orphan_with_the_gpu_whose_leader_only_has_the_name_is_unknown(tree: 
 def test_an_orphan_of_a_user_blocks_and_is_never_ended_by_itself(tree: Tree, state: str, group: int) -> None:
     """Its user may have made it look like that, with the GPU open, which everybody may do on DGX OS."""
     with_gpu(tree)
-    own = {"uid": 1000, "cgroup": SESSION, "opened": ("/dev/nvidia0",)}
-    tree.process(10, "VLLM::EngineCor", group=group, state=state, start_time=STARTED, **own)
+    opened = ("/dev/nvidia0",)
+    tree.process(
+        10, "VLLM::EngineCor", group=group, uid=1000, state=state, opened=opened, start_time=STARTED, cgroup=SESSION
+    )
     verdict = verdict_of(tree, tried=frozenset({("end-process", 10, STARTED)}))
     expect(verdict, Level.BLOCK, "an orphaned engine: pid 10", fixes=(), clears=False, needs_person=False)
     assert [[process.pid for process in offer] for offer in verdict.offers] == [[10]]

@@ -159,7 +159,10 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         """Judge an engine outside of sparkd's containers. A fix may only end one that is proven to be a stray."""
         description = _describe_engine(facts, engine)
         if engine.container_id and not facts.docker_known:
-            return _judge_unidentified(f"{description}: docker can't identify its container", facts.docker_error)
+            reason = f"{description}: docker can't identify its container"
+            if facts.docker_error:
+                return docker_unknown(f"{reason}: {facts.docker_error}")
+            return unknown(reason, "sudo systemctl start docker", awaits="docker")
         container_name = _find_container_name(facts, engine)
         if not container_name and engine.container_id and engine.container_id == facts.rank_container:
             return self._judge_stray(facts, engine)  # also where it serves: docker has removed the container
@@ -206,12 +209,6 @@ def _build_fixes(engine: Engine) -> tuple[EndProcess, ...]:
     return tuple(
         EndProcess(member.pid, member.start_time, member.comm, member.frees_bytes) for member in engine.members
     )
-
-
-def _judge_unidentified(reason: str, docker_error: str) -> Verdict:
-    if docker_error:
-        return docker_unknown(f"{reason}: {docker_error}")
-    return unknown(reason, "sudo systemctl start docker", awaits="docker")
 
 
 def _judge_stuck_container(engines: list[Engine], reason: str) -> Verdict:

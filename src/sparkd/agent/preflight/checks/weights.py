@@ -101,13 +101,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         closed = model_folder.find_unreadable_by_others(host.files, self.folder, model)
         user = docker_image.read_user(host, self.image) if closed else None
         bounded = replace(model, flaws=model.flaws[:MOST_SHOWN], unfinished=model.unfinished[:MOST_SHOWN], opened=())
-        return WeightsFacts(
-            **asdict(bounded),
-            folder=self.folder,
-            leads_out=self._find_outside_path(host, model),
-            closed=closed,
-            image_user=user,
-        )
+        outside = self._find_outside_path(host, model)
+        return WeightsFacts(**asdict(bounded), folder=self.folder, leads_out=outside, closed=closed, image_user=user)
 
     def _find_outside_path(self, host: Host, model: ModelFolder) -> str:
         if not model.exists or not self.seen_as:

@@ -91,11 +91,10 @@ class CompileCache(Check[CacheFacts], frozen=True):
         history = launch_history.read_history(host.files)
         same_image = history.good.get("image.identity") == identity
         paths = (caches.path(image.id, cache.name) for cache in self.plan.caches)
-        folders = {path: caches.count_folder(host.files, path) for path in paths}
         other_caches = caches.count_others(host.files, image.id)
         facts = CacheFacts(
             image="known",
-            caches=tuple(folders.values()),
+            caches=tuple(caches.count_folder(host.files, path) for path in paths),
             user=image.user.partition(":")[0],
             # Not in a copied tree, whose owner is the one who copied it.
             shared=find_writable(host.files, caches.ROOT) if host.live else "",
@@ -105,14 +104,16 @@ class CompileCache(Check[CacheFacts], frozen=True):
             others_whole=all(other.whole for other in other_caches),
             compiled_before=same_image and self._compiles_as(history.good),
         )
-        if not self.compiles_ops:
-            return facts
-        memory = host.meminfo()
+        return self._add_custom_ops(host, facts, image.id) if self.compiles_ops else facts
+
+    def _add_custom_ops(self, host: Host, facts: CacheFacts, image_id: str) -> CacheFacts:
+        """The facts with the folders that custom_ops ["all"] compiles into, and the memory for that."""
+        memory, counted = host.meminfo(), {folder.path: folder for folder in facts.caches}
         return replace(
             facts,
             custom_ops=tuple(
-                folders.get(path) or (caches.count_folder(host.files, path) if path else NOT_KEPT)
-                for path in _list_custom_ops_paths(self.plan, image.id)
+                counted.get(path) or (caches.count_folder(host.files, path) if path else NOT_KEPT)
+                for path in _list_custom_ops_paths(self.plan, image_id)
             ),
             total_bytes=memory.total_bytes,
             available_bytes=memory.available_bytes,

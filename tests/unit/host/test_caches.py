@@ -57,3 +57,32 @@ def test_the_folders_of_all_images_are_listed_with_size_and_age(tmp_path: Path) 
         f"{caches.ROOT}/{IMAGES[0]}/triton: folder, files: 2, 0 MiB, the newest of 2033-05-18 03:33 UTC",
         f"{caches.ROOT}/{IMAGES[1]}/vllm: folder, files: 0, 0 MiB",
     ]
+
+
+CACHE = caches.path(IMAGES[0], "vllm")
+
+
+def test_a_large_cache_is_counted_to_a_bound(tree: Tree) -> None:
+    for number in range(20):
+        tree.file(f"{CACHE}/{number % 3}/{number}", "x")
+    files = Files(str(tree.root))
+    assert caches.count_folder(files, CACHE, most=100).whole
+    part = caches.count_folder(files, CACHE, most=10)
+    assert not part.whole
+    assert part.files <= 10
+    assert not part.empty
+
+
+def test_a_folder_that_can_not_be_looked_into_is_left_out(tree: Tree) -> None:
+    """Here one whose path is longer than the kernel takes; who is not root meets folders that are closed."""
+    tree.file(f"{CACHE}/b", "1")
+    at = os.open(tree.path(CACHE), os.O_DIRECTORY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=at)
+        below = os.open("d" * 250, os.O_DIRECTORY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    folder = caches.count_folder(Files(str(tree.root)), CACHE)
+    assert folder.files == folder.bytes == 1
+    assert not folder.whole

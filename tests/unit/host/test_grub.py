@@ -46,3 +46,25 @@ def test_grub_settings_are_read_as_the_shell_has_them(
 def test_a_setting_that_repeats_itself_ends(tree: Tree) -> None:
     tree.file("/etc/default/grub", f"{KEY}=a\n" + f'{KEY}="${KEY} ${KEY}"\n' * 100)
     assert len(" ".join(read_next_boot(Host(tree.root).files)[1])) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("releases", "grub", "release"),
+    [
+        pytest.param(("6.17.0-1032-nvidia", "7.0.0-1019-nvidia"), "", "7.0.0-1019-nvidia", id="the latest"),
+        pytest.param(
+            ("6.17.0-1032-nvidia", "7.0.0-1019-nvidia"),
+            'GRUB_DEFAULT="6.17.0-1032-nvidia"',
+            "",
+            id="another was chosen",
+        ),
+        pytest.param(("7.0.0-1019-nvidia", "7.0.0-1020-nvidia.old"), "", "7.0.0-1019-nvidia", id="a copy is none"),
+        pytest.param(("6.17.0-999-nvidia", "6.17.0-1008-nvidia"), "", "6.17.0-1008-nvidia", id="by number"),
+        pytest.param((), "", "", id="another boot loader"),
+    ],
+)
+def test_the_next_boot_takes_the_latest_kernel(tree: Tree, releases: tuple[str, ...], grub: str, release: str) -> None:
+    for installed in releases:
+        tree.file(f"/boot/vmlinuz-{installed}")
+    tree.file("/etc/default/grub", f"{grub}\n")
+    assert read_next_boot(Host(tree.root).files)[0] == release

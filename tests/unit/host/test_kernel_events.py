@@ -151,3 +151,18 @@ def test_what_the_kernel_quotes_is_printable_and_bounded() -> None:
     event = present(parsed(f"Out of memory: Killed process 1 (\x1b[2J\u202e{'x' * 500}) total-vm:1kB"))
     assert event.reason.isprintable()
     assert len(event.reason) < 150
+
+
+def test_a_message_that_others_write_into_the_log_is_not_the_kernels_word() -> None:
+    text = "NVRM: Xid (PCI:000f:01:00): 79, pid=4848, name=VLLM::Worker_TP"
+    assert parse_record(f"12,513,8000000,-;{text}".encode()) is None
+    assert parse_record(f"4,513,8000000,-;{text}".encode()) == Record(513, 8.0, text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b";", b"4", b"4,1,2,-", b"4,1;text", b"a,1,2,-;text", b"-4,1,2,-;text", b" KEY=1,2,3,4;5",
+     b"4," + b"9" * 5000 + b",2,-;text", "4,1,²,-;text".encode()],
+)  # fmt: skip
+def test_nonsense_is_no_record(line: bytes) -> None:
+    assert parse_record(line) is None

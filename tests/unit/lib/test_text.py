@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.base.lib.text import counted, did_you_mean, size
+from sparkd.base.lib.text import counted, did_you_mean, reflow, size
 
 
 @pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
@@ -17,3 +17,39 @@ def test_one_thing_has_no_plural() -> None:
 def test_a_common_ending_alone_is_no_likeness() -> None:
     assert did_you_mean("B12X_MLA_SPARSE", ("XPU_MLA_SPARSE",)) == ""
     assert did_you_mean("mpt", ("mtp",)) == "; did you mean mtp?"
+
+
+REFLOWED = """\
+one two three four or
+five six
+
+  warn   six eight nine
+         ten
+  - eleven twelve
+    intent
+"""
+
+
+WIDE = """\
+one two three four or five six
+
+  warn   six eight nine ten
+  - eleven twelve
+    intent
+"""
+
+
+NARROW = """\
+one two three four
+or five six
+
+  warn   six eight
+         nine ten
+  - eleven twelve
+    intent
+"""
+
+
+@pytest.mark.parametrize(("width", "shown"), [(80, WIDE), (24, REFLOWED), (18, NARROW)])
+def test_prose_is_broken_at_another_width_and_keeps_the_ends_that_are_meant(width: int, shown: str) -> None:
+    assert f"{reflow(REFLOWED, width, filled=24)}\n" == shown

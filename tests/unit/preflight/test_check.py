@@ -1,6 +1,7 @@
 """One verdict of several problems: the worst level, its hint, and the fixes of all."""
 
 from tests.unit.preflight.findings import END, REMOVE
+from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict, combine_verdicts
 
@@ -16,14 +17,14 @@ def test_problems_name_first_what_no_fix_clears() -> None:
         "good",
     )
     assert merged.reason == "stuck; fixed; u; w"
-    assert (merged.level, merged.hint, merged.clears, merged.awaits) == (Level.BLOCK, "h3", False, "")
+    expect(merged, Level.BLOCK, hint="h3", clears=False, awaits="")
 
 
 def test_problems_that_fixes_clear_are_clearable_together() -> None:
     merged = combine_verdicts(
         [Verdict(Level.BLOCK, "a", "h", (END,)), Verdict(Level.BLOCK, "b", "", (END, REMOVE))], "good"
     )
-    assert (merged.clears, merged.fixes) == (True, (END, REMOVE))
+    expect(merged, clears=True, fixes=(END, REMOVE))
 
 
 def test_more_problems_than_a_line_holds_are_counted() -> None:

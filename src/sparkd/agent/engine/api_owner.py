@@ -13,7 +13,7 @@ from functools import partial
 
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.preflight.fixes import stop_by_hand
-from sparkd.agent.preflight.port_uses import PortUse, port_holders
+from sparkd.agent.preflight.port_uses import PortUse, find_port_uses
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
 from sparkd.base.host.sockets import Listener, Peer, find_peer, has_open
@@ -118,7 +118,7 @@ class ApiOwner:
     def _name_holder(self, listener: Listener, user: str) -> None:
         if time.monotonic() - self._named_at < SEARCH_SECONDS:
             return
-        (use,) = port_holders(self._host, self._host.processes(), (listener,))
+        (use,) = find_port_uses(self._host, self._host.processes(), (listener,))
         earlier, self._named_at, self.holder = self.holder, time.monotonic(), _describe(use, user)
         if self.holder != earlier:
             stop_hint = f"stop it if it may go: {stop_by_hand(use.pid or 0, use.service_stop)}"
@@ -147,7 +147,7 @@ def find_holder(host: Host, ports: tuple[int, ...], rank_pid: int) -> str:
     """
     table = host.processes()
     own = {rank_pid, *(process.pid for process in table.descendants(rank_pid))}
-    uses = port_holders(host, table, tuple(listener for listener in host.listeners(ports) if listener.port in ports))
+    uses = find_port_uses(host, table, tuple(listener for listener in host.listeners(ports) if listener.port in ports))
     return next((_describe(use) for use in uses if use.pid not in own), "")
 
 

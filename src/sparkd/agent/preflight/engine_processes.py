@@ -39,6 +39,8 @@ class Leader(Enum):
 
 
 class Member(Struct, frozen=True):
+    """A process of an engine."""
+
     pid: int
     start_time: int
     comm: str
@@ -109,16 +111,19 @@ def find_engines(host: Host, table: ProcessTable) -> tuple[tuple[Engine, ...], d
     """
     candidates = {process.pid: process for process in table if not process.dead and _looks_like_engine(host, process)}
     tops = {pid: details for pid in table.topmost(candidates) if (details := host.details(candidates[pid])) is not None}
-    outside = {pid: details.uid for pid, details in tops.items() if not details.group.container_id}
-    uids = {pid: uid for pid, uid in outside.items() if uid or _is_setuid(host, candidates[pid])}
-    trees = {pid: {pid, *(process.pid for process in table.descendants(pid))} for pid in uids}
+    of_users = {
+        pid: details.uid
+        for pid, details in tops.items()
+        if not details.group.container_id and (details.uid or _is_setuid(host, candidates[pid]))
+    }
+    trees = {pid: {pid, *(process.pid for process in table.descendants(pid))} for pid in of_users}
     gpu_pids = _find_gpu_pids(host, table, set[int]().union(*trees.values()))
-    unproven = {pid: uid for pid, uid in uids.items() if trees[pid].isdisjoint(gpu_pids)}
+    unproven = {pid: uid for pid, uid in of_users.items() if trees[pid].isdisjoint(gpu_pids)}
     engine_pids = candidates.keys() - set[int]().union(*(trees[pid] for pid in unproven))
-    proven = {pid: details for pid, details in tops.items() if pid not in unproven}
     engines = (
-        _read_engine(host, table, engine_pids, candidates[pid], details, of_user=pid in uids)
-        for pid, details in proven.items()
+        _read_engine(host, table, engine_pids, candidates[pid], details, of_user=pid in of_users)
+        for pid, details in tops.items()
+        if pid not in unproven
     )
     return tuple(engines), unproven
 
@@ -159,13 +164,9 @@ def _looks_like_engine(host: Host, process: Process) -> bool:
 def _read_engine(
     host: Host, table: ProcessTable, engine_pids: Container[int], top: Process, details: Details, *, of_user: bool
 ) -> Engine:
-    tree = [process for process in (top, *table.descendants(top.pid)) if process.pid > 1 and not process.dead]
-    facts = ((process, host.details(process)) for process in tree)
+    tree = (process for process in (top, *table.descendants(top.pid)) if process.pid > 1 and not process.dead)
     return Engine(
-        members=tuple(
-            Member(process.pid, process.start_time, process.comm, process.state, known.frees_bytes if known else 0)
-            for process, known in facts
-        ),
+        members=tuple(_read_member(host, process) for process in tree),
         serves=not is_worker(top) or top.comm.startswith(API_SERVER),
         adopted=_is_adopted(host, table, top),
         leader=_find_leader(table, engine_pids, top),
@@ -175,6 +176,12 @@ def _read_engine(
         of_init=top.parent <= 1,
         of_user=of_user,
     )
+
+
+def _read_member(host: Host, process: Process) -> Member:
+    details = host.details(process)
+    frees_bytes = details.frees_bytes if details is not None else 0
+    return Member(process.pid, process.start_time, process.comm, process.state, frees_bytes)
 
 
 def format_service_stop(host: Host, details: Details) -> str:
@@ -213,13 +220,13 @@ def gpu_memory_by_pid(host: Host, processes: Iterable[Process]) -> dict[int, int
     """
     if not host.gpu_present() or (gpu := host.gpu()).total_bytes is not None:
         return {}
-    processes_by_pid = {process.pid: process for process in processes}
+    among = tuple(processes)
     listed = {user.pid: user.used_bytes for user in gpu.processes or ()}
-    own = {pid: listed[pid] for pid in listed.keys() & processes_by_pid.keys()}
+    own = {process.pid: listed[process.pid] for process in among if process.pid in listed}
     if not listed:
-        own = {file.pid: None for file in host.gpu_users(processes_by_pid.values()).found}
+        own = {file.pid: None for file in host.gpu_users(among).found}
     sizes = {pid: size for pid, size in own.items() if size is not None}
-    if unreported := sorted(own.keys() - sizes.keys()):
+    if unreported := own.keys() - sizes.keys():
         reported_bytes = sum(size for size in listed.values() if size is not None)
-        sizes[unreported[0]] = max(0, read_unexplained_bytes(host.files, host.meminfo()) - reported_bytes)
+        sizes[min(unreported)] = max(0, read_unexplained_bytes(host.files, host.meminfo()) - reported_bytes)
     return sizes

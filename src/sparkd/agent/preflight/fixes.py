@@ -55,7 +55,6 @@ class DropPageCache(Struct, frozen=True):
     target: ClassVar[str] = "page cache"
 
 
-DROP_BY_HAND = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
 WORTH_COMPACTING_BYTES = 256 << 20
 """Free memory in smaller blocks, or a gain, of less is not worth a compaction."""
 
@@ -69,14 +68,12 @@ class CompactMemory(Struct, frozen=True):
     target: ClassVar[str] = "free memory"
 
 
-def stop_by_hand(pid: int, service_stop: str) -> str:
-    """The command by which a person ends a process. Some services (cron) leave their processes when they stop."""
-    by_fix = f"sudo sparkd preflight --fix {pid}"
-    return f"{service_stop}; if it outlives that: {by_fix}" if service_stop else by_fix
-
-
 Fix = EndProcess | RemoveContainer | UnlinkSegment | DropPageCache | CompactMemory
+ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache, CompactMemory)
+"""Strays first (they hold segments), then segments, then the page cache; free memory is compacted last."""
+
 BY_START = "once nothing else blocks, a start "
+DROP_BY_HAND = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
 
 
 def by_start(does: str) -> str:
@@ -85,16 +82,27 @@ def by_start(does: str) -> str:
 
 
 def by_hand(fix: Fix) -> str:
-    """The command by which a person makes the change that a hint of `by_start` leaves to a start."""
-    if isinstance(fix, EndProcess):
-        return stop_by_hand(fix.pid, "")
-    if isinstance(fix, RemoveContainer):
-        return f"sudo docker rm --force {fix.container_id[:12]}"
-    return f"sudo rm {quote(fix.path)}" if isinstance(fix, UnlinkSegment) else DROP_BY_HAND
+    """The command by which a person makes the change."""
+    match fix:
+        case EndProcess():
+            return stop_by_hand(fix.pid, "")
+        case RemoveContainer():
+            return f"sudo docker rm --force {fix.container_id[:12]}"
+        case UnlinkSegment():
+            return f"sudo rm {quote(fix.path)}"
+        case DropPageCache():
+            return DROP_BY_HAND
+        case CompactMemory():
+            return "echo 1 | sudo tee /proc/sys/vm/compact_memory"
+        case _:
+            assert_never(fix)
 
 
-ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache, CompactMemory)
-"""Strays first (they hold segments), then segments, then the page cache; free memory is compacted last."""
+def stop_by_hand(pid: int, service_stop: str) -> str:
+    """The command by which a person ends a process. Some services (cron) leave their processes when they stop."""
+    by_fix = f"sudo sparkd preflight --fix {pid}"
+    return f"{service_stop}; if it outlives that: {by_fix}" if service_stop else by_fix
+
 
 Identity = tuple[object, ...]
 

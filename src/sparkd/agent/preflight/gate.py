@@ -159,7 +159,10 @@ class Gate(Struct):
         return frozenset(identity(state.fix) for state in self._fixes)
 
     def _wait_if_useful(self, findings: tuple[Finding, ...]) -> bool:
-        """Wait for a moment, if waiting may help and time is left for it. Returns whether it waited."""
+        """Wait for a moment, if waiting may help and time is left for it. Returns whether it waited.
+
+        Once the time is over, what warnings await is given up.
+        """
         awaited = self._describe_awaited(findings)
         left_seconds = self.policy.wait_seconds - self._waited_seconds
         if not awaited:
@@ -192,10 +195,8 @@ class Gate(Struct):
     def _find_untried_fixes(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
         if self._rounds >= MAX_ROUNDS:
             return ()
-        tried = self._list_tried()
-        return tuple(
-            fix for fix in runner.fixes_to_apply(findings, self.policy.allow_fixes) if identity(fix) not in tried
-        )
+        fixes, tried = runner.fixes_to_apply(findings, self.policy.allow_fixes), self._list_tried()
+        return tuple(fix for fix in fixes if identity(fix) not in tried)
 
     def _apply(self, fix: Fix) -> FixState:
         try:

@@ -31,24 +31,22 @@ def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tupl
     if not pids:
         return ()
     listeners = tuple(listener for listener in host.listeners() if listener.port < EPHEMERAL)
-    engine_processes = (process for process in table if process.pid in pids)
-    return tuple(_read_port_use(host, table, holder) for holder in host.port_holders(engine_processes, listeners))
+    processes = (process for process in table if process.pid in pids)
+    return tuple(_read_port_use(host, table, holder) for holder in host.port_holders(processes, listeners))
 
 
-def port_holders(host: Host, table: ProcessTable, listeners: tuple[Listener, ...]) -> tuple[PortUse, ...]:
-    """The holder of each listener, in their order: of processes that share one, the oldest."""
-    uses = [_read_port_use(host, table, holder) for holder in host.port_holders(table, listeners)]
-    uses.sort(key=lambda use: _start_order_key(table, use), reverse=True)
-    oldest = {(use.address, use.port): use for use in uses}  # the last of each, so the oldest
+def find_port_uses(host: Host, table: ProcessTable, listeners: tuple[Listener, ...]) -> tuple[PortUse, ...]:
+    """The use of each listener, in their order: of processes that share one, by the oldest."""
+    oldest_first = sorted(table, key=lambda process: (process.start_time, process.pid))
+    uses: dict[tuple[str, int], PortUse] = {}
+    for holder in host.port_holders(oldest_first, listeners):
+        place = holder.listener.address, holder.listener.port
+        if place not in uses:
+            uses[place] = _read_port_use(host, table, holder)
     return tuple(
-        oldest.get((listener.address, listener.port), PortUse(listener.port, listener.address, None))
+        uses.get((listener.address, listener.port), PortUse(listener.port, listener.address, None))
         for listener in listeners
     )
-
-
-def _start_order_key(table: ProcessTable, use: PortUse) -> tuple[int, int]:
-    process = table.get(use.pid or 0)
-    return (process.start_time if process else 0, use.pid or 0)
 
 
 def _read_port_use(host: Host, table: ProcessTable, holder: Holder) -> PortUse:

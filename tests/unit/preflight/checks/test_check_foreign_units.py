@@ -4,8 +4,9 @@ import time
 
 import pytest
 from tests.tree import Tree
+from tests.unit.verdicts import expect
 
-from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.check import Level, Verdict, ok
 from sparkd.agent.preflight.checks.foreign_units import ForeignFacts, ForeignUnits
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
@@ -51,17 +52,7 @@ def test_a_unit_whose_command_starts_vllm_is_warned_of(tree: Tree, exec_start: s
     enable(tree, f"ExecStart={exec_start}")
     facts, verdict = run_check(tree)
     assert bool(facts.units) is starts_vllm
-    assert verdict.level is (Level.WARN if starts_vllm else Level.OK)
-
-
-def test_a_unit_is_named_with_who_wants_it_and_how_to_disable_it(tree: Tree) -> None:
-    enable(tree, "ExecStartPre=/usr/bin/docker start vllm_ds4\nExecStart=/bin/sleep infinity", "ds4.service")
-    _, verdict = run_check(tree)
-    assert verdict.reason == (
-        "ds4.service starts vLLM too, wanted by multi-user.target (ExecStartPre in /etc/systemd/system/ds4.service)"
-    )
-    assert verdict.hint == "if sparkd is to serve: sudo systemctl disable ds4.service"
-    assert verdict.fixes == ()
+    assert (verdict.level is Level.WARN) is starts_vllm
 
 
 @pytest.mark.parametrize("also_in_etc", [False, True])
@@ -80,8 +71,7 @@ def test_a_unit_that_nobody_wants_or_that_is_masked_or_sparkds_own_does_not_coun
     tree.link("/etc/systemd/system/masked.service", "/dev/null")
     tree.file("/usr/lib/systemd/system/masked.service", "[Service]\nExecStart=/usr/bin/vllm serve x\n")
     tree.link(f"{WANTS}/gone.service", "/usr/lib/systemd/system/gone.service")
-    facts, verdict = run_check(tree)
-    assert (facts.units, facts.unread, verdict.level) == ((), (), Level.OK)
+    assert run_check(tree)[1].level is Level.OK
 
 
 def test_drop_ins_count_and_an_instance_has_the_text_of_its_template(tree: Tree) -> None:
@@ -121,8 +111,7 @@ def test_one_endless_line_takes_no_endless_time(tree: Tree, word: str) -> None:
 
 def test_a_unit_that_cannot_be_read_is_named(tree: Tree) -> None:
     enable(tree, "ExecStart=/bin/sh -c 'left open")
-    _, verdict = run_check(tree)
-    assert (verdict.level, verdict.hint) == (Level.WARN, "systemctl cat own.service")
+    expect(run_check(tree)[1], Level.WARN, hint="systemctl cat own.service")
 
 
 def container(policy: str, image: str, *command: str, ours: bool = False) -> DockerFacts:
@@ -132,65 +121,54 @@ def container(policy: str, image: str, *command: str, ours: bool = False) -> Doc
 
 
 @pytest.mark.parametrize(
-    ("docker", "level"),
+    "docker",
     [
-        (container("always", IMAGE), Level.WARN),
-        (container("unless-stopped", "mine:1", "vllm", "serve", "x"), Level.WARN),
-        (container("on-failure", "mine:1", "bash", "-c", "vllm serve x"), Level.WARN),
-        (container("no", IMAGE), Level.OK),
-        (container("always", "postgres:17", "postgres"), Level.OK),
-        (container("always", IMAGE, ours=True), Level.OK),
-        (AWAY, Level.OK),
+        container("always", IMAGE),
+        container("unless-stopped", "mine:1", "vllm", "serve", "x"),
+        container("on-failure", "mine:1", "bash", "-c", "vllm serve x"),
     ],
 )
-def test_a_container_of_vllm_that_docker_restarts_is_warned_of(tree: Tree, docker: DockerFacts, level: Level) -> None:
-    _, verdict = run_check(tree, docker)
-    assert verdict.level is level
-    assert ("sudo docker update --restart=no theirs" in verdict.hint) is (level is Level.WARN)
-
-
-def test_a_machine_without_systemd_has_no_units(tree: Tree) -> None:
-    facts, verdict = run_check(tree)
-    assert (facts.looked_at, verdict.level) == (0, Level.OK)
-    assert verdict.reason.endswith("docker's containers were not checked")
-
-
-SPARKRUNS = (
-    "/usr/bin/earlyoom",
-    "-m",
-    "2",
-    "-s",
-    "80",
-    "--prefer",
-    "(vllm|VLLM|sglang|python)",
-    "--avoid",
-    "(sshd|dockerd)",
-)
-"""sparkrun's own."""
-
-
-def in_unit(name: str) -> str:
-    return f"0::/system.slice/{name}"
+def test_a_container_of_vllm_that_docker_restarts_is_warned_of(tree: Tree, docker: DockerFacts) -> None:
+    expect(run_check(tree, docker)[1], Level.WARN, text="sudo docker update --restart=no theirs")
 
 
 @pytest.mark.parametrize(
-    ("argv", "whom"),
+    "docker",
     [
-        (SPARKRUNS, "the engine before others (--prefer)"),
-        (("/usr/bin/earlyoom", "-r", "3600"), "the largest process"),
-        (("/usr/bin/earlyoom", "--avoid", "(vllm|python)"), "the largest process"),
-        (("/usr/bin/earlyoom", "--prefer", "^chrome$", "--avoid", "vllm"), "the largest process"),
+        pytest.param(container("no", IMAGE), id="not restarted"),
+        pytest.param(container("always", "postgres:17", "postgres"), id="no vLLM"),
+        pytest.param(container("always", IMAGE, ours=True), id="sparkd's own"),
     ],
 )
-def test_an_earlyoom_that_runs_is_a_second_killer(tree: Tree, argv: tuple[str, ...], whom: str) -> None:
-    tree.process(50, "earlyoom", argv=argv, cgroup=in_unit("earlyoom.service"))
+def test_other_containers_are_not_warned_of(tree: Tree, docker: DockerFacts) -> None:
+    assert run_check(tree, docker)[1].level is Level.OK
+
+
+def test_a_machine_without_systemd_has_no_units(tree: Tree) -> None:
+    reason = "none of 0 enabled services starts vLLM; docker's containers were not checked"
+    assert run_check(tree)[1] == ok(reason)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whom"),
+    [
+        pytest.param(
+            "-m 2 -s 80 --prefer (vllm|VLLM|sglang|python) --avoid (sshd|dockerd)",
+            "the engine before others (--prefer)",
+            id="sparkrun's own",
+        ),
+        ("-r 3600", "the largest process"),
+        ("--avoid (vllm|python)", "the largest process"),
+        ("--prefer ^chrome$ --avoid vllm", "the largest process"),
+    ],
+)
+def test_an_earlyoom_that_runs_is_a_second_killer(tree: Tree, arguments: str, whom: str) -> None:
+    argv = ("/usr/bin/earlyoom", *arguments.split())
+    tree.process(50, "earlyoom", argv=argv, cgroup="0::/system.slice/earlyoom.service")
     # A user's own program may have the name, and ends nobody.
     tree.process(51, "earlyoom", argv=argv, cgroup="0::/user.slice/user-1000.slice/session-3.scope", uid=1000)
-    facts, verdict = run_check(tree)
-    assert facts.killers == (("earlyoom.service", whom),)
-    assert verdict.level is Level.WARN
-    assert verdict.reason == f"earlyoom.service ends {whom} for want of memory, beside sparkd's guard"
-    assert verdict.hint.startswith("sudo systemctl disable --now earlyoom.service;")
+    reason = f"earlyoom.service ends {whom} for want of memory, beside sparkd's guard"
+    expect(run_check(tree)[1], Level.WARN, text=f"{reason} sudo systemctl disable --now earlyoom.service;")
 
 
 SWAP, PRESSURE = "[Slice]\nManagedOOMSwap=kill\n", "[Slice]\nManagedOOMMemoryPressure=kill\n"
@@ -216,15 +194,12 @@ def test_a_systemd_oomd_that_manages_the_slice_of_dockers_containers_is_a_second
     for path, text in files.items():
         tree.file(path, text)
     assert run_check(tree)[0].killers == (), "it does not run"
-    tree.process(50, "systemd-oomd", cgroup=in_unit("systemd-oomd.service"))
-    facts, verdict = run_check(tree)
-    assert bool(facts.killers) is manages
+    tree.process(50, "systemd-oomd", cgroup="0::/system.slice/systemd-oomd.service")
+    verdict = run_check(tree)[1]
     assert ("ends containers (ManagedOOM of the slice that has docker's)" in verdict.reason) is manages
     assert ("disable --now systemd-oomd.service systemd-oomd.socket;" in verdict.hint) is manages
 
 
 def test_a_killer_of_containers_by_name_is_a_second_one(tree: Tree) -> None:
     enable(tree, "ExecStart=/usr/local/bin/dgx-anti-oom", "dgx-anti-oom.service")
-    facts, verdict = run_check(tree)
-    assert facts.killers == (("dgx-anti-oom.service", "containers by their name"),)
-    assert verdict.level is Level.WARN
+    expect(run_check(tree)[1], Level.WARN, "dgx-anti-oom.service ends containers by their name for want of memory")

@@ -27,36 +27,40 @@ def sick(trouble: Trouble, error: str = "it is sick") -> GpuCheckFacts:
 
 
 @pytest.mark.parametrize(
-    ("facts", "level", "needs_person", "words"),
+    ("facts", "level", "words"),
     [
-        pytest.param(GOOD, Level.OK, False, "NVIDIA GB10, driver 580.142", id="good"),
-        pytest.param(GpuCheckFacts(False), Level.OK, False, "the plan uses no GPU", id="no GPU wanted"),
-        pytest.param(sick(Trouble.HUNG), Level.BLOCK, True, "unplug it for 60 s", id="hung"),
-        pytest.param(sick(Trouble.LOST), Level.BLOCK, True, "unplug it for 60 s", id="lost"),
-        pytest.param(sick(Trouble.RESET), Level.BLOCK, True, "reboot this node", id="must be reset"),
-        pytest.param(sick(Trouble.FORBIDDEN), Level.UNKNOWN, False, "sudo sparkd preflight --dry-run", id="forbidden"),
-        pytest.param(sick(Trouble.NO_LIBRARY), Level.BLOCK, False, "libnvidia-compute-580;", id="no library"),
-        pytest.param(sick(Trouble.OTHER), Level.BLOCK, False, "it is sick", id="something else"),
-        pytest.param(replace(GOOD, names=()), Level.BLOCK, False, "power-cycle", id="no GPU"),
-        pytest.param(GpuCheckFacts(True), Level.BLOCK, False, "sudo modprobe nvidia", id="no module"),
-        pytest.param(replace(GOOD, driver="590.44.01"), Level.WARN, False, "graphs", id="driver that deadlocks"),
-        pytest.param(replace(GOOD, driver="580.159.04"), Level.OK, False, "", id="the next driver"),
-        pytest.param(replace(GOOD, driver="5900.1"), Level.OK, False, "", id="a driver that only looks like it"),
-        pytest.param(replace(GOOD, names=("NVIDIA H200",), driver="590.1"), Level.OK, False, "H200", id="no GB10"),
+        pytest.param(GOOD, Level.OK, "NVIDIA GB10, driver 580.142", id="good"),
+        pytest.param(GpuCheckFacts(False), Level.OK, "the plan uses no GPU", id="no GPU wanted"),
+        pytest.param(sick(Trouble.FORBIDDEN), Level.UNKNOWN, "sudo sparkd preflight --dry-run", id="forbidden"),
+        pytest.param(sick(Trouble.NO_LIBRARY), Level.BLOCK, "libnvidia-compute-580;", id="no library"),
+        pytest.param(sick(Trouble.OTHER), Level.BLOCK, "it is sick", id="something else"),
+        pytest.param(replace(GOOD, names=()), Level.BLOCK, "power-cycle", id="no GPU"),
+        pytest.param(replace(GOOD, driver="590.44.01"), Level.WARN, "graphs", id="driver that deadlocks"),
+        pytest.param(replace(GOOD, driver="580.159.04"), Level.OK, "", id="the next driver"),
+        pytest.param(replace(GOOD, driver="5900.1"), Level.OK, "", id="a driver that only looks like it"),
+        pytest.param(replace(GOOD, names=("NVIDIA H200",), driver="590.1"), Level.OK, "H200", id="no GB10"),
     ],
 )
-def test_a_gpu_that_answers_is_needed(facts: GpuCheckFacts, level: Level, needs_person: bool, words: str) -> None:
-    awaits = AWAITED if facts.trouble is Trouble.HUNG else ""  # it may come round, a lost GPU does not
-    word = {Trouble.HUNG: "power-cycle", Trouble.LOST: "power-cycle", Trouble.RESET: "reboot"}.get(facts.trouble)
-    required = word or ("inspect" if level.blocks else "")
-    expect(Gpu().judge(facts), level, text=words, needs_person=needs_person, awaits=awaits, required=required)
+def test_a_gpu_that_answers_is_needed(facts: GpuCheckFacts, level: Level, words: str) -> None:
+    expect(Gpu().judge(facts), level, text=words, needs_person=False, awaits="")
 
 
-@pytest.mark.parametrize(("names", "level"), [(("A", "B"), Level.OK), (("A",), Level.BLOCK)])
-def test_a_node_has_as_many_gpus_as_the_recipe_says(names: tuple[str, ...], level: Level) -> None:
-    words = "1 GPU(s) are seen, and the recipe's nodes.gpus is 2" if level.blocks else ""
-    required = "inspect" if level.blocks else ""
-    expect(Gpu(gpus=2).judge(replace(GOOD, names=names)), level, text=words, required=required)
+@pytest.mark.parametrize(
+    ("trouble", "required", "awaits"),
+    [
+        pytest.param(Trouble.HUNG, "power-cycle", AWAITED, id="hung: it may come round"),
+        pytest.param(Trouble.LOST, "power-cycle", "", id="lost"),
+        pytest.param(Trouble.RESET, "reboot", "", id="must be reset"),
+    ],
+)
+def test_a_gpu_that_only_a_person_brings_back_needs_one(trouble: Trouble, required: str, awaits: str) -> None:
+    expect(Gpu().judge(sick(trouble)), Level.BLOCK, needs_person=True, required=required, awaits=awaits)
+
+
+def test_a_node_has_as_many_gpus_as_the_recipe_says() -> None:
+    assert Gpu(gpus=2).judge(replace(GOOD, names=("A", "B"))).level is Level.OK
+    missing = Gpu(gpus=2).judge(replace(GOOD, names=("A",)))
+    expect(missing, Level.BLOCK, "1 GPU(s) are seen, and the recipe's nodes.gpus is 2")
 
 
 def test_preflight_waits_for_a_driver_that_does_not_answer(tree: Tree) -> None:
@@ -107,7 +111,7 @@ def test_a_kernel_for_which_no_module_is_installed_is_named_with_its_package(tre
     verdict = Gpu().run(Host(tree.root))[1]
     install = "sudo apt install linux-modules-nvidia-580-open-6.17.0-1029-nvidia && sudo reboot"
     hint = f"{install}; where DKMS builds it: sudo dkms autoinstall"
-    assert (verdict.level, verdict.hint) == (Level.BLOCK, hint)
+    expect(verdict, Level.BLOCK, hint=hint)
 
 
 def test_a_plan_without_gpus_leaves_the_driver_alone(tree: Tree) -> None:
@@ -141,8 +145,7 @@ def test_a_module_that_names_no_version_is_no_reason_against_a_gpu_that_answers(
     answers = recorded(tree, {"names": ["NVIDIA GB10"], "driver": "580.142"}, module=text)
     assert examine([Gpu()], answers)[0].verdict.level is Level.OK
     silent = examine([Gpu()], recorded(tree, {"names": []}, module=text))[0].verdict
-    assert (silent.level, silent.needs_person) == (Level.BLOCK, False)
-    assert "no GPU is seen by the kernel module" in silent.reason
+    expect(silent, Level.BLOCK, "no GPU is seen by the kernel module", needs_person=False)
 
 
 def test_every_known_bad_version_says_what_to_do_and_who_says_so() -> None:

@@ -1,11 +1,13 @@
 """How the boots before this one ended: what is written down at each launch, and what the next boot makes of it."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit import plans
+from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.last_boot import LastBoot
@@ -14,22 +16,29 @@ from sparkd.base.state.launch_history import FILE, LOADING, SERVING, End, Launch
 
 PLAN, OTHER = "d1", "d2"
 CHECK = LastBoot(replace(plans.plan(), digest=PLAN), "head")
-CUT, STOPPED, KILLED = "cut", "stopped", "killed"
-"""How a launch ends: with its machine; in order; its agent alone, which the next one of this boot finds."""
 DONE = End("done", 0)
-Launch = tuple[str, str, str]
-"""Plan, phase, end."""
+
+
+class Launch(NamedTuple):
+    phase: str
+    plan: str = PLAN
+    is_cut: bool = True
+    """Whether it ends with its machine; else in order."""
+
+
+LOAD_CUT, LOAD_STOPPED = Launch(LOADING), Launch(LOADING, is_cut=False)
+SERVICE_CUT, SERVICE_STOPPED = Launch(SERVING), Launch(SERVING, is_cut=False)
 
 
 def history_of(*launches: Launch, known: LaunchHistory | None = None) -> LaunchHistory:
     """The history after one launch in each boot, written as the agent does."""
     known = known or LaunchHistory()
-    for number, (plan, phase, end) in enumerate(launches):
+    for number, launch in enumerate(launches):
         boot_id = f"boot{number}"
-        known = known.recover(boot_id, "").record_launch(plan, boot_id, {"kernel": "6.17"})
-        if phase == SERVING:
+        known = known.recover(boot_id, "").record_launch(launch.plan, boot_id, {"kernel": "6.17"})
+        if launch.phase == SERVING:
             known = known.record_serving(boot_id)
-        if end != CUT:
+        if not launch.is_cut:
             known = known.record_end(boot_id, DONE)
     return known
 
@@ -40,33 +49,28 @@ def judged(tree: Tree, known: LaunchHistory, boot_id: str = "now") -> Verdict:
     return CHECK.run(Host(tree.root))[1]
 
 
-LOAD_CUT = (PLAN, LOADING, CUT)
-SERVICE_CUT = (PLAN, SERVING, CUT)
-
-
 @pytest.mark.parametrize(
     ("launches", "level"),
     [
         pytest.param([], Level.OK, id="never launched"),
-        pytest.param([(PLAN, SERVING, STOPPED)], Level.OK, id="shut down"),
-        pytest.param([(PLAN, LOADING, KILLED)], Level.OK, id="only the agent died"),
+        pytest.param([SERVICE_STOPPED], Level.OK, id="shut down"),
+        pytest.param([LOAD_STOPPED], Level.OK, id="shut down while loading"),
         pytest.param([SERVICE_CUT], Level.WARN, id="a power cut while serving"),
         pytest.param([LOAD_CUT] * 2, Level.WARN, id="two while loading"),
         pytest.param([LOAD_CUT] * 3, Level.BLOCK, id="three while loading"),
         pytest.param([LOAD_CUT] * 20, Level.BLOCK, id="more than are kept"),
-        pytest.param([LOAD_CUT, LOAD_CUT, (PLAN, LOADING, STOPPED), LOAD_CUT], Level.WARN, id="a clean one between"),
-        pytest.param([LOAD_CUT, LOAD_CUT, (PLAN, LOADING, STOPPED)], Level.OK, id="a clean one last"),
+        pytest.param([LOAD_CUT, LOAD_CUT, LOAD_STOPPED, LOAD_CUT], Level.WARN, id="a clean one between"),
+        pytest.param([LOAD_CUT, LOAD_CUT, LOAD_STOPPED], Level.OK, id="a clean one last"),
         pytest.param([LOAD_CUT, LOAD_CUT, SERVICE_CUT, LOAD_CUT], Level.WARN, id="a good start between"),
-        pytest.param([LOAD_CUT, (OTHER, LOADING, CUT), LOAD_CUT, LOAD_CUT], Level.WARN, id="another plan between"),
-        pytest.param([(PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3], Level.BLOCK, id="since a good start"),
+        pytest.param([LOAD_CUT, Launch(LOADING, OTHER), LOAD_CUT, LOAD_CUT], Level.WARN, id="another plan between"),
+        pytest.param([SERVICE_STOPPED, *[LOAD_CUT] * 3], Level.BLOCK, id="since a good start"),
         pytest.param([SERVICE_CUT, *[LOAD_CUT] * 2], Level.WARN, id="two while loading, one while serving"),
     ],
 )
 def test_only_three_loads_of_one_plan_in_a_row_that_end_with_their_machine_block(
     tree: Tree, launches: Sequence[Launch], level: Level
 ) -> None:
-    verdict = judged(tree, history_of(*launches))
-    assert (verdict.level, verdict.needs_person) == (level, level is Level.BLOCK)
+    expect(judged(tree, history_of(*launches)), level, needs_person=level is Level.BLOCK)
 
 
 def test_this_boots_own_launch_is_not_judged(tree: Tree) -> None:
@@ -105,7 +109,7 @@ def test_what_has_changed_since_the_last_good_start_is_named(tree: Tree) -> None
     )
     assert verdict.hint.endswith("sudo systemctl start sparkd-head")
     assert "no good start is on record" in judged(tree, history_of(*[LOAD_CUT] * 3)).reason
-    unchanged = history_of((PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3)
+    unchanged = history_of(SERVICE_STOPPED, *[LOAD_CUT] * 3)
     assert "since the last good start nothing that sparkd knows of has changed" in judged(tree, unchanged).reason
 
 
@@ -123,7 +127,7 @@ def test_a_file_that_is_wrong_counts_as_empty_and_one_that_can_not_be_read_is_no
 
 
 def test_a_phase_that_somebody_has_written_moves_no_cursor(tree: Tree) -> None:
-    tree.file(FILE.path, FILE.encode(history_of((PLAN, "\x1b[2J", CUT))).replace(LOADING, "\\u001b[2J"))
+    tree.file(FILE.path, FILE.encode(history_of(Launch("\x1b[2J"))).replace(LOADING, "\\u001b[2J"))
     tree.file("/proc/sys/kernel/random/boot_id", "now\n")
     assert [launch.phase for launch in CHECK.probe(Host(tree.root)).before] == ["\\x1b[2J"]
 

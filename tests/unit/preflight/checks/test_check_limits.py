@@ -18,10 +18,8 @@ from sparkd.agent.preflight.checks.limits import (
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.text import GIB, MIB
-from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.inputs import MemoryNeed
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.recipes.schema import Recipe
 
 HEAD_OF_TWO = ShmSize(plans.plan(plans.HEAD), host_ipc=True)
 WORKER = replace(HEAD_OF_TWO, plan=plans.plan(plans.WORKER))
@@ -50,9 +48,7 @@ def with_own(shm_bytes: int) -> ShmSize:
 def test_a_head_of_several_needs_room_for_its_queues(
     check: ShmSize, total: int, free: int, level: Level, hint: str
 ) -> None:
-    verdict = check.judge(ShmSizeFacts(total, free, "x"))
-    assert verdict.level is level
-    assert hint in verdict.hint
+    expect(check.judge(ShmSizeFacts(total, free, "x")), level, text=hint)
 
 
 @pytest.mark.parametrize(
@@ -93,23 +89,14 @@ def test_a_containers_own_is_as_the_plan_makes_it(tree: Tree, own_bytes: int) ->
     assert facts == ShmSizeFacts(own_bytes, own_bytes, "the container's own /dev/shm")
 
 
-def plan(size: int = 2, env: dict[str, str] | None = None, **container: object) -> LaunchPlan:
-    keys = {
-        "schema": 1,
-        "name": "x",
-        "model": {"path": "m"},
-        "image": {"ref": "i"},
-        "args": {"tensor-parallel-size": size},
-    }
-    spec = {"devices": ["/dev/infiniband"], **container}
-    recipe = Recipe.model_validate({**keys, "env": env or {}, "container": spec})
-    return make_plan(recipe, Settings(), Node(0, "10.0.0.1", "10.0.0.1", size, "fab0"))
+def plan(node: Node = plans.HEAD, env: dict[str, str] | None = None, **container: object) -> LaunchPlan:
+    return plans.plan(node, env=env or {}, container={"devices": ["/dev/infiniband"], **container})
 
 
 @pytest.mark.parametrize(
     ("launched", "why"),
     [
-        (plan(1), "one node"),
+        (plan(plans.ALONE), "one node"),
         (plan(gpus="none"), "no GPU"),
         (plan(privileged=True), "privileged"),
         (plan(env={"NCCL_IB_DISABLE": "1"}), "NCCL_IB_DISABLE"),
@@ -128,9 +115,8 @@ def test_a_plan_without_rdma_needs_no_locked_memory(tree: Tree, launched: Launch
     [(-1, Level.OK), (16 * GIB, Level.OK), (16 * GIB - 1, Level.WARN), (8 * MIB, Level.WARN), (None, Level.WARN)],
 )
 def test_rdma_needs_much_locked_memory(limit: int | None, level: Level) -> None:
-    verdict = Memlock(plan()).judge(MemlockFacts("", limit, "x"))
-    assert verdict.level is level
-    assert ("out of the recipe" in verdict.hint) == (level is Level.WARN)
+    hint = "take container.ulimits.memlock out of the recipe" if level is Level.WARN else ""
+    expect(Memlock(plan()).judge(MemlockFacts("", limit, "x")), level, hint=hint)
 
 
 @pytest.mark.parametrize(
@@ -148,26 +134,24 @@ def test_the_recipes_limit_goes_before_sparkds(tree: Tree, ulimits: dict[str, ob
 
 
 @pytest.mark.parametrize(
-    ("gpu", "limit", "floor", "headroom", "level", "says"),
+    ("facts", "gpus", "level", "words"),
     [
-        (True, None, 512 * MIB, 2 * GIB, Level.OK, "below 512 MiB available"),
-        (True, None, 2 * GIB, 2 * GIB, Level.OK, "below 2048 MiB available"),
-        (True, None, 0, 0, Level.OK, "guard is off"),
-        (True, 100 * GIB, 512 * MIB, 2 * GIB, Level.WARN, "is 100.0 GiB, and does not bound what the GPU takes"),
-        (True, None, 2 * GIB + 1, 2 * GIB, Level.WARN, "with 2.0 GiB to spare"),
-        (True, 100 * GIB, 4 * GIB, 2 * GIB, Level.WARN, "container.memory_limit_bytes is 100.0 GiB"),
-        (True, 100 * GIB, 4 * GIB, 2 * GIB, Level.WARN, "the memory guard kills"),
-        (False, 100 * GIB, 4 * GIB, 2 * GIB, Level.OK, "no GPU"),
+        (MemoryLimitFacts(None, 512 * MIB, 2 * GIB), "all", Level.OK, "below 512 MiB available"),
+        (MemoryLimitFacts(None, 2 * GIB, 2 * GIB), "all", Level.OK, "below 2048 MiB available"),
+        (MemoryLimitFacts(None, 0, 0), "all", Level.OK, "guard is off"),
+        (MemoryLimitFacts(100 * GIB, 512 * MIB, 2 * GIB), "all", Level.WARN, "is 100.0 GiB, and does not bound what"),
+        (MemoryLimitFacts(None, 2 * GIB + 1, 2 * GIB), "all", Level.WARN, "with 2.0 GiB to spare"),
+        (MemoryLimitFacts(100 * GIB, 4 * GIB, 2 * GIB), "none", Level.OK, "no GPU"),
     ],
 )
 def test_a_limit_that_does_not_hold_and_a_floor_above_the_headroom_warn(
-    tree: Tree, gpu: bool, limit: int | None, floor: int, headroom: int, level: Level, says: str
+    facts: MemoryLimitFacts, gpus: str, level: Level, words: str
 ) -> None:
-    check = MemoryLimit(
-        plan(gpus="all" if gpu else "none", memory_limit_bytes=limit), Settings(), MemoryNeed(0, None, 0)
-    )
-    facts = MemoryLimitFacts(limit, floor, headroom)
-    assert replace(check.probe(Host(tree.root)), floor_bytes=floor, headroom_bytes=headroom) == facts
-    verdict = check.judge(facts)
-    expect(verdict, level, says)
-    assert bool(verdict.hint) is (level is not Level.OK)
+    check = MemoryLimit(plan(gpus=gpus), Settings(), MemoryNeed(0, None, 0))
+    expect(check.judge(facts), level, words)
+
+
+def test_limit_floor_and_headroom_are_those_of_recipe_and_settings(tree: Tree) -> None:
+    limited = plan(memory_limit_bytes=100 * GIB)
+    check = MemoryLimit(limited, plans.configured(memory={"floor_mib": 512}), MemoryNeed(0, None, 2 * GIB))
+    assert check.probe(Host(tree.root)) == MemoryLimitFacts(100 * GIB, 512 * MIB, 2 * GIB)

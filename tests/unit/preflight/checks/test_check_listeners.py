@@ -1,26 +1,15 @@
 """What the engine opens to the network: an API on all addresses needs a key."""
 
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import ALONE, HEAD, WORKER, plan
 from tests.unit.verdicts import expect
 
-from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.check import Level, ok
 from sparkd.agent.preflight.checks.ports import Listeners, ListenersFacts
-from sparkd.base.config import Settings
 from sparkd.base.host import Host
-from sparkd.base.plan.build import make_plan
-from sparkd.base.plan.model import LaunchPlan, Node, Secret
-from sparkd.base.recipes.loader import load_recipe
-from sparkd.base.recipes.lookup import recipe_folders
-
-
-def pair_plan() -> LaunchPlan:
-    recipe = load_recipe("deepseek-v4-flash-balanced", recipe_folders(Path("/"))).recipe
-    return make_plan(recipe, Settings(), Node(0, "10.0.0.1", "10.0.0.1", 2, "enp1s0f0np0", ("rocep1s0f0",)))
-
+from sparkd.base.plan.model import Node, Secret
 
 KEY = {"env": (("VLLM_API_KEY", "x"),)}
 
@@ -37,20 +26,22 @@ KEY = {"env": (("VLLM_API_KEY", "x"),)}
     ],
 )
 def test_an_api_on_all_addresses_wants_a_key(host: str, changed: dict[str, object], level: Level) -> None:
-    plan = replace(pair_plan(), argv=("vllm", "serve", host), api_port=8123, **changed)
-    facts = ListenersFacts((22,))
-    verdict = Listeners(plan).judge(facts)
-    expect(verdict, level, "port 8123")
-    assert ("29501" in verdict.reason) is (level is Level.OK)
-    assert Listeners(replace(plan, node=replace(plan.node, rank=1))).judge(facts).level is Level.OK
-    alone = Listeners(replace(plan, node=replace(plan.node, cluster_size=1))).judge(facts)
-    assert alone.level is level, "one node is as open"
-    assert "29501" not in alone.reason
+    for node in (HEAD, ALONE):
+        served = replace(plan(node), argv=("vllm", "serve", host), api_port=8123, **changed)
+        expect(Listeners(served).judge(ListenersFacts((22,))), level, "port 8123")
+
+
+def test_a_worker_serves_no_api() -> None:
+    open_api = replace(plan(WORKER), argv=("vllm", "serve", "--host=0.0.0.0"))
+    assert Listeners(open_api).judge(ListenersFacts((22,))) == ok("this rank serves no API")
+
+
+@pytest.mark.parametrize(("node", "ports"), [(HEAD, "port 8123; ranks meet on port 29501"), (ALONE, "port 8123")])
+def test_the_port_on_which_ranks_meet_is_named_where_they_do(node: Node, ports: str) -> None:
+    served = replace(plan(node), argv=("vllm", "serve", "--host=10.0.0.1"), api_port=8123)
+    assert Listeners(served).judge(ListenersFacts((22,))) == ok(f"the API on 10.0.0.1: {ports}")
 
 
 def test_a_program_that_listens_on_all_addresses_is_evidence(tree: Tree) -> None:
     tree.listening((22, 1), (9100, 2))
-    check = Listeners(replace(pair_plan(), argv=("vllm", "serve", "--host", "10.0.0.1")))
-    facts = check.probe(Host(tree.root))
-    assert facts == ListenersFacts((22, 9100))
-    assert check.judge(facts).level is Level.OK
+    assert Listeners(plan()).probe(Host(tree.root)) == ListenersFacts((22, 9100))

@@ -32,6 +32,11 @@ STUCK = MemoryFacts(
 """About 100 GiB are gone, and no process has them."""
 
 
+def spark(tree: Tree, *listed: GpuProcess) -> Host:
+    """A machine whose GPU shares its memory, and is used by these processes."""
+    return Host(tree.root, gpu=lambda: GpuFacts(GB10, None, listed))
+
+
 def check(baseline: MemorySample | None = None) -> UnifiedMemory:
     return UnifiedMemory(NEED, Settings(), memory_baseline=baseline)
 
@@ -154,8 +159,7 @@ def test_users_of_the_gpu_are_named_where_they_may_have_what_is_missing(
 
 def test_what_a_gpu_holds_of_its_own_memory_explains_nothing_of_the_machines() -> None:
     own = replace(STUCK, gpu_total_bytes=140 * GIB, gpu_users=("pid 7 (python)",), gpu_held_bytes=100 * GIB)
-    need = replace(NEED, memory_bytes=98 * GIB)
-    expect(UnifiedMemory(need, Settings()).judge(own), Level.BLOCK, awaits="memory")
+    expect(check().judge(own), Level.BLOCK, awaits="memory")
 
 
 @pytest.mark.parametrize(
@@ -179,8 +183,7 @@ def test_memory_that_a_counter_explains_is_not_held_by_the_driver(tree: Tree, ca
     tree.file("/proc/uptime", "1000.00 2000.00\n")
     if not cached_gib:
         tree.file("/proc/spl/kstat/zfs/arcstats", f"name type data\nsize 4 {95 * GIB}\n")
-    facts = check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ())))
-    expect(check(OLD).judge(facts), Level.BLOCK, needs_person=False, hint=STOP_OTHERS)
+    expect(check(OLD).run(spark(tree))[1], Level.BLOCK, needs_person=False, hint=STOP_OTHERS)
 
 
 def test_a_driver_that_does_not_answer_is_unknown_however_much_is_free() -> None:
@@ -216,6 +219,7 @@ def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
     assert share.judge(replace(facts, available_bytes=GIB)).level is Level.BLOCK
 
 
+@pytest.fixture
 def machine(tree: Tree) -> Tree:
     tree.meminfo(MemTotal=120, MemFree=15, MemAvailable=20, AnonPages=2, Shmem=1)
     tree.file("/proc/uptime", "1000.00 2000.00\n")
@@ -223,30 +227,25 @@ def machine(tree: Tree) -> Tree:
     return tree
 
 
-def test_probe_reads_the_machine(tree: Tree) -> None:
-    machine(tree)
-    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
-    assert check().probe(host) == STUCK
+def test_probe_reads_the_machine(machine: Tree) -> None:
+    assert check().probe(spark(machine)) == STUCK
 
 
-def test_probe_names_who_the_driver_lists_and_who_has_its_devices_open(tree: Tree) -> None:
-    machine(tree)
-    tree.process(7, "python", opened=("/dev/nvidia0",))
-    tree.process(9, "Xorg")
-    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(9, None),)))
-    facts = check().probe(host)
-    assert (facts.gpu_users, facts._gpu_sizes_known) == (("pid 7 (python)", "pid 9 (Xorg)"), False)
-    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(9, 43 * MIB),)))
-    facts = check().probe(host)
-    assert (facts.gpu_held_bytes, facts._gpu_sizes_known) == (43 * MIB, True), "who is not listed holds none of it"
+def test_probe_names_who_the_driver_lists_and_who_has_its_devices_open(machine: Tree) -> None:
+    machine.process(7, "python", opened=("/dev/nvidia0",))
+    machine.process(9, "Xorg")
+    facts = check().probe(spark(machine, GpuProcess(9, None)))
+    assert facts.gpu_users == ("pid 7 (python)", "pid 9 (Xorg)")
+    assert not facts._gpu_sizes_known
+    facts = check().probe(spark(machine, GpuProcess(9, 43 * MIB)))
+    assert facts._gpu_sizes_known
+    assert facts.gpu_held_bytes == 43 * MIB, "who is not listed holds none of it"
 
 
 @pytest.mark.parametrize("listed_bytes", [90 * GIB, None])
-def test_a_process_that_has_ended_is_not_to_be_ended(tree: Tree, listed_bytes: int | None) -> None:
+def test_a_process_that_has_ended_is_not_to_be_ended(machine: Tree, listed_bytes: int | None) -> None:
     """As nvidia-smi's "[Not Found]"."""
-    machine(tree)
-    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(77, listed_bytes),)))
-    verdict = check(OLD).judge(check(OLD).probe(host))
+    verdict = check(OLD).run(spark(machine, GpuProcess(77, listed_bytes)))[1]
     expect(verdict, Level.BLOCK, "the GPU's driver lists pid 77, which has ended", needs_person=False, awaits="")
     assert verdict.hint == "reboot this node: sudo systemctl reboot"
 
@@ -257,44 +256,38 @@ def charge(tree: Tree, group: str, gib: int) -> None:
     tree.file(f"/sys/fs/cgroup{group}/memory.stat", f"anon 9\nkernel {gib * GIB + slab}\nsock 0\nslab {slab}\n")
 
 
-def test_buffers_of_a_users_sockets_are_no_memory_of_the_driver(tree: Tree) -> None:
-    machine(tree)
+def test_buffers_of_a_users_sockets_are_no_memory_of_the_driver(machine: Tree) -> None:
     for group, gib in (("", 30), ("/user.slice/user-64000.slice", 29), ("/system.slice/cron.service", 1)):
-        charge(tree, group, gib)
-    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
-    facts = check(OLD).probe(host)
-    assert (facts._charged_bytes, facts._unexplained_bytes) == (30 * GIB, STUCK._unexplained_bytes - 30 * GIB)
+        charge(machine, group, gib)
+    facts = check(OLD).probe(spark(machine))
+    assert facts._charged_bytes == 30 * GIB
+    assert facts._unexplained_bytes == 73 * GIB
     expect(check(OLD).judge(facts), Level.BLOCK, text="systemctl status user-64000.slice", needs_person=False)
 
 
-def test_a_unit_is_named_only_where_it_has_half_and_the_shortage_is_by_it(tree: Tree) -> None:
-    machine(tree)
+def test_a_unit_is_named_only_where_it_has_half_and_the_shortage_is_by_it(machine: Tree) -> None:
     for group, gib in (("", 30), ("/user.slice/user-64000.slice", 9), ("/system.slice/snapd.service", 1)):
-        charge(tree, group, gib)
-    facts = check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ())))
+        charge(machine, group, gib)
+    facts = check(OLD).probe(spark(machine))
     expect(check(OLD).judge(facts), Level.BLOCK, text="sudo systemd-cgtop", needs_person=False)
     by_processes = replace(facts, process_bytes=90 * GIB)
     expect(check(OLD).judge(by_processes), Level.BLOCK, hint=STOP_OTHERS)
 
 
-def test_where_buffers_are_not_counted_nothing_is_proven(tree: Tree) -> None:
+def test_where_buffers_are_not_counted_nothing_is_proven(machine: Tree) -> None:
     """As with cgroup v1."""
-    machine(tree)
-    (tree.root / "sys/fs/cgroup/memory.stat").unlink()
-    verdict = check(OLD).judge(check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))))
+    (machine.root / "sys/fs/cgroup/memory.stat").unlink()
+    verdict = check(OLD).run(spark(machine))[1]
     expect(verdict, Level.BLOCK, "nothing counts what sockets and pipes hold", needs_person=False)
 
 
-def test_a_process_that_hides_its_files_may_use_the_gpu(tree: Tree) -> None:
-    machine(tree)
-    tree.process(7, "python")
-    (tree.root / "proc/7/fd").rmdir()
-    (tree.root / "proc/7/fd").write_text("")
-    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
-    assert check().probe(host).gpu_users is None
+def test_a_process_that_hides_its_files_may_use_the_gpu(machine: Tree) -> None:
+    machine.process(7, "python")
+    (machine.root / "proc/7/fd").rmdir()
+    (machine.root / "proc/7/fd").write_text("")
+    assert check().probe(spark(machine)).gpu_users is None
 
 
-def test_a_plan_without_gpus_does_not_query_the_driver(tree: Tree) -> None:
-    machine(tree)
-    host = Host(tree.root, docker=lambda: AWAY, gpu=never_queried)
+def test_a_plan_without_gpus_does_not_query_the_driver(machine: Tree) -> None:
+    host = Host(machine.root, docker=lambda: AWAY, gpu=never_queried)
     assert UnifiedMemory(NEED, Settings(), uses_gpu=False).probe(host).gpus == ()

@@ -18,6 +18,7 @@ GIB_IN_KIB = 1 << 20
 NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
 SHARE = MemoryNeed(memory_bytes=None, gpu_memory_utilization=0.9, headroom_bytes=0)
 OLLAMA = HeldMemory(name="ollama.service", bytes=20 * GIB, stop="sudo systemctl stop ollama.service")
+STOP_OLLAMA = "stop what you can spare: sudo systemctl stop ollama.service"
 SHORT = TenantFacts(
     total_bytes=120 * GIB,
     available_bytes=80 * GIB,
@@ -38,19 +39,16 @@ def machine(tree: Tree) -> Tree:
 
 
 @pytest.mark.parametrize(
-    ("facts", "level", "words"),
+    ("facts", "level", "words", "hint"),
     [
-        pytest.param(SHORT, Level.WARN, "ollama.service 20.0 GiB; 80.0 GiB available, 100.0 GiB needed", id="short"),
-        pytest.param(replace(SHORT, available_bytes=100 * GIB), Level.OK, "ollama.service 20.0 GiB", id="enough left"),
-        pytest.param(replace(SHORT, held=(), held_bytes=0), Level.OK, "nobody", id="nobody has it"),
-        pytest.param(replace(SHORT, others=3), Level.WARN, "and 3 more", id="many"),
+        pytest.param(SHORT, Level.WARN, "20.0 GiB; 80.0 GiB available, 100.0 GiB needed", STOP_OLLAMA, id="short"),
+        pytest.param(replace(SHORT, available_bytes=100 * GIB), Level.OK, "ollama.service 20.0 GiB", "", id="enough"),
+        pytest.param(replace(SHORT, held=(), held_bytes=0), Level.OK, "nobody", "", id="nobody has it"),
+        pytest.param(replace(SHORT, others=3), Level.WARN, "and 3 more", STOP_OLLAMA, id="many"),
     ],
 )
-def test_those_who_hold_what_the_plan_needs_are_named(facts: TenantFacts, level: Level, words: str) -> None:
-    verdict = OtherTenants(NEED).judge(facts)
-    expect(verdict, level, words)
-    hint = "stop what you can spare: sudo systemctl stop ollama.service"
-    assert verdict.hint == (hint if level is Level.WARN else "")
+def test_those_who_hold_what_the_plan_needs_are_named(facts: TenantFacts, level: Level, words: str, hint: str) -> None:
+    expect(OtherTenants(NEED).judge(facts), level, words, hint=hint)
 
 
 def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
@@ -62,55 +60,54 @@ def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
 def test_probe_names_the_largest_five_and_how_to_stop_them(machine: Tree) -> None:
     machine.file("/etc/passwd", "spark:x:1000:1000::/home/spark:/bin/bash\n")
     machine.file("/dev/nvidia0")
-    notebook_pid, foreign_pid, firefox_pid, session_pid, root_pid, ollama_pid, small_pid = range(10, 17)
-    foreign_container = CONTAINER[::-1]
+    ollama_pid, root_pid = 10, 11
     for pid, uid, gib, group in (
-        (notebook_pid, 0, 3, f"/system.slice/docker-{CONTAINER}.scope"),
-        (foreign_pid, 0, 4, f"/system.slice/docker-{foreign_container}.scope"),
-        (firefox_pid, 1000, 5, f"{USER_SLICE}/user@1000.service/app.slice/firefox.scope"),
-        (session_pid, 1000, 6, f"{USER_SLICE}/session-3.scope"),
-        (root_pid, 0, 7, "/"),
         (ollama_pid, 0, 0, "/system.slice/ollama.service"),
-        (small_pid, 0, 1, "/system.slice/small.service"),
+        (root_pid, 0, 7, "/"),
+        (12, 1000, 6, f"{USER_SLICE}/session-3.scope"),
+        (13, 1000, 5, f"{USER_SLICE}/user@1000.service/app.slice/firefox.scope"),
+        (14, 0, 4, "/system.slice/fifth.service"),
+        (15, 0, 3, "/system.slice/sixth.service"),
+        (16, 0, 1, "/system.slice/small.service"),
     ):
         machine.process(pid, "x", cgroup=f"0::{group}", private_kib=gib * GIB_IN_KIB, uid=uid)
-    notebook = ContainerFacts(
-        id=CONTAINER,
-        name="notebook",
-        labels=(),
-        running=True,
-        pid=notebook_pid,
-        image_id="sha256:1",
-        restart_policy="no",
-    )
     driver_list = (
         GpuProcess(ollama_pid, used_bytes=20 * GIB),
         GpuProcess(99, used_bytes=GIB),  # it has ended
         GpuProcess(1, used_bytes=None),
     )
-    host = Host(
-        machine.root,
-        docker=lambda: DockerFacts(running=True, containers=(notebook,)),
-        gpu=lambda: GpuFacts(names=("NVIDIA GB10",), total_bytes=None, processes=driver_list),
+    gpu = GpuFacts(names=("NVIDIA GB10",), total_bytes=None, processes=driver_list)
+    facts = OtherTenants(NEED).probe(Host(machine.root, gpu=lambda: gpu))
+    assert facts.held == (
+        OLLAMA,
+        HeldMemory(f"pid {root_pid} (x) of uid 0", 7 * GIB, f"sudo kill {root_pid}"),
+        HeldMemory("session-3.scope of spark", 6 * GIB, "sudo systemctl stop session-3.scope"),
+        HeldMemory("firefox.scope of spark", 5 * GIB, "sudo systemctl --user -M spark@ stop firefox.scope"),
+        HeldMemory("fifth.service", 4 * GIB, "sudo systemctl stop fifth.service"),
     )
-    facts = OtherTenants(NEED).probe(host)
-    assert [(held.name, held.stop, held.bytes // GIB) for held in facts.held] == [
-        ("ollama.service", "sudo systemctl stop ollama.service", 20),
-        (f"pid {root_pid} (x) of uid 0", f"sudo kill {root_pid}", 7),
-        ("session-3.scope of spark", "sudo systemctl stop session-3.scope", 6),
-        ("firefox.scope of spark", "sudo systemctl --user -M spark@ stop firefox.scope", 5),
-        # docker has none of that id: podman's, perhaps
-        (f"container {foreign_container[:12]}", f"sudo kill {foreign_pid}", 4),
-    ]
-    assert (facts.others, facts.held_bytes, facts.available_bytes) == (1, 45 * GIB, 60 * GIB)
+    assert facts.others == 1
+    assert facts.held_bytes == 45 * GIB
+    assert facts.available_bytes == 60 * GIB
+
+
+def test_docker_stops_the_containers_that_it_has_and_others_end_with_their_process(machine: Tree) -> None:
+    """Others are podman's, perhaps."""
+    machine.process(10, "x", cgroup=f"0::/system.slice/docker-{CONTAINER}.scope", private_kib=3 * GIB_IN_KIB)
+    notebook = ContainerFacts(CONTAINER, "notebook", (), True, 10, "sha256:1", "no")
+    known = Host(machine.root, docker=lambda: DockerFacts(running=True, containers=(notebook,)))
+    held = HeldMemory("container notebook", 3 * GIB, "sudo docker stop notebook")
+    assert OtherTenants(NEED).probe(known).held == (held,)
+    unknown = Host(machine.root, docker=lambda: DockerFacts(running=True, containers=()))
+    held = HeldMemory(f"container {CONTAINER[:12]}", 3 * GIB, "sudo kill 10")
+    assert OtherTenants(NEED).probe(unknown).held == (held,)
 
 
 def test_a_user_of_a_directory_in_the_network_is_named_by_his_number(machine: Tree) -> None:
     group = f"0::{USER_SLICE}/user@1000.service/app.slice/firefox.scope"
     machine.process(10, "firefox", cgroup=group, private_kib=5 * GIB_IN_KIB, uid=1000)
-    (firefox,) = OtherTenants(NEED).probe(Host(machine.root, docker=lambda: AWAY)).held
-    assert firefox.name == "firefox.scope of uid 1000"
-    assert firefox.stop == "sudo systemctl --user -M 1000@ stop firefox.scope"
+    stop = "sudo systemctl --user -M 1000@ stop firefox.scope"
+    facts = OtherTenants(NEED).probe(Host(machine.root, docker=lambda: AWAY))
+    assert facts.held == (HeldMemory("firefox.scope of uid 1000", 5 * GIB, stop),)
 
 
 def test_small_processes_are_named_together_with_the_command_that_lists_them(machine: Tree) -> None:

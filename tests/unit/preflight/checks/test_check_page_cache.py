@@ -2,33 +2,35 @@
 
 import pytest
 from tests.tree import Tree
+from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.free_memory import PageCache, PageCacheFacts
+from sparkd.agent.preflight.fixes import DropPageCache
 from sparkd.base.host import Host
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.inputs import MemoryNeed
 
+DROP = DropPageCache(frees_bytes=0)
+"""It makes nothing available."""
 NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
 
 
 @pytest.mark.parametrize(
-    ("droppable_gib", "free_gib", "total_gib", "level"),
+    ("droppable_gib", "free_gib", "total_gib", "level", "fixes"),
     [
-        pytest.param(90, 11, 120, Level.WARN, id="a model's weights"),
-        pytest.param(4, 11, 120, Level.WARN, id="just worth it"),
-        pytest.param(3.9, 11, 120, Level.OK, id="not worth it"),
-        pytest.param(1, 2, 8, Level.WARN, id="a tenth of a small machine"),
-        pytest.param(90, 100, 200, Level.OK, id="enough is free"),
+        pytest.param(90, 11, 120, Level.WARN, (DROP,), id="a model's weights"),
+        pytest.param(4, 11, 120, Level.WARN, (DROP,), id="just worth it"),
+        pytest.param(3.9, 11, 120, Level.OK, (), id="not worth it"),
+        pytest.param(1, 2, 8, Level.WARN, (DROP,), id="a tenth of a small machine"),
+        pytest.param(90, 100, 200, Level.OK, (), id="enough is free"),
     ],
 )
 def test_page_cache_is_dropped_where_that_gains_something(
-    droppable_gib: float, free_gib: int, total_gib: int, level: Level
+    droppable_gib: float, free_gib: int, total_gib: int, level: Level, fixes: tuple[DropPageCache, ...]
 ) -> None:
-    verdict = PageCache(NEED).judge(PageCacheFacts(total_gib * GIB, free_gib * GIB, round(droppable_gib * GIB)))
-    assert verdict.level is level
-    assert [fix.kind for fix in verdict.fixes] == (["drop-page-cache"] if level is Level.WARN else [])
-    assert not any(fix.frees_bytes for fix in verdict.fixes), "it makes nothing available"
+    facts = PageCacheFacts(total_gib * GIB, free_gib * GIB, round(droppable_gib * GIB))
+    expect(PageCache(NEED).judge(facts), level, fixes=fixes)
 
 
 def test_pages_that_are_shared_mapped_or_dirty_are_not_to_be_dropped(tree: Tree) -> None:

@@ -6,17 +6,15 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.lint_launches import BY_ROLE, GOOD
-from tests.unit.plans import WORKER, plan, shipped
+from tests.unit.plans import WORKER, plan
+from tests.unit.verdicts import expect
 
-from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.check import Level, Verdict, ok
 from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint, script_share
 from sparkd.agent.preflight.runner import examine
-from sparkd.base.config import Settings
-from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
-from sparkd.base.plan.build import make_plan
-from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.plan.model import LaunchPlan
 
 PLAN = replace(
     plan(WORKER),
@@ -34,12 +32,9 @@ def judged(tree: Tree, plan: LaunchPlan) -> Verdict:
 
 
 def test_the_plan_is_judged_with_the_model_that_it_names(tree: Tree) -> None:
-    verdict = judged(tree, PLAN)
-    assert (verdict.level, verdict.reason) == (Level.OK, "nothing in the 6 flags of the plan is known to fail")
+    assert judged(tree, PLAN) == ok("nothing in the 6 flags of the plan is known to fail")
     tree.file("/srv/m/config.json", '{"max_position_embeddings": 4096}')
-    verdict = judged(tree, PLAN)
-    assert (verdict.level, verdict.hint) == (Level.BLOCK, "lower max-model-len")
-    assert "allows 4096" in verdict.reason
+    expect(judged(tree, PLAN), Level.BLOCK, "allows 4096", hint="lower max-model-len")
     forked = replace(PLAN, env=(("VLLM_WORKER_MULTIPROC_METHOD", "fork"),))
     assert "ShmRingBuffer" in judged(tree, forked).reason
 
@@ -70,9 +65,7 @@ def test_an_engine_may_see_all_gpus_of_its_node(tree: Tree, gpus: int, level: Le
 )
 def test_what_the_own_script_starts_counts(tree: Tree, text: str, level: Level, says: str) -> None:
     tree.file("/root/s.sh", text)
-    verdict = judged(tree, OWN)
-    assert verdict.level is level
-    assert says in verdict.reason
+    expect(judged(tree, OWN), level, says)
 
 
 def test_a_variable_of_the_plan_may_hold_headless(tree: Tree) -> None:
@@ -82,13 +75,11 @@ def test_a_variable_of_the_plan_may_hold_headless(tree: Tree) -> None:
 
 
 def test_the_share_is_that_of_the_script_alone_where_it_starts_the_engine(tree: Tree) -> None:
-    serve = "exec vllm serve /m --gpu-memory-utilization 0.98\n"
-    settings = Settings(engine=Engine(script="/serve.sh"))
-    plan = make_plan(shipped("nemotron-3-super-nvfp4"), settings, Node(0, "127.0.0.1", "127.0.0.1", 1))
+    serve, files = "exec vllm serve /m --gpu-memory-utilization 0.98\n", Files(str(tree.root))
     for text, share in ((serve, 0.98), ('exec "$@"\n', None), ("exec vllm serve /m\n", None)):
-        tree.file("/serve.sh", text)
-        assert script_share(Files(str(tree.root)), plan) == share
-    assert script_share(Files(str(tree.root)), replace(plan, user_script="/gone.sh")) is None
+        tree.file(OWN.user_script, text)
+        assert script_share(files, OWN) == share
+    assert script_share(files, replace(OWN, user_script="/gone.sh")) is None
 
 
 def test_a_missing_script_is_left_to_script_paths(tree: Tree) -> None:

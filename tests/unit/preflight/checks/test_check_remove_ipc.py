@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.plans import plan
+from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.shared_memory import RemoveIpc, RemoveIpcFacts, removes_ipc
@@ -28,9 +29,7 @@ CHECK = RemoveIpc(replace(plan(), image="x/vllm:1"), host_ipc=True)
     ],
 )
 def test_an_image_that_runs_as_who_logs_in_is_warned_of(facts: RemoveIpcFacts, level: Level, words: str) -> None:
-    verdict = CHECK.judge(facts)
-    assert verdict.level is level
-    assert words in f"{verdict.reason} {verdict.hint}"
+    expect(CHECK.judge(facts), level, text=words)
 
 
 def machine(tree: Tree, user: object) -> Host:

@@ -9,12 +9,9 @@ from tests.unit.verdicts import expect
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.paths import ScriptPaths, paths_of_plan
 from sparkd.agent.preflight.needed_paths import NeededPath, Requirement
-from sparkd.base.config import Settings
 from sparkd.base.config.units import HEADER, DropIn
 from sparkd.base.host import Host
-from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node, Secret
-from sparkd.base.recipes.schema import Recipe, Volume
 
 UNIT = "sparkd-head.service"
 WANTED = f"{HEADER}\n[Unit]\nWants=a"
@@ -60,7 +57,7 @@ def test_a_power_command_that_would_not_be_run_is_named_and_ends_no_start(
 def test_a_missing_script_blocks_and_is_named_with_its_unit_file(tree: Tree) -> None:
     unit(tree, f"ExecStart={program(tree, '/usr/bin/docker')} exec vllm_ds4 bash /workspace/vllm-head-090.sh")
     reason = f"/workspace/vllm-head-090.sh does not exist (ExecStart in /usr/lib/systemd/system/{UNIT})"
-    assert (judged(tree).level, judged(tree).reason) == (Level.BLOCK, reason)
+    expect(judged(tree), Level.BLOCK, reason)
 
 
 def test_a_drop_in_of_the_administrator_is_looked_at_as_the_unit_is(tree: Tree) -> None:
@@ -177,38 +174,27 @@ def test_the_drop_in_is_the_configured_one(tree: Tree, wanted: str, present: str
         assert verdict.hint == "sudo sparkd units install"
 
 
-def test_all_that_is_missing_is_named_at_once(tree: Tree) -> None:
-    unit(tree, "ExecStart=/opt/ghost")
-    verdict = judged(tree, NeededPath("/srv/models/x", "the model of recipe x", Requirement.FOLDER, "put it there"))
-    assert "/opt/ghost does not exist" in verdict.reason
-    assert "/srv/models/x does not exist (the model of recipe x)" in verdict.reason
-
-
 def test_a_plan_needs_its_script_model_secrets_mounts_and_devices_but_not_what_sparkd_makes() -> None:
-    recipe = Recipe.model_validate({"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}})
-    plan = make_plan(recipe, Settings(), Node(0, "127.0.0.1", "127.0.0.1", 1))
-    volumes = tuple(
-        Volume(source=source, target=target, read_only=True)
-        for source, target in (("/srv/models", "/a"), ("/var/lib/sparkd/cache/x", "/cache"), ("/srv/m", "/m"))
-    )
-    container = plan.container.model_copy(update={"devices": ("/dev/infiniband",), "volumes": volumes})
-    secrets = (Secret("HF_TOKEN", "/etc/sparkd/hf"),)
-    plan = replace(plan, container=container, secrets=secrets, user_script="/root/start.sh", model_path="/srv/m")
-    assert {(needed.path, needed.requirement) for needed in paths_of_plan(plan)} == {
-        ("/root/start.sh", Requirement.FILE),
-        ("/srv/m", Requirement.FOLDER),
-        ("/etc/sparkd/hf", Requirement.FILE),
-        ("/srv/models", Requirement.ANYTHING),
-        ("/dev/infiniband", Requirement.ANYTHING),
+    volumes = ["/srv/data:/a:ro", "/var/lib/sparkd/cache/x:/cache:rw", "/srv/models/m:/m:ro"]
+    made = plan(container={"devices": ["/dev/infiniband"], "volumes": volumes})
+    made = replace(made, secrets=(Secret("HF_TOKEN", "/etc/sparkd/hf"),), user_script="/root/start.sh")
+    assert {needed.path: needed.requirement for needed in paths_of_plan(made)} == {
+        "/root/start.sh": Requirement.FILE,
+        "/srv/models/m": Requirement.FOLDER,
+        "/etc/sparkd/hf": Requirement.FILE,
+        "/srv/models": Requirement.ANYTHING,
+        "/srv/data": Requirement.ANYTHING,
+        "/dev/infiniband": Requirement.ANYTHING,
     }
-    assert all(needed.path for needed in paths_of_plan(replace(plan, user_script="", model_path="")))
+    assert all(needed.path for needed in paths_of_plan(replace(made, user_script="", model_path="")))
 
 
 @pytest.mark.parametrize(("node", "needed"), [(HEAD, True), (replace(HEAD, hcas=()), False), (ALONE, True)])
 def test_a_node_of_a_cluster_without_rdma_needs_no_device_of_it(node: Node, needed: bool) -> None:
     made = plan(node, container={"devices": ["/dev/infiniband", "/dev/x"]})
     paths = [path.path for path in paths_of_plan(made)]
-    assert ("/dev/infiniband" in paths, "/dev/x" in paths) == (needed, True)
+    assert ("/dev/infiniband" in paths) is needed
+    assert "/dev/x" in paths
     assert "/dev/infiniband" in made.container.devices, "devices that come later are awaited"
 
 
@@ -225,20 +211,16 @@ def test_a_colon_is_part_of_a_path_except_in_words_of_docker(tree: Tree) -> None
 
 @pytest.mark.parametrize("repo", ["org/m", ""])
 def test_a_missing_model_is_downloaded_by_its_repository(repo: str) -> None:
-    (needed,) = (
-        path
-        for path in paths_of_plan(plan(model={"path": "m", "repo": repo}))
-        if path.requirement is Requirement.FOLDER
-    )
+    hints = {needed.path: needed.hint for needed in paths_of_plan(plan(model={"path": "m", "repo": repo}))}
     pull = f"sudo sparkd model pull {repo or 'ORGANISATION/NAME'} --to /srv/models/m"
-    assert needed.hint == f"{pull}; or set engine.models_dir"
+    assert hints["/srv/models/m"] == f"{pull}; or set engine.models_dir"
 
 
 @pytest.mark.parametrize("flag", ["chat-template", "tool-parser-plugin", "reasoning-parser-plugin"])
-def test_a_file_that_a_flag_names_in_a_mount_must_be_there(flag: str) -> None:
-    keys = {"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}}
-    for path, needed in (("/models/m/x", "/srv/models/m/x"), ("/t/x", "/opt/t/x"), ("/other/x", ""), ("x", "x")):
-        recipe = Recipe.model_validate({**keys, "args": {flag: path}, "container": {"volumes": ["/opt/t:/t:ro"]}})
-        plan = make_plan(recipe, Settings(), Node(0, "127.0.0.1", "127.0.0.1", 1))
-        paths = {needed_path.path for needed_path in paths_of_plan(plan)} - {"/srv/models/m", "/srv/models", "/opt/t"}
-        assert paths == ({needed} if needed else set())
+@pytest.mark.parametrize(
+    ("path", "needed"),
+    [("/models/m/x", {"/srv/models/m/x"}), ("/t/x", {"/opt/t/x"}), ("/other/x", set()), ("x", {"x"})],
+)
+def test_a_file_that_a_flag_names_in_a_mount_must_be_there(flag: str, path: str, needed: set[str]) -> None:
+    made = plan(args={flag: path}, container={"volumes": ["/opt/t:/t:ro"]})
+    assert {use.path for use in paths_of_plan(made)} == {"/srv/models/m", "/srv/models", "/opt/t", *needed}

@@ -17,6 +17,7 @@ from sparkd.base.state.rank_record import RANK_FILE
 DEVICE = 30
 UPTIME_SECONDS = 100.0
 ORPHAN = SegmentFacts("/dev/shm/psm_0123abcd", DEVICE, 7, 1000, 500, uid=0, links=1, age_seconds=61, used_by=())
+RECORDED = replace(ORPHAN, uid=1000, age_seconds=1, of_rank=True)
 
 
 def test_an_orphan_warns_and_is_to_be_unlinked_by_its_identity() -> None:
@@ -34,27 +35,18 @@ def test_an_orphan_warns_and_is_to_be_unlinked_by_its_identity() -> None:
         pytest.param(replace(ORPHAN, uid=1000), id="of another user"),
         pytest.param(replace(ORPHAN, device=31), id="on another device"),
         pytest.param(replace(ORPHAN, links=2), id="of two names"),
+        pytest.param(replace(RECORDED, used_by=(10,)), id="a rank's, and in use"),
+        pytest.param(replace(RECORDED, links=2), id="a rank's, of two names"),
+        pytest.param(replace(RECORDED, device=31), id="a rank's, on another device"),
     ],
 )
 def test_a_segment_that_may_be_used_or_anothers_is_kept(segment: SegmentFacts) -> None:
     expect(SharedMemory().judge(ShmFacts(DEVICE, (segment,), (), UPTIME_SECONDS)), Level.OK, fixes=())
 
 
-RECORDED = replace(ORPHAN, uid=1000, age_seconds=1, of_rank=True)
-
-
-@pytest.mark.parametrize(
-    ("segment", "level"),
-    [
-        pytest.param(RECORDED, Level.WARN, id="of whatever user, at once"),
-        pytest.param(replace(RECORDED, used_by=(10,)), Level.OK, id="in use"),
-        pytest.param(replace(RECORDED, links=2), Level.OK, id="of two names"),
-        pytest.param(replace(RECORDED, device=31), Level.OK, id="on another device"),
-    ],
-)
-def test_what_a_rank_left_by_its_record_is_an_orphan(segment: SegmentFacts, level: Level) -> None:
-    verdict = SharedMemory().judge(ShmFacts(DEVICE, (segment,), (), UPTIME_SECONDS))
-    expect(verdict, level, fixes=(UnlinkSegment(ORPHAN.path, DEVICE, 7, 500),) if level is Level.WARN else ())
+def test_what_a_rank_left_by_its_record_is_an_orphan_at_once_of_whatever_user() -> None:
+    verdict = SharedMemory().judge(ShmFacts(DEVICE, (RECORDED,), (), UPTIME_SECONDS))
+    expect(verdict, Level.WARN, fixes=(UnlinkSegment(ORPHAN.path, DEVICE, 7, 500),))
 
 
 def test_a_record_names_segments_by_identity_once_its_rank_has_ended(tree: Tree) -> None:

@@ -1,68 +1,39 @@
 """Who is a stray: each test is a machine, and the verdict on it."""
 
-import os
-
 import pytest
-from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.rank_records import rank_record
+from tests.unit.preflight.engine_machines import (
+    CGROUP,
+    SERVE,
+    SESSION,
+    STARTED,
+    docker_with_container,
+    pids_to_end,
+    verdict_of,
+)
 from tests.unit.verdicts import expect
 
-from sparkd.agent.preflight.check import Level, Verdict
-from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
-from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer
+from sparkd.agent.preflight.check import Level, Verdict, ok, warn
+from sparkd.agent.preflight.fixes import EndProcess
 from sparkd.base.host import Host
-from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
-from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankRecord, RankStage
-
-ID = "0123456789abcdef" * 4
-CGROUP = f"0::/system.slice/docker-{ID}.scope"
-SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
-SERVICE, SESSION = "sudo systemctl stop some.service", "0::/user.slice/user-1000.slice/session-3.scope"
-OLD, NOW_SECONDS = 100, 10_000
-"""Start time, in ticks, of a process that is 30 s old."""
-NO_DOCKER = DockerFacts(running=True, containers=())
 
 
-def container(invocation: str = "dead", *, ours: bool = True, running: bool = True) -> DockerFacts:
-    labels = (("io.sparkd.invocation", invocation), ("io.sparkd.role", "head")) if ours else ()
-    name = "sparkd-rank0" if ours else "vllm_ds4"
-    return DockerFacts(True, (ContainerFacts(ID, name, labels, running, 10 if running else 0, "sha256:1", "no"),))
-
-
-def verdict_of(
-    tree: Tree,
-    docker: DockerFacts = NO_DOCKER,
-    gpu: GpuFacts | None = None,
-    tried: frozenset[Identity] = frozenset(),
-    kind: type[Host] = Host,
-) -> Verdict:
-    tree.file("/proc/uptime", f"{NOW_SECONDS}.00 1.00\n")
-    if not (tree.root / "proc/net/tcp").exists():
-        tree.listening()
-    if not (tree.root / "proc/1").exists():
-        tree.process(1, "systemd", parent=0)
-    host = kind(tree.root, docker=lambda: docker, gpu=(lambda: gpu) if gpu else None)
-    return StrayWorkers(tried=tried, rendezvous=29501).run(host)[1]
-
-
-def pids_to_end(verdict: Verdict) -> list[int]:
-    return sorted(fix.pid for fix in verdict.fixes if isinstance(fix, EndProcess))
+def with_gpu(tree: Tree) -> None:
+    tree.file("/dev/nvidia0")
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
 
 
 def orphans(tree: Tree, group: int = 9) -> None:
     """What a killed `vllm serve` leaves behind (pid 9 was the main process)."""
-    tree.process(10, "VLLM::EngineCor", group=group, argv=("VLLM::EngineCore",), private_kib=1024, start_time=OLD)
-    tree.process(11, "VLLM::Worker_TP", parent=10, group=group, private_kib=2048, start_time=OLD + 1)
+    tree.process(10, "VLLM::EngineCor", group=group, argv=("VLLM::EngineCore",), private_kib=1024, start_time=STARTED)
+    tree.process(11, "VLLM::Worker_TP", parent=10, group=group, private_kib=2048, start_time=STARTED + 1)
 
 
 def test_a_quiet_machine_has_none(tree: Tree) -> None:
     tree.process(20, "bash", argv=("bash",))
     tree.process(21, "python3", argv=("python3", "train.py", "vllm", "serve"))
-    verdict = verdict_of(tree)
-    assert verdict.level is Level.OK
-    assert verdict.reason == "none among 3 processes"
+    assert verdict_of(tree) == ok("none among 3 processes")
 
 
 def test_workers_adopted_by_init_whose_group_lost_its_leader_are_ended_with_their_children(tree: Tree) -> None:
@@ -71,7 +42,7 @@ def test_workers_adopted_by_init_whose_group_lost_its_leader_are_ended_with_thei
     verdict = verdict_of(tree)
     expect(verdict, Level.BLOCK, "pid 10 (VLLM::EngineCor) and 2 with it", clears=True)
     assert pids_to_end(verdict) == [10, 11, 12]
-    assert EndProcess(11, OLD + 1, "VLLM::Worker_TP", frees_bytes=2048 * 1024) in verdict.fixes
+    assert EndProcess(11, STARTED + 1, "VLLM::Worker_TP", frees_bytes=2048 * 1024) in verdict.fixes
     assert "user uid 0" in verdict.reason
 
 
@@ -91,21 +62,14 @@ def test_any_reaper_is_as_good_as_init(tree: Tree, reaper: str) -> None:
 def test_the_first_process_of_a_container_is_a_reaper(tree: Tree) -> None:
     tree.process(5, "sleep", namespace_pid=1, cgroup=CGROUP)
     tree.process(10, "VLLM::Worker_TP", parent=5, group=9, cgroup=CGROUP)
-    verdict = verdict_of(tree, container(ours=False))
+    verdict = verdict_of(tree, docker_with_container(ours=False))
     assert pids_to_end(verdict) == [10]
     assert "container vllm_ds4" in verdict.reason
 
 
-def test_two_orphans_of_one_group_are_ended_once_each(tree: Tree) -> None:
-    tree.process(10, "VLLM::EngineCor", group=9)
-    tree.process(11, "VLLM::Worker_TP", group=9)
-    assert pids_to_end(verdict_of(tree)) == [10, 11]
-
-
 def test_a_living_engine_blocks_and_is_never_touched(tree: Tree) -> None:
     tree.file("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nmilo:x:1000:1000::/home/milo:/bin/bash\n")
-    tree.file("/dev/nvidia0")
-    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    with_gpu(tree)
     tree.process(9, "vllm", argv=SERVE, private_kib=1024, uid=1000)
     tree.process(10, "VLLM::EngineCor", parent=9, group=9, opened=("socket:[5]", "/dev/nvidia0"), uid=1000)
     tree.listening((29501, 5))
@@ -126,34 +90,43 @@ def test_a_living_engine_blocks_and_is_never_touched(tree: Tree) -> None:
 def test_an_engine_of_a_user_is_one_by_more_than_its_name(
     tree: Tree, cgroup: str, opened: str, level: Level, reason: str
 ) -> None:
-    tree.file("/dev/nvidia0")
-    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    with_gpu(tree)
     tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
     tree.process(11, "python3", parent=9, group=9, uid=1000, cgroup=cgroup, opened=(opened,))
     tree.process(10, "VLLM::EngineCor", group=9, uid=1000, cgroup=cgroup)
-    expect(verdict_of(tree, container(ours=False)), level, reason, fixes=())
+    expect(verdict_of(tree, docker_with_container(ours=False)), level, reason, fixes=())
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["that runs", "that a user's file system keeps from its end"])
-@pytest.mark.parametrize("parent", [1, 8], ids=["an orphan", "a living engine"])
-def test_a_setuid_program_that_became_roots_is_no_engine_by_its_name(tree: Tree, parent: int, *, ends: bool) -> None:
-    """As chfn while it waits for the lock of /etc/passwd: a user has started it, by a symlink with that name."""
+def judge_asleep(tree: Tree, parent: int = 1) -> Verdict:
+    """The verdict on a process of root with an engine's name, asleep in a session, that a fix did not end."""
     tree.process(8, "bash", uid=1000, cgroup=SESSION)
-    tree.process(10, "VLLM::EngineCor", parent=parent, group=9, cgroup=SESSION, state="D", start_time=OLD)
-    if ends:  # its memory is gone, and by that its program
-        tree.file("/proc/10/stack", "[<0>] request_wait_answer+0x151/0x210\n[<0>] fuse_flush+0x155/0x190\n")
-    else:
-        tree.file("/usr/bin/chfn", mode=0o4755)
-        tree.link("/proc/10/exe", "/usr/bin/chfn")
-    verdict = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
-    expect(verdict, Level.WARN, "pid 10 has the name of an engine's process and nothing else", fixes=())
+    tree.process(10, "VLLM::EngineCor", parent=parent, group=9, cgroup=SESSION, state="D", start_time=STARTED)
+    return verdict_of(tree, tried=frozenset({("end-process", 10, STARTED)}))
+
+
+ONLY_A_NAME = "pid 10 has the name of an engine's process and nothing else"
+
+
+@pytest.mark.parametrize("parent", [1, 8], ids=["an orphan", "a living engine"])
+def test_a_setuid_program_that_became_roots_is_no_engine_by_its_name(tree: Tree, parent: int) -> None:
+    """As chfn while it waits for the lock of /etc/passwd: a user has started it, by a symlink with that name."""
+    tree.file("/usr/bin/chfn", mode=0o4755)
+    tree.link("/proc/10/exe", "/usr/bin/chfn")
+    expect(judge_asleep(tree, parent), Level.WARN, ONLY_A_NAME, fixes=())
+
+
+@pytest.mark.parametrize("parent", [1, 8], ids=["an orphan", "a living engine"])
+def test_a_process_that_a_users_file_system_keeps_from_its_end_is_no_engine_by_its_name(
+    tree: Tree, parent: int
+) -> None:
+    """Its memory is gone, and by that its program."""
+    tree.file("/proc/10/stack", "[<0>] request_wait_answer+0x151/0x210\n[<0>] fuse_flush+0x155/0x190\n")
+    expect(judge_asleep(tree, parent), Level.WARN, ONLY_A_NAME, fixes=())
 
 
 def test_an_engine_of_root_that_the_driver_keeps_from_its_end_is_one(tree: Tree) -> None:
-    tree.process(10, "VLLM::EngineCor", group=9, cgroup=SESSION, state="D", start_time=OLD)
     tree.file("/proc/10/stack", "[<0>] nv_wait+0x1/0x2 [nvidia]\n[<0>] put_files_struct.part.0+0x5a/0xc0\n")
-    verdict = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
-    expect(verdict, Level.BLOCK, "sleeps in the kernel (state D)", needs_person=True)
+    expect(judge_asleep(tree), Level.BLOCK, "sleeps in the kernel (state D)", needs_person=True)
 
 
 @pytest.mark.parametrize(("is_root", "level"), [(True, Level.WARN), (False, Level.BLOCK)])
@@ -167,12 +140,11 @@ def test_what_only_root_can_look_into_may_have_the_gpu(tree: Tree, is_root: bool
     tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=SESSION)
     (tree.root / "proc/9/fd").rmdir()
     tree.file("/proc/9/fd")
-    assert verdict_of(tree, kind=HostOfUser).level is level
+    assert verdict_of(tree, host_type=HostOfUser).level is level
 
 
 def test_an_orphan_with_the_gpu_whose_leader_only_has_the_name_is_unknown(tree: Tree) -> None:
-    tree.file("/dev/nvidia0")
-    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    with_gpu(tree)
     tree.process(9, "vllm", argv=SERVE, uid=1000)
     tree.process(10, "VLLM::EngineCor", group=9, uid=1000, opened=("/dev/nvidia0",))
     expect(verdict_of(tree), Level.UNKNOWN, "may be orphaned or not", fixes=())
@@ -182,13 +154,12 @@ def test_an_orphan_with_the_gpu_whose_leader_only_has_the_name_is_unknown(tree: 
 @pytest.mark.parametrize("group", [9, 10], ids=["whose group lost its leader", "that leads its own group"])
 def test_an_orphan_of_a_user_blocks_and_is_never_ended_by_itself(tree: Tree, state: str, group: int) -> None:
     """Its user may have made it look like that, with the GPU open, which everybody may do on DGX OS."""
-    tree.file("/dev/nvidia0")
-    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    with_gpu(tree)
     opened = ("/dev/nvidia0",)
     tree.process(
-        10, "VLLM::EngineCor", group=group, uid=1000, state=state, opened=opened, start_time=OLD, cgroup=SESSION
+        10, "VLLM::EngineCor", group=group, uid=1000, state=state, opened=opened, start_time=STARTED, cgroup=SESSION
     )
-    verdict = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
+    verdict = verdict_of(tree, tried=frozenset({("end-process", 10, STARTED)}))
     expect(verdict, Level.BLOCK, "an orphaned engine: pid 10", fixes=(), clears=False, needs_person=False)
     assert [[process.pid for process in offer] for offer in verdict.offers] == [[10]]
 
@@ -197,16 +168,14 @@ def test_a_main_process_that_is_titled_an_api_server_serves(tree: Tree) -> None:
     """As that of vLLM 0.10 is: adopted, its group's leader (a shell) gone."""
     tree.process(10, "VLLM::APIServer", group=9, argv=("VLLM::APIServer_0",), cgroup=SESSION)
     tree.process(11, "VLLM::EngineCor", parent=10, group=9, cgroup=SESSION)
-    expect(
-        verdict_of(tree), Level.BLOCK, "a living engine: pid 10 (VLLM::APIServer) and 1 with it", clears=False, fixes=()
-    )
+    expect(verdict_of(tree), Level.BLOCK, "a living engine: pid 10 (VLLM::APIServer) and 1 with it", fixes=())
 
 
 def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> None:
     orphans(tree)
     tree.process(30, "vllm", argv=SERVE)
     verdict = verdict_of(tree)
-    hint = f"stop it first: {SERVICE}; if it outlives that: sudo sparkd preflight --fix 30"
+    hint = "stop it first: sudo systemctl stop some.service; if it outlives that: sudo sparkd preflight --fix 30"
     expect(verdict, Level.BLOCK, clears=False, hint=hint)
     assert verdict.reason.startswith("a living engine")
     assert [[process.pid for process in offer] for offer in verdict.offers] == [[30], [10, 11]]
@@ -227,7 +196,6 @@ def test_an_orphan_that_leads_its_own_group_is_ended_with_its_children(tree: Tre
         pytest.param(
             "VLLM::EngineCor", 1, "0::/system.slice/some.service", 29501, id="perhaps a service's own process"
         ),
-        pytest.param("VLLM::EngineCor", 1, CGROUP, 29501, id="in a container, perhaps by docker exec"),
         pytest.param("VLLM::EngineCor", 1, SESSION, 8001, id="it listens for requests"),
         pytest.param("VLLM::APIServer", 1, SESSION, 40000, id="an API server"),
     ],
@@ -239,11 +207,16 @@ def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(
     tree.process(21, "python3", argv=("python3", "batch.py"))
     tree.process(10, comm, parent=parent, group=21 if parent == 21 else 10, cgroup=cgroup, opened=("socket:[5]",))
     tree.listening((port, 5))
-    verdict = verdict_of(tree, container(ours=False))
+    verdict = verdict_of(tree)
     expect(verdict, Level.BLOCK, "a living engine", clears=False, fixes=())
-    offered = [[process.pid for process in offer] for offer in verdict.offers]
-    assert offered == ([] if cgroup == CGROUP else [[10]]), "docker stop ends a container"
-    assert ("sudo docker stop vllm_ds4" in verdict.hint) is (cgroup == CGROUP)
+    assert [[process.pid for process in offer] for offer in verdict.offers] == [[10]]
+
+
+def test_a_worker_that_docker_exec_may_have_started_is_left_to_docker(tree: Tree) -> None:
+    tree.process(10, "VLLM::EngineCor", cgroup=CGROUP)
+    hint = "stop it first: sudo docker stop vllm_ds4"
+    verdict = verdict_of(tree, docker_with_container(ours=False))
+    expect(verdict, Level.BLOCK, "a living engine", clears=False, fixes=(), offers=(), hint=hint)
 
 
 def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tree) -> None:
@@ -274,7 +247,7 @@ def test_an_adopted_worker_whose_group_a_shell_leads_is_unknown(tree: Tree) -> N
 @pytest.mark.parametrize("child", ["VLLM::EngineCor", "python3", None])
 def test_a_main_process_is_never_ended(tree: Tree, group: int, child: str | None) -> None:
     """Adopted, its group's leader (a shell) gone, its children named as they like: it leads its engine."""
-    tree.process(10, "vllm", argv=SERVE, group=group, start_time=OLD)
+    tree.process(10, "vllm", argv=SERVE, group=group, start_time=STARTED)
     if child:
         tree.process(11, child, parent=10, group=group)
     expect(verdict_of(tree), Level.BLOCK, "a living engine: pid 10 (vllm)", clears=False, fixes=())
@@ -305,114 +278,6 @@ def test_a_worker_of_a_containers_first_process_is_no_orphan(tree: Tree) -> None
     assert pids_to_end(verdict_of(tree)) == []
 
 
-def test_our_container_whose_agent_is_gone_is_removed_whole(tree: Tree) -> None:
-    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, private_kib=1024)
-    tree.process(11, "VLLM::EngineCor", parent=10, group=10, cgroup=CGROUP, private_kib=1024)
-    removal = RemoveContainer(ID, "sparkd-rank0", frees_bytes=2048 * 1024)
-    reason = f"container sparkd-rank0 ({ID[:12]})"
-    expect(verdict_of(tree, container()), Level.BLOCK, reason, clears=True, fixes=(removal,))
-
-
-@pytest.mark.parametrize("running", [True, False])
-def test_our_container_is_removed_though_no_process_of_an_engine_is_left_in_it(tree: Tree, running: bool) -> None:
-    verdict = verdict_of(tree, container(running=running))
-    assert [fix.kind for fix in verdict.fixes] == ["remove-container"]
-    assert verdict.clears
-
-
-def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
-    tree.process(40, "python3")
-    tree.owner(40, "alive")
-    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, opened=("socket:[5]",))
-    tree.listening((8000, 5))
-    verdict = verdict_of(tree, container("alive"))
-    expect(verdict, Level.BLOCK, clears=False, fixes=())
-    assert verdict.reason.endswith("owns this node: pid 40 (sparkd run --role head)")
-
-
-@pytest.mark.parametrize(("own", "fixes"), [(True, ["remove-container"]), (False, [])])
-def test_what_a_check_of_this_agents_left_when_docker_went_away_is_removed(
-    tree: Tree, own: bool, fixes: list[str]
-) -> None:
-    """It has the agent's label, and kept the agent from each further try."""
-    pid = os.getpid() if own else os.getppid()
-    tree.process(pid, "python3")
-    tree.owner(pid, "alive")
-    verdict = verdict_of(tree, container("alive", running=False))
-    assert [fix.kind for fix in verdict.fixes] == fixes
-    assert verdict.clears is own
-
-
-def recorded(tree: Tree, record: RankRecord, rank_id: str = "rank") -> DockerFacts:
-    """A running container of the agent `dead` with this record of the rank."""
-    tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
-    tree.file(RANK_FILE.path, RANK_FILE.encode(record))
-    (running,) = container().containers
-    labels = (*running.labels, ("io.sparkd.rank-id", rank_id))
-    return DockerFacts(True, (replace(running, labels=labels),))
-
-
-def test_a_rank_belongs_to_the_agent_that_has_it_by_the_record(tree: Tree) -> None:
-    tree.process(40, "python3")
-    tree.process(10, "tini", start_time=100, cgroup=CGROUP, namespace_pid=1)
-    tree.owner(40, "alive")
-    started = rank_record(container_id=ID, pid=10, start_time=100)
-    reason = verdict_of(tree, recorded(tree, replace(started, invocation="alive"))).reason
-    assert reason.endswith("owns this node: pid 40 (sparkd run --role head)")
-    orphan = verdict_of(tree, recorded(tree, replace(started, invocation="dead")))
-    assert [fix.kind for fix in orphan.fixes] == ["remove-container"]
-
-
-def test_a_rank_that_its_agent_is_expected_back_for_is_left_alone_by_hand(tree: Tree) -> None:
-    tree.process(10, "tini", start_time=100, cgroup=CGROUP, namespace_pid=1)
-    tree.process(30, "sparkd-guard")
-    tree.file(GUARD, "0 10 100 77 88 30 100")
-    record = rank_record(invocation="dead", container_id=ID, pid=10, start_time=100, stage=RankStage.READY)
-    expect(verdict_of(tree, recorded(tree, record)), Level.BLOCK, "its agent has just crashed", clears=False, fixes=())
-
-
-def test_a_process_that_contradicts_the_record_is_named_and_never_touched(tree: Tree) -> None:
-    tree.process(40, "python3")
-    tree.owner(40, "alive")
-    docker = recorded(tree, rank_record(invocation="alive", container_id="f" * 64))
-    expect(verdict_of(tree, docker), Level.UNKNOWN, "is not what was started as that", fixes=())
-
-
-def test_a_broken_record_makes_nothing_a_stray(tree: Tree) -> None:
-    tree.process(40, "python3")
-    tree.owner(40, "alive")
-    docker = recorded(tree, rank_record())
-    tree.file(RANK_FILE.path, "")
-    expect(verdict_of(tree, docker), Level.UNKNOWN, "whose it is, is unknown: /run/sparkd/private/rank.json", fixes=())
-
-
-def test_an_unknown_owner_makes_nothing_a_stray(tree: Tree) -> None:
-    with tree.lock_held():
-        expect(verdict_of(tree, container("dead")), Level.UNKNOWN, "does not name, is unknown", fixes=())
-
-
-@pytest.mark.parametrize(
-    ("docker", "awaits", "hint"),
-    [
-        (AWAY, "docker", "sudo systemctl start docker"),
-        (DockerFacts(True, (), error="no answer"), "docker to answer", "look at: systemctl status docker"),
-    ],
-)
-def test_whose_a_container_is_waits_for_docker(tree: Tree, docker: DockerFacts, awaits: str, hint: str) -> None:
-    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1)
-    expect(verdict_of(tree, docker), Level.UNKNOWN, awaits=awaits, hint=hint, fixes=())
-
-
-def test_docker_is_not_awaited_where_something_else_blocks_too(tree: Tree) -> None:
-    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1)
-    tree.process(30, "vllm", argv=SERVE)
-    assert verdict_of(tree, AWAY).awaits == ""
-
-
-def test_docker_away_alone_does_not_block(tree: Tree) -> None:
-    expect(verdict_of(tree, AWAY), Level.OK, "docker is away")
-
-
 def test_a_port_that_a_stray_holds_is_free_once_the_stray_is_gone(tree: Tree) -> None:
     orphans(tree)
     tree.link("/proc/11/fd/9", "socket:[5]")
@@ -429,26 +294,24 @@ def test_holding_a_port_makes_nobody_a_stray(tree: Tree) -> None:
 def test_a_zombie_is_named_and_does_not_block(tree: Tree) -> None:
     tree.process(20, "bash")
     tree.process(10, "VLLM::Worker_TP", parent=20, state="Z")
-    verdict = verdict_of(tree)
-    expect(verdict, Level.WARN, fixes=())
-    assert verdict.reason == "pid 10 (VLLM::Worker_TP) is a zombie that pid 20 (bash) has not reaped"
+    assert verdict_of(tree) == warn("pid 10 (VLLM::Worker_TP) is a zombie that pid 20 (bash) has not reaped")
 
 
 def test_a_stray_asleep_in_the_kernel_is_tried_first_and_needs_a_person_then(tree: Tree) -> None:
-    tree.process(10, "VLLM::Worker_TP", group=9, state="D", start_time=OLD)
+    tree.process(10, "VLLM::Worker_TP", group=9, state="D", start_time=STARTED)
     first = verdict_of(tree)
     expect(first, reason="state D", needs_person=False, required="inspect")
     assert pids_to_end(first) == [10]
-    second = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
+    second = verdict_of(tree, tried=frozenset({("end-process", 10, STARTED)}))
     reboot = "reboot this node: sudo systemctl reboot"
     expect(second, fixes=(), needs_person=True, required="reboot", hint=reboot)
 
 
 def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
-    tree.process(10, "VLLM::Worker_TP", group=9, start_time=OLD)
-    second = verdict_of(tree, tried=frozenset({("end-process", 10, OLD)}))
+    tree.process(10, "VLLM::Worker_TP", group=9, start_time=STARTED)
+    second = verdict_of(tree, tried=frozenset({("end-process", 10, STARTED)}))
     expect(second, Level.BLOCK, clears=False, fixes=(), needs_person=False)
-    assert pids_to_end(verdict_of(tree, tried=frozenset({("end-process", 10, OLD + 1)}))) == [10], "another process"
+    assert pids_to_end(verdict_of(tree, tried=frozenset({("end-process", 10, STARTED + 1)}))) == [10], "another process"
 
 
 @pytest.mark.parametrize(
@@ -465,36 +328,10 @@ def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
     ],
 )
 def test_the_gpus_memory_of_a_stray_comes_back_with_its_end(tree: Tree, gpu: GpuFacts, frees: int) -> None:
-    tree.file("/dev/nvidia0")
+    with_gpu(tree)
     tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, CmaTotal=6, CmaFree=0)
     tree.file("/proc/spl/kstat/zfs/arcstats", f"name type data\nsize 4 {5 << 30}\n")
     orphans(tree)
     tree.link("/proc/11/fd/9", "/dev/nvidia0")
     freed = {fix.pid: fix.frees_bytes for fix in verdict_of(tree, gpu=gpu).fixes if isinstance(fix, EndProcess)}
     assert freed == {10: 1 << 20, 11: frees + (2 << 20)}
-
-
-@pytest.mark.parametrize(
-    ("owner", "container_id", "cgroup", "listed", "ends"),
-    [
-        pytest.param("", ID, CGROUP, NO_DOCKER, True, id="nobody owns the node"),
-        pytest.param("next", ID, CGROUP, NO_DOCKER, True, id="the next agent does"),
-        pytest.param("agent", ID, CGROUP, NO_DOCKER, False, id="its own agent does"),
-        pytest.param("", "f" * 64, CGROUP, NO_DOCKER, False, id="of another container"),
-        pytest.param("", "", CGROUP, NO_DOCKER, False, id="no container is recorded"),
-        pytest.param("", ID, SESSION, NO_DOCKER, False, id="of that user, outside of the container"),
-        pytest.param("", ID, CGROUP, container(ours=False), False, id="of a container that docker has"),
-        pytest.param("", ID, CGROUP, AWAY, False, id="without docker"),
-    ],
-)
-def test_what_outlives_the_container_of_a_rank_whose_agent_is_gone_is_ended(
-    tree: Tree, owner: str, container_id: str, cgroup: str, listed: DockerFacts, ends: bool
-) -> None:
-    tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
-    tree.file(RANK_FILE.path, RANK_FILE.encode(rank_record(container_id=container_id, pid=8)))
-    if owner:
-        tree.process(40, "python3")
-        tree.owner(40, owner)
-    tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
-    tree.process(10, "VLLM::EngineCor", parent=9, group=9, uid=1000, cgroup=cgroup)
-    assert pids_to_end(verdict_of(tree, listed)) == ([9, 10] if ends else [])

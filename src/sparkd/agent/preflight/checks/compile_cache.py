@@ -23,6 +23,17 @@ from sparkd.base.vllm.lint.predicates import compiles_custom_ops
 COMPILE_VALUES = ("model", "args.compilation-config", "caches.", "container.mounts")
 """Prefixes of the plan's values that decide what is compiled, and what of it is kept."""
 SLOW = "the first start compiles from scratch: 36 to 40 minutes were seen"
+COMPILE_BYTES = 3 * GIB
+"""Memory beside the engine's share that a start needs, to compile custom_ops ["all"]: with no more it is blocked.
+
+"Only ~3 GiB RAM available during model load": two machines froze ("Two-Node DGX Spark Cluster: Running DeepSeek V4
+Flash at 16 TPS", Tobias Weiss). No report shows a need of more. A pair just booted compiled a wiped cache at a share
+of 0.85 of 121 GiB ("Another dual-Spark data point", NVIDIA developer forum). A third, which kept vLLM's cache alone,
+reports 16 s of torch.compile and a start of 8 minutes at 0.90; 116 GiB were free, and 107.7 were the share ("DeepSeek
+V4 Flash on Dual DGX Spark", Echo). While weights load more is available, since the KV cache is allocated after them.
+"""
+NOT_KEPT = Folder("", "missing")
+"""Stands for a cache that no mount keeps."""
 
 
 class CacheFacts(Struct, frozen=True):
@@ -80,11 +91,10 @@ class CompileCache(Check[CacheFacts], frozen=True):
         history = launch_history.read_history(host.files)
         same_image = history.good.get("image.identity") == identity
         paths = (caches.path(image.id, cache.name) for cache in self.plan.caches)
-        folders = {path: caches.count_folder(host.files, path) for path in paths}
         other_caches = caches.count_others(host.files, image.id)
         facts = CacheFacts(
             image="known",
-            caches=tuple(folders.values()),
+            caches=tuple(caches.count_folder(host.files, path) for path in paths),
             user=image.user.partition(":")[0],
             # Not in a copied tree, whose owner is the one who copied it.
             shared=find_writable(host.files, caches.ROOT) if host.live else "",
@@ -94,14 +104,16 @@ class CompileCache(Check[CacheFacts], frozen=True):
             others_whole=all(other.whole for other in other_caches),
             compiled_before=same_image and self._compiles_as(history.good),
         )
-        if not self.compiles_ops:
-            return facts
-        memory = host.meminfo()
+        return self._add_custom_ops(host, facts, image.id) if self.compiles_ops else facts
+
+    def _add_custom_ops(self, host: Host, facts: CacheFacts, image_id: str) -> CacheFacts:
+        """The facts with the folders that custom_ops ["all"] compiles into, and the memory for that."""
+        memory, counted = host.meminfo(), {folder.path: folder for folder in facts.caches}
         return replace(
             facts,
             custom_ops=tuple(
-                folders.get(path) or (caches.count_folder(host.files, path) if path else NOT_KEPT)
-                for path in _list_custom_ops_paths(self.plan, image.id)
+                counted.get(path) or (caches.count_folder(host.files, path) if path else NOT_KEPT)
+                for path in _list_custom_ops_paths(self.plan, image_id)
             ),
             total_bytes=memory.total_bytes,
             available_bytes=memory.available_bytes,
@@ -128,20 +140,33 @@ class CompileCache(Check[CacheFacts], frozen=True):
             images = "1 other image has" if facts.others == 1 else f"{facts.others} other images have"
             good += f"; {images} {_format_size(facts.others_bytes, facts.others_whole)}"
         problems = [*self._find_problems(facts)]
-        compilation = tuple(self._judge_compilation(facts))
+        compilation = self._judge_compilation(facts)
+        if compilation is None:
+            return combine_verdicts(problems, good)
         if any(problem.level.blocks for problem in problems):
-            return combine_verdicts([*problems, *compilation], good)
+            return combine_verdicts([*problems, compilation], good)
         # The fixes of other checks may free the memory that the compilation lacks.
-        shortage_bytes = sum(verdict.shortage_bytes for verdict in compilation)
-        return replace(combine_verdicts([*compilation, *problems], good), shortage_bytes=shortage_bytes)
+        return replace(combine_verdicts([compilation, *problems], good), shortage_bytes=compilation.shortage_bytes)
 
-    def _judge_compilation(self, facts: CacheFacts) -> Iterator[Verdict]:
-        """Judge a start that must compile custom_ops ["all"]; nothing for any other."""
+    def _judge_compilation(self, facts: CacheFacts) -> Verdict | None:
+        """Judge the memory for a start that must compile custom_ops ["all"]; None for any other."""
         if not self.compiles_ops or facts.gpu_total_bytes is not None:
-            return
-        if missing := _describe_missing(facts.custom_ops, compiled_before=facts.compiled_before):
-            engine_bytes = self.need.engine_bytes(facts.total_bytes)
-            yield _judge_memory(missing, engine_bytes, facts.available_bytes, facts.total_bytes)
+            return None
+        missing = _describe_missing(facts.custom_ops, compiled_before=facts.compiled_before)
+        if not missing:
+            return None
+        engine_bytes = self.need.engine_bytes(facts.total_bytes)
+        needed_bytes = engine_bytes + COMPILE_BYTES
+        reason = (
+            f'custom_ops ["all"] compiles from scratch ({missing}) while weights load: '
+            f"{size(facts.available_bytes)} available, more than {size(needed_bytes)} needed ({size(engine_bytes)} and "
+            f"{size(COMPILE_BYTES)} to compile)"
+        )
+        if facts.available_bytes > needed_bytes:
+            return warn(reason, "leave this node to itself until it serves: with 3 GiB available two machines froze")
+        share = max(0, facts.available_bytes - COMPILE_BYTES) * 100 // max(1, facts.total_bytes) / 100
+        hint = f"lower gpu-memory-utilization to {share:g} for the first start, on all nodes; or take custom_ops out"
+        return block(reason, hint, shortage_bytes=needed_bytes - facts.available_bytes)
 
     def _find_problems(self, facts: CacheFacts) -> Iterator[Verdict]:
         yield from _find_unusable(facts)
@@ -162,21 +187,22 @@ def _format_size(count: int, whole: bool) -> str:
 
 def _quote_paths(folder: str, names: Sequence[str]) -> str:
     """The names in the folder for bash. No asterisk: the user's shell may not be allowed to read the folder."""
-    return f"{quote(folder)}/" + (f"{{{','.join(names)}}}" if len(names) > 1 else names[0])
+    last = f"{{{','.join(names)}}}" if len(names) > 1 else names[0]
+    return f"{quote(folder)}/{last}"
 
 
 def _find_unusable(facts: CacheFacts) -> Iterator[Verdict]:
-    if writable := facts.shared:
-        reason = f"others than root may write to {writable}, and so to {caches.ROOT}, whose kernels engines run"
-        hint = f"sudo chown root: {quote(writable)} && sudo chmod go-w {quote(writable)}"
+    if facts.shared:
+        reason = f"others than root may write to {facts.shared}, and so to {caches.ROOT}, whose kernels engines run"
+        hint = f"sudo chown root: {quote(facts.shared)} && sudo chmod go-w {quote(facts.shared)}"
         yield block(reason, f"{hint}; or mount the folder (mount --bind) on /var/lib/sparkd in place of a link")
     for folder in facts.caches:
         if folder.kind not in ("folder", "missing"):
             reason = f"{folder.path} is no folder, but a {folder.kind}"
             yield block(reason, f"remove it: sudo rm {quote(folder.path)}")
-    if closed := [folder for folder in facts.caches if _is_closed(folder, facts.user)]:
-        names = [folder.path.rpartition("/")[2] for folder in closed]
-        where = closed[0].path.rpartition("/")[0]
+    if closed := [folder.path for folder in facts.caches if _is_closed(folder, facts.user)]:
+        names = [path.rpartition("/")[2] for path in closed]
+        where = closed[0].rpartition("/")[0]
         reason = f"the image runs as {facts.user}, who can't write to {', '.join(names)} in {where}"
         uid = facts.user if facts.user.isdecimal() else "UID"
         hint = f"set HOME in the recipe's env; then: sudo install -d -o {uid} {_quote_paths(where, names)}"
@@ -185,21 +211,8 @@ def _find_unusable(facts: CacheFacts) -> Iterator[Verdict]:
 
 def _is_closed(folder: Folder, user: str) -> bool:
     """Whether this user can't write to the folder, because it is root's, or missing: sparkd makes it as root."""
-    may_write = user in ("", "root", "0", str(folder.uid)) or folder.writable_by_others
-    return folder.kind in ("folder", "missing") and not may_write and folder.uid == 0
-
-
-COMPILE_BYTES = 3 * GIB
-"""Memory beside the engine's share that a start needs, to compile custom_ops ["all"]: with no more it is blocked.
-
-"Only ~3 GiB RAM available during model load": two machines froze ("Two-Node DGX Spark Cluster: Running DeepSeek V4
-Flash at 16 TPS", Tobias Weiss). No report shows a need of more. A pair just booted compiled a wiped cache at a share
-of 0.85 of 121 GiB ("Another dual-Spark data point", NVIDIA developer forum). A third, which kept vLLM's cache alone,
-reports 16 s of torch.compile and a start of 8 minutes at 0.90; 116 GiB were free, and 107.7 were the share ("DeepSeek
-V4 Flash on Dual DGX Spark", Echo). While weights load more is available, since the KV cache is allocated after them.
-"""
-NOT_KEPT = Folder("", "missing")
-"""Stands for a cache that no mount keeps."""
+    is_roots = folder.kind in ("folder", "missing") and folder.uid == 0
+    return is_roots and user not in ("", "root", "0") and not folder.writable_by_others
 
 
 def _list_custom_ops_paths(plan: LaunchPlan, image_id: str) -> Iterator[str]:
@@ -227,18 +240,3 @@ def _describe_missing(folders: Sequence[Folder], *, compiled_before: bool) -> st
     if compiled_before and NOT_KEPT not in folders and len(missing) < len(folders):
         return ""
     return ", ".join(f"{name} {problem}" for name, problem in missing.items())
-
-
-def _judge_memory(missing: str, engine_bytes: int, available_bytes: int, total_bytes: int) -> Verdict:
-    """Judge the memory for a start that fills the missing caches. `engine_bytes`: the engine's share."""
-    needed_bytes = engine_bytes + COMPILE_BYTES
-    reason = (
-        f'custom_ops ["all"] compiles from scratch ({missing}) while weights load: '
-        f"{size(available_bytes)} available, more than {size(needed_bytes)} needed ({size(engine_bytes)} and "
-        f"{size(COMPILE_BYTES)} to compile)"
-    )
-    if available_bytes > needed_bytes:
-        return warn(reason, "leave this node to itself until it serves: with 3 GiB available two machines froze")
-    share = max(0, available_bytes - COMPILE_BYTES) * 100 // max(1, total_bytes) / 100
-    hint = f"lower gpu-memory-utilization to {share:g} for the first start, on all nodes; or take custom_ops out"
-    return block(reason, hint, shortage_bytes=needed_bytes - available_bytes)

@@ -56,8 +56,14 @@ class Docker(Check[DockerEngineFacts], frozen=True):
         if engine is None:
             other_pid_file = docker_config.find_other_pid_file(host)
             return DockerEngineFacts(False, installed, other_pid_file=other_pid_file)
-        ways = gpu_access.find_ways(host.files, engine) if self.uses_gpu else ()
-        return DockerEngineFacts(True, installed, "", engine.version, engine.runtimes, ways, engine.may_keep)
+        return DockerEngineFacts(
+            running=True,
+            installed=installed,
+            version=engine.version,
+            runtimes=engine.runtimes,
+            gpu_ways=gpu_access.find_ways(host.files, engine) if self.uses_gpu else (),
+            may_keep=engine.may_keep,
+        )
 
     def judge(self, facts: DockerEngineFacts) -> Verdict:
         if facts.error:
@@ -67,9 +73,10 @@ class Docker(Check[DockerEngineFacts], frozen=True):
         if not facts.running:
             hint = "sudo systemctl start docker" if facts.installed else "install docker: there is no docker.service"
             return warn("docker is away: a launch waits for it", hint)
-        version = f"docker {facts.version}"
-        restart_note = "; its restart ends the engine: live-restore is off" * facts.may_keep
-        remedy = "sudo sparkd init --plan   # shows how to turn it on" * facts.may_keep
+        version, restart_note, remedy = f"docker {facts.version}", "", ""
+        if facts.may_keep:
+            restart_note = "; its restart ends the engine: live-restore is off"
+            remedy = "sudo sparkd init --plan   # shows how to turn it on"
         if not self.uses_gpu:
             return ok(f"{version}; the plan uses no GPU{restart_note}", remedy)
         if not facts.gpu_ways:
@@ -104,7 +111,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
         def read_facts(reader: DockerReader) -> ImageFacts:
             machine, image = docker_image.read_architecture(reader), docker_image.read_image(reader, ref)
             # NAME@sha256:... names one image alone, and no other can be tagged by that name.
-            served = "" if image or "@" in ref else self._describe_return(host, reader)
+            served = "" if image or "@" in ref else _describe_return(host, reader, ref)
             return ImageFacts(ref, asserts, "known", machine, image, served=served)
 
         try:
@@ -115,23 +122,6 @@ class EngineImage(Check[ImageFacts], frozen=True):
             return facts
         launches = launch_history.read_history(host.files)
         return replace(facts, checked=launches.assert_result(facts.image.id, render_asserts(self.plan.asserts)))
-
-    def _describe_return(self, host: Host, reader: DockerReader) -> str:
-        """Beginning of a hint: how to get back the image that served by this name or id; empty where none did."""
-        ref, starts = self.plan.image_to_run, tuple[known_good.Entry, ...]()
-        with suppress(UsageError, OSError):  # users other than root may not read the file
-            starts = known_good.read_known_good(host.files)
-        served = next((start for start in starts if start.image_id and ref in (start.image, start.image_id)), None)
-        if served is None:
-            return ""
-        digest, by_name = served.image_digest, ref != served.image_id
-        if by_name and docker_image.read_image(reader, served.image_id):
-            command = f"sudo docker tag {served.image_id} {ref}"
-        elif digest:
-            command = f"sudo docker pull {digest}" + f" && sudo docker tag {digest} {ref}" * by_name
-        else:
-            return ""
-        return f"the one that served: {command}; or another: "
 
     def judge(self, facts: ImageFacts) -> Verdict:
         image, build = facts.image, self.plan.image_build
@@ -150,11 +140,28 @@ class EngineImage(Check[ImageFacts], frozen=True):
             reason = f"image {facts.ref} is not what the recipe needs: {facts.checked.fault}"
             return block(reason, build or "build it with what is missing, or choose another: engine.image")
         if facts.asserts and not facts.checked:
-            return warn(
-                f"image {facts.ref}: what the recipe asserts of it is not checked yet",
-                "nothing is to be done: the next start does",
-            )
+            reason = f"image {facts.ref}: what the recipe asserts of it is not checked yet"
+            return warn(reason, "nothing is to be done: the next start does")
         return ok(f"{facts.ref}: {_describe_image(image)}")
+
+
+def _describe_return(host: Host, reader: DockerReader, ref: str) -> str:
+    """Beginning of a hint: how to get back the image that served by this name or id; empty where none did."""
+    starts: tuple[known_good.Entry, ...] = ()
+    with suppress(UsageError, OSError):  # users other than root may not read the file
+        starts = known_good.read_known_good(host.files)
+    served = next((start for start in starts if start.image_id and ref in (start.image, start.image_id)), None)
+    if served is None:
+        return ""
+    digest, is_name = served.image_digest, ref != served.image_id
+    if is_name and docker_image.read_image(reader, served.image_id):
+        command = f"sudo docker tag {served.image_id} {ref}"
+    elif digest:
+        tag_command = f" && sudo docker tag {digest} {ref}" if is_name else ""
+        command = f"sudo docker pull {digest}{tag_command}"
+    else:
+        return ""
+    return f"the one that served: {command}; or another: "
 
 
 def _describe_image(image: Image) -> str:
@@ -176,7 +183,8 @@ class CheckedContainer(Struct, frozen=True):
 
 
 class ContainersFacts(Struct, frozen=True):
-    docker: str  # as in ImageFacts
+    docker: str
+    """As in ImageFacts."""
     containers: tuple[CheckedContainer, ...]
 
 
@@ -206,9 +214,8 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
             return skipped("docker is away, so containers were not checked")
         if facts.docker != "known":
             return docker_unknown(f"docker can't list its containers: {facts.docker}")
-        return combine_verdicts(
-            self._find_problems(facts), f"the name {self.plan.container_name} is free for a new container"
-        )
+        good = f"the name {self.plan.container_name} is free for a new container"
+        return combine_verdicts(self._find_problems(facts), good)
 
     def _find_problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
         for container in facts.containers:

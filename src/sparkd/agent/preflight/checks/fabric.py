@@ -41,13 +41,12 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
         carriers = network.interfaces_of(files, node.address)
         carrier = carriers[0] if len(carriers) == 1 else ""
         interfaces = network.link_names(files)
-        lacks_rdma = carrier and not infiniband.hcas_of(files, carrier)
-        names_missing_interface = setting and interfaces and setting not in interfaces
+        lacks_rdma = carrier != "" and not infiniband.hcas_of(files, carrier)
         return FabricAddressFacts(
             owned=network.canonical(node.address) in host.addresses(),
             carriers=carriers,
             link=network.read_link(files, carrier) if carrier else None,
-            interfaces=interfaces if names_missing_interface else (),
+            interfaces=interfaces if setting and setting not in interfaces else (),
             rdma_on=tuple(link.name for link in _read_rdma_links(files) if link.carrier) if lacks_rdma else (),
         )
 
@@ -85,8 +84,10 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
 
 def _find_flaw(link: Link, rdma_on: tuple[str, ...]) -> str:
     """Why the link is hardly the cable between the nodes; empty where it may be."""
-    if link.loopback or link.wireless:
-        return "is loopback" if link.loopback else "is Wi-Fi"
+    if link.loopback:
+        return "is loopback"
+    if link.wireless:
+        return "is Wi-Fi"
     return f"has no RDMA; {' and '.join(rdma_on)} have it" if rdma_on else ""
 
 
@@ -169,8 +170,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
             reason = f"{own_link.name} has an MTU of {own_link.mtu}, fabric.mtu is {self.mtu}"
             command = f"sudo ip link set {own_link.name} mtu {self.mtu}"
             yield warn(reason, f"in netplan on every node (now: {command}), or lower fabric.mtu")
-        addresses = [path.address for path in facts.paths if path.fits is False]
-        if addresses:
+        if addresses := [path.address for path in facts.paths if path.fits is False]:
             reason = f"the path to {', '.join(addresses)} takes no frames of {self.mtu}, though this interface does"
             payload_bytes = self.mtu - (48 if ":" in addresses[0] else 28)  # less the headers of IP and ICMP
             hint = f"look at the MTU there, and of what lies between: ping -M do -s {payload_bytes} {addresses[0]}"
@@ -217,11 +217,14 @@ class PeerClocks(Check[PeerClockFacts], frozen=True):
             return ok("one node")
         if not facts.clocks:
             return ok("no other node has been heard yet")
-        problems = []
-        for clock in facts.clocks:
-            if abs(clock.ahead_seconds) > APART_SECONDS:
-                name = f"{clock.node} ({clock.address})" if clock.node else clock.address
-                side = "ahead of" if clock.ahead_seconds > 0 else "behind"
-                reason = f"the clock of {name} is {abs(clock.ahead_seconds):.0f} s {side} this node's"
-                problems.append(warn(reason, "look at both: timedatectl"))
-        return combine_verdicts(problems, f"{len(facts.clocks)} of {peer_count} heard, within {APART_SECONDS:g} s")
+        return combine_verdicts(
+            (_judge_apart(clock) for clock in facts.clocks if abs(clock.ahead_seconds) > APART_SECONDS),
+            f"{len(facts.clocks)} of {peer_count} heard, within {APART_SECONDS:g} s",
+        )
+
+
+def _judge_apart(clock: PeerClock) -> Verdict:
+    name = f"{clock.node} ({clock.address})" if clock.node else clock.address
+    side = "ahead of" if clock.ahead_seconds > 0 else "behind"
+    reason = f"the clock of {name} is {abs(clock.ahead_seconds):.0f} s {side} this node's"
+    return warn(reason, "look at both: timedatectl")

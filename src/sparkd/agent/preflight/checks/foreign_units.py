@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from shlex import quote
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -48,6 +49,14 @@ class ForeignContainer(Struct, frozen=True):
     running: bool
 
 
+class Killer(NamedTuple):
+    """A unit that ends processes for want of memory."""
+
+    unit: str
+    victims: str
+    """Which processes, in words."""
+
+
 class ForeignFacts(Struct, frozen=True):
     units: tuple[ForeignUnit, ...]
     containers: tuple[ForeignContainer, ...]
@@ -55,8 +64,7 @@ class ForeignFacts(Struct, frozen=True):
     """Units whose text can't be read or parsed."""
     looked_at: int
     docker_known: bool
-    killers: tuple[tuple[str, str], ...] = ()
-    """Units that end processes for want of memory, and which processes, in words."""
+    killers: tuple[Killer, ...] = ()
 
 
 class ForeignUnits(Check[ForeignFacts], frozen=True):
@@ -81,10 +89,8 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
             for facts in docker.containers
             if _restarts_vllm(facts)
         )
-        killers = (
-            *_find_killers(host),
-            *((name, "containers by their name") for name in enabled if "anti-oom" in name),
-        )
+        by_name = (Killer(name, "containers by their name") for name in enabled if "anti-oom" in name)
+        killers = (*_find_killers(host), *by_name)
         return ForeignFacts(tuple(starters), containers, tuple(unread), len(enabled), docker.known, killers)
 
     def judge(self, facts: ForeignFacts) -> Verdict:
@@ -92,8 +98,8 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
         return combine_verdicts(_find_problems(facts), f"none of {facts.looked_at} enabled services starts vLLM{away}")
 
 
-def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
-    """Find them among the running processes, since their arguments may come from anywhere: each unit, and whom it ends.
+def _find_killers(host: Host) -> Iterator[Killer]:
+    """Find them among the running processes, since their arguments may come from anywhere.
 
     A program of this name that is not in its unit is a user's, who can't end the engine.
     """
@@ -105,7 +111,7 @@ def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
             if read_group(host.files, process.pid) == Group(unit=unit_name):
                 victims = _describe_victims(host, process)
         if victims:
-            yield unit_name, victims
+            yield Killer(unit_name, victims)
 
 
 def _describe_victims(host: Host, killer: Process) -> str:
@@ -178,12 +184,13 @@ def _find_problems(facts: ForeignFacts) -> Iterator[Verdict]:
         verb = "mask" if unit.shipped else "disable"
         yield warn(reason, f"if sparkd is to serve: sudo systemctl {verb} {quote(unit.name)}")
     for container in facts.containers:
-        reason = f"docker starts container {container.name} ({container.image}) again by itself"
-        reason += f": {container.restart_policy}"
+        description = f"container {container.name} ({container.image})"
+        reason = f"docker starts {description} again by itself: {container.restart_policy}"
         yield warn(reason, f"if sparkd is to serve: sudo docker update --restart=no {quote(container.name)}")
-    for name, victims in facts.killers:
-        reason = f"{name} ends {victims} for want of memory, beside sparkd's guard"
-        socket = " systemd-oomd.socket" if name == "systemd-oomd.service" else ""  # at each login it would start it
-        yield warn(reason, f"sudo systemctl disable --now {quote(name)}{socket}; the guard is for the engine alone")
+    for killer in facts.killers:
+        reason = f"{killer.unit} ends {killer.victims} for want of memory, beside sparkd's guard"
+        socket = " systemd-oomd.socket" if killer.unit == "systemd-oomd.service" else ""  # it would start it at logins
+        command = f"sudo systemctl disable --now {quote(killer.unit)}{socket}"
+        yield warn(reason, f"{command}; the guard is for the engine alone")
     for name in facts.unread:
         yield warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {quote(name)}")

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
-from sparkd.agent.preflight.fixes import DROP_BY_HAND, WORTH_COMPACTING_BYTES, CompactMemory, DropPageCache, by_start
+from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory, DropPageCache, by_hand, by_start
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.meminfo import FreeMemory, Swap
@@ -64,19 +64,15 @@ class SwapOff(Check[SwapFacts], frozen=True):
     def judge(self, facts: SwapFacts) -> Verdict:
         if not facts.areas:
             return ok("off")
-        areas = ", ".join(f"{area.path} {size(area.bytes)}{' in memory' * area.in_memory}" for area in facts.areas)
+        areas = ", ".join(
+            f"{area.path} {size(area.bytes)}{' in memory' if area.in_memory else ''}" for area in facts.areas
+        )
         reason = f"swap is on: {areas}; {size(sum(area.used_bytes for area in facts.areas))} in use"
         if not self.uses_gpu:
             return ok(f"{reason}; the plan uses no GPU")
         all_zram = all(area.in_memory for area in facts.areas)
         permanent_remedy = "see systemctl list-units '*zram*'" if all_zram else "take its line out of /etc/fstab"
         return warn(reason, f"sudo swapoff -a, and for good: {permanent_remedy}")
-
-
-COMPACT_HINT = """compact it: echo 1 | sudo tee /proc/sys/vm/compact_memory; where that gains little, reboot this node.
-Do not raise vm.min_free_kbytes for it: vLLM's check of free memory at its start then fails"""
-
-LITTLE_FREE_HINT = f"see what has it: free -h; page cache is given back by: {DROP_BY_HAND}"
 
 
 class FragmentedMemory(Check[FreeMemory], frozen=True):
@@ -103,5 +99,9 @@ class FragmentedMemory(Check[FreeMemory], frozen=True):
             return ok(f"{reason}; the plan uses no GPU")
         reason = f"{reason}, {size(wanted_bytes)} wanted"
         if facts.scattered_bytes < WORTH_COMPACTING_BYTES:  # there is nothing to merge
-            return warn(f"{reason}: too little is free", LITTLE_FREE_HINT)
-        return warn(reason, " ".join(COMPACT_HINT.split()), (CompactMemory(wanted_bytes),))
+            hint = f"see what has it: free -h; page cache is given back by: {by_hand(DropPageCache())}"
+            return warn(f"{reason}: too little is free", hint)
+        fix = CompactMemory(wanted_bytes)
+        hint = f"compact it: {by_hand(fix)}; where that gains little, reboot this node. "
+        hint += "Do not raise vm.min_free_kbytes for it: vLLM's check of free memory at its start then fails"
+        return warn(reason, hint, (fix,))

@@ -30,8 +30,8 @@ class GpuCheckFacts(Struct, frozen=True):
     module_open: bool = False
     trouble: Trouble = Trouble.NONE
     error: str = ""
-    _release: str = ""
-    """The kernel, where none is loaded because none is installed for it; else empty."""
+    _lacking_release: str = ""
+    """The kernel's release, where no module is loaded because none is installed for it; else empty."""
 
 
 class Gpu(Check[GpuCheckFacts], frozen=True):
@@ -54,15 +54,15 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
             module_open=module is not None and module.open,
             trouble=Trouble.OTHER if gpu.error and gpu.trouble is Trouble.NONE else gpu.trouble,
             error=gpu.error,
-            _release=release * lacks_module,
+            _lacking_release=release if lacks_module else "",
         )
 
     def judge(self, facts: GpuCheckFacts) -> Verdict:
         if not facts.asked:  # words: keep
             return ok("the plan uses no GPU")
-        if facts._release:
-            reason = f"kernel {facts._release} has no NVIDIA module installed, as after an upgrade of the kernel alone"
-            install = f"sudo apt install linux-modules-nvidia-580-open-{facts._release} && sudo reboot"
+        if release := facts._lacking_release:
+            reason = f"kernel {release} has no NVIDIA module installed, as after an upgrade of the kernel alone"
+            install = f"sudo apt install linux-modules-nvidia-580-open-{release} && sudo reboot"
             return block(reason, f"{install}; where DKMS builds it: sudo dkms autoinstall")
         if facts.trouble is not Trouble.NONE:
             return _judge_trouble(facts.trouble, f"the GPU's driver can't be queried: {facts.error}", facts.module)

@@ -106,12 +106,12 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         if facts.free_bytes < needed_bytes:
             reason = f"{size(facts.available_bytes)} available, but {size(facts.free_bytes)} free; {demand}"
             return warn(reason, "the rest is page cache, which older builds of vLLM do not count")
-        gpu_bytes = facts.gpu_total_bytes
+        own_bytes = facts.gpu_total_bytes
         # Of several GPUs it is not known which one the engine takes.
-        if gpu_bytes and facts.gpu_users and len(facts.gpus) == 1:
-            share_bytes, left_bytes = need.gpu_share_bytes(gpu_bytes), gpu_bytes - facts.gpu_held_bytes
+        if own_bytes and facts.gpu_users and len(facts.gpus) == 1:
+            share_bytes, left_bytes = need.gpu_share_bytes(own_bytes), own_bytes - facts.gpu_held_bytes
             if left_bytes < share_bytes:
-                reason = f"{size(left_bytes)} of the GPU's {size(gpu_bytes)} are free, and {size(share_bytes)} needed; "
+                reason = f"{size(left_bytes)} of the GPU's {size(own_bytes)} are free, and {size(share_bytes)} needed; "
                 return warn(f"{reason}it is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU")
         return ok(f"{size(facts.available_bytes)} available, {demand}")
 

@@ -83,24 +83,25 @@ def find_consumers(host: Host, gpu: GpuFacts) -> tuple[Consumer, ...]:
 
 
 def _describe_consumer(consumer: Consumer, docker: DockerFacts) -> HeldMemory:
-    if consumer.kind == "container":
-        container = docker.container(consumer.name)
-        name = container.name if container else consumer.name[:12]
-        is_dockers = container is not None or not docker.known  # others are podman's, or Kubernetes'
-        stop = f"sudo docker stop {shlex.quote(name)}" if is_dockers else f"sudo kill {consumer.pid}"
-        return HeldMemory(f"container {name}", consumer.bytes, stop)
-    if consumer.kind == "user-unit":
-        user = consumer.user.removeprefix("uid ")
-        stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
-        return HeldMemory(f"{consumer.name} of {consumer.user}", consumer.bytes, stop)
-    if consumer.kind == "small":
-        command = f"ps -u {shlex.quote(consumer.user.removeprefix('uid '))}"
-        return HeldMemory(f"{consumer.processes} {consumer.name} of {consumer.user}", consumer.bytes, command)
-    if consumer.kind == "unit":
-        owner = "" if consumer.name.endswith(".service") else f" of {consumer.user}"
-        stop = f"sudo systemctl stop {shlex.quote(consumer.name)}"
-        return HeldMemory(f"{consumer.name}{owner}", consumer.bytes, stop)
-    return HeldMemory(f"{consumer.name} of {consumer.user}", consumer.bytes, f"sudo kill {consumer.pid}")
+    user, label = consumer.user.removeprefix("uid "), f"{consumer.name} of {consumer.user}"
+    match consumer.kind:
+        case "container":
+            container = docker.container(consumer.name)
+            name = container.name if container else consumer.name[:12]
+            is_dockers = container is not None or not docker.known  # others are podman's, or Kubernetes'
+            label = f"container {name}"
+            stop = f"sudo docker stop {shlex.quote(name)}" if is_dockers else f"sudo kill {consumer.pid}"
+        case "user-unit":
+            stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
+        case "unit":
+            label = consumer.name if consumer.name.endswith(".service") else label
+            stop = f"sudo systemctl stop {shlex.quote(consumer.name)}"
+        case "small":
+            label = f"{consumer.processes} {label}"
+            stop = f"ps -u {shlex.quote(user)}"
+        case _:
+            stop = f"sudo kill {consumer.pid}"
+    return HeldMemory(label, consumer.bytes, stop)
 
 
 UNEXPLAINED_BYTES = 4 * GIB

@@ -57,16 +57,17 @@ class PlanLint(Check[PlanFacts], frozen=True):
         )
 
     def judge(self, facts: PlanFacts) -> Verdict:
-        node, script = self.plan.node, facts._script
-        place = (node.rank, node.cluster_size, node.head_address, self.plan.master_port)
-        issues = list(scripts.find_misplaced(script, *place)) if script is not None else []
+        node, script, port = self.plan.node, facts._script, self.plan.master_port
+        issues = list[rules.Issue]()
+        if script is not None:
+            issues += scripts.find_misplaced(script, node.rank, node.cluster_size, node.head_address, port)
         launch = _build_launch(self.plan, script if facts.own_command else None)
         issues += rules.find_issues(replace(launch, model=facts.model, vllm=facts._vllm))
         secret_files = {f"secrets.{secret.name}": secret.file for secret in self.plan.secrets}
         issues += find_reach(self.plan.container, secret_files, lambda path: facts._resolved.get(path, path))
         problems = [Verdict(Level.BLOCK if issue.blocks else Level.WARN, issue.reason, issue.hint) for issue in issues]
-        owner = "engine.script" if facts.own_command else "the plan"
-        good = f"nothing in the {facts.flags} flags of {owner} is known to fail"
+        source = "engine.script" if facts.own_command else "the plan"
+        good = f"nothing in the {facts.flags} flags of {source} is known to fail"
         return combine_verdicts(problems, f"{good}, {facts._vllm.judged_by}" if facts._vllm.image else good)
 
 

@@ -1,6 +1,7 @@
 """The ports of this node's rank and agent, and their holders."""
 
 from shlex import quote
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -8,7 +9,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_v
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.engine_processes import find_engines, pids_of
 from sparkd.agent.preflight.fixes import EndProcess, RemoveContainer, stop_by_hand
-from sparkd.agent.preflight.port_uses import PortUse, port_holders
+from sparkd.agent.preflight.port_uses import PortUse, find_port_uses
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker import DockerFacts
@@ -52,6 +53,13 @@ class HeldPort(Struct, frozen=True, rename={"left_to_strays": "told_by_strays"})
     """Whether the check stray-workers judges the holder: an engine, or a process in a container of sparkd's."""
     descendants: tuple[EndProcess, ...] = ()
     """The holder's descendants, which are ended with it: they may share the socket."""
+
+
+class Strays(NamedTuple):
+    """Holders that the check stray-workers judges."""
+
+    pids: frozenset[int] = frozenset()
+    container_ids: frozenset[str] = frozenset()
 
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[WantedPort, ...]:
@@ -106,21 +114,24 @@ class Ports(Check[PortsFacts], frozen=True):
             return PortsFacts((), owner_pid)
         table, docker = host.processes(), host.docker()
         strays = self._find_strays(host, table, docker)
-        uses = zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True)
+        uses = zip(taken_by.values(), find_port_uses(host, table, tuple(taken_by)), strict=True)
         held = tuple(_describe_holder(wanted, use, table, docker, strays) for wanted, use in uses)
         return PortsFacts(held, owner_pid)
 
-    def _find_strays(self, host: Host, table: ProcessTable, docker: DockerFacts) -> frozenset[int | str]:
-        """Pids, and ids of containers, that are left to stray-workers."""
+    def _find_strays(self, host: Host, table: ProcessTable, docker: DockerFacts) -> Strays:
         if self.stray_check is None:
-            return frozenset()
-        if self.strays_only_warn:
-            _, verdict = self.stray_check.run(host)
-            fixes = [fix for fix in verdict.fixes if verdict.clears and fix.kind in self.allowed_fixes]
-            pids = (fix.pid for fix in fixes if isinstance(fix, EndProcess))
-            return frozenset((*pids, *(fix.container_id for fix in fixes if isinstance(fix, RemoveContainer))))
-        ours = (container.id for container in docker.containers if container.ours)
-        return pids_of(find_engines(host, table)[0]).union(ours)
+            return Strays()
+        if not self.strays_only_warn:
+            engines, _ = find_engines(host, table)
+            return Strays(
+                pids_of(engines), frozenset(container.id for container in docker.containers if container.ours)
+            )
+        _, verdict = self.stray_check.run(host)
+        fixes = [fix for fix in verdict.fixes if verdict.clears and fix.kind in self.allowed_fixes]
+        return Strays(
+            frozenset(fix.pid for fix in fixes if isinstance(fix, EndProcess)),
+            frozenset(fix.container_id for fix in fixes if isinstance(fix, RemoveContainer)),
+        )
 
     def judge(self, facts: PortsFacts) -> Verdict:
         problems, own_ports, engine_ports = [], list[str](), list[str]()
@@ -140,15 +151,20 @@ class Ports(Check[PortsFacts], frozen=True):
 
 
 def _describe_holder(
-    wanted: WantedPort, use: PortUse, table: ProcessTable, docker: DockerFacts, strays: frozenset[int | str]
+    wanted: WantedPort, use: PortUse, table: ProcessTable, docker: DockerFacts, strays: Strays
 ) -> HeldPort:
     container = docker.container(use.container_id)
-    container_name = container.name if container else "" if docker.known else use.container_id[:12]
+    unlisted_name = "" if docker.known else use.container_id[:12]
     descendants = table.descendants(use.pid) if use.pid else ()
-    living = (child for child in descendants if not child.dead)
-    end_processes = tuple(EndProcess(child.pid, child.start_time, child.comm) for child in living)
-    is_stray = not strays.isdisjoint((use.pid or 0, use.container_id or ""))
-    return HeldPort(wanted, use, container_name, is_stray, end_processes)
+    return HeldPort(
+        wanted,
+        use,
+        container=container.name if container else unlisted_name,
+        left_to_strays=use.pid in strays.pids or use.container_id in strays.container_ids,
+        descendants=tuple(
+            EndProcess(child.pid, child.start_time, child.comm) for child in descendants if not child.dead
+        ),
+    )
 
 
 def _conflicts(listener: Listener, wanted: WantedPort) -> bool:

@@ -102,6 +102,15 @@ class Rdma(Check[RdmaFacts], frozen=True):
         """The fabric's interface, where its devices are wanted; empty where they aren't, or fabric.hcas names some."""
         return self.plan.node.interface if self.plan.insists_on_hcas and not self.settings.fabric.hcas else ""
 
+    @property
+    def forbids_tcp(self) -> bool:
+        """Whether NCCL fails without RDMA."""
+        return dict(self.plan.env).get("NCCL_NET", "").upper() == "IB"
+
+    @property
+    def selection(self) -> Selection:
+        return Selection.parse(dict(self.plan.env).get(NAMES, ""))
+
     def probe(self, host: Host) -> RdmaFacts:
         if why_no_rdma(self.plan):
             return RdmaFacts((), ())
@@ -112,64 +121,60 @@ class Rdma(Check[RdmaFacts], frozen=True):
         on_fabric = not self.interface or bool(infiniband.hcas_of(host.files, self.interface))
         return RdmaFacts(hcas, no_carrier, on_fabric, infiniband.has_card(host.files))
 
-    @property
-    def insists(self) -> bool:
-        """Whether NCCL fails without RDMA."""
-        return dict(self.plan.env).get("NCCL_NET", "").upper() == "IB"
-
     def transport(self, facts: RdmaFacts) -> str:
         """What NCCL can use on this node; empty where it needs no network."""
         if why_no_rdma(self.plan):
             return ""
-        ports = select_ports(Selection.parse(dict(self.plan.env).get(NAMES, "")), facts.hcas)
-        is_usable = (
-            reaches_verbs(self.plan.container) and facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
-        )
-        return BY_RDMA if is_usable or self.insists else BY_TCP
+        is_usable = reaches_verbs(self.plan.container) and self._has_port_up(facts)
+        return BY_RDMA if is_usable or self.forbids_tcp else BY_TCP
+
+    def _has_port_up(self, facts: RdmaFacts) -> bool:
+        selected = select_ports(self.selection, facts.hcas)
+        return facts.on_fabric and any(port.state == ACTIVE for _, port in selected)
 
     def judge(self, facts: RdmaFacts) -> Verdict:
         if not_needed := why_no_rdma(self.plan):
             return ok(not_needed)
-        selection = Selection.parse(dict(self.plan.env).get(NAMES, ""))
-        ports = select_ports(selection, facts.hcas)
-        meant_ports = _list_meant_ports(selection, ports)
-        used_hcas = tuple(dict.fromkeys(hca for hca, _ in meant_ports))
-        usable = facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
-        problems = list(self._judge_missing(facts, selection)) if usable else [self._judge_none(facts, used_hcas)]
-        problems += _judge_shared_lanes(facts, used_hcas)
+        meant_ports = _list_meant_ports(self.selection, facts.hcas)
+        meant_hcas = tuple(dict.fromkeys(hca for hca, _ in meant_ports))
+        has_port_up = self._has_port_up(facts)
+        problems = [*self._judge_missing(facts)] if has_port_up else [self._judge_none(facts, meant_hcas)]
+        problems += _judge_shared_lanes(facts, meant_hcas)
         problems += [_describe_down(hca, port, facts) for hca, port in meant_ports if port.state != ACTIVE]
         if not reaches_verbs(self.plan.container):
             reason = f"the container is given no {VERBS}, {TCP_COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
-        names = ", ".join(_format_name(hca) for hca in used_hcas)
-        verdict = combine_verdicts(problems, f"{names}: ACTIVE{_describe_idle_twins(facts, used_hcas)}")
-        return verdict if usable or not facts.has_card else replace(verdict, awaits=AWAITED)
+        names = ", ".join(_format_name(hca) for hca in meant_hcas)
+        verdict = combine_verdicts(problems, f"{names}: ACTIVE{_describe_idle_twins(facts, meant_hcas)}")
+        return verdict if has_port_up or not facts.has_card else replace(verdict, awaits=AWAITED)
 
-    def _judge_missing(self, facts: RdmaFacts, selection: Selection) -> Iterator[Verdict]:
-        present, planned = facts.names, self.plan.node.hcas
-        names = dict.fromkeys((*selection.missing(present), *(name for name in planned if name not in present)))
+    def _judge_missing(self, facts: RdmaFacts) -> Iterator[Verdict]:
+        planned = (name for name in self.plan.node.hcas if name not in facts.names)
+        names = dict.fromkeys((*self.selection.missing(facts.names), *planned))
         if names:
             reason = f"no RDMA device is called {', '.join(names)}, which the plan names"
             yield warn(reason, f"{facts.device_hint}: correct fabric.hcas or {NAMES}")
 
-    def _judge_none(self, facts: RdmaFacts, used: tuple[Hca, ...]) -> Verdict:
+    def _judge_none(self, facts: RdmaFacts, meant: tuple[Hca, ...]) -> Verdict:
+        """Judge a node none of whose selected ports is up."""
         reason, hint = "this machine has no RDMA device", facts.device_hint
         if facts.hcas and not facts.on_fabric:
             reason, hint = f"{self.interface} has no RDMA device", f"{hint}: set fabric.hcas, or {NAMES}: null"
-        elif used:
+        elif meant:
             reason, hint = "no RDMA device is up", CABLE
         elif facts.hcas:
             reason = f"{NAMES}={sanitize(dict(self.plan.env).get(NAMES, ''))} selects no RDMA device of this machine"
-        if self.insists:
+        if self.forbids_tcp:
             return block(f"{reason}, and NCCL_NET=IB insists on one", hint)
         return warn(f"{reason}, {TCP_COST}", f"{hint}; {TCP_HINT}" if facts.has_card else hint)
 
 
-def _list_meant_ports(selection: Selection, ports: tuple[tuple[Hca, Port], ...]) -> list[tuple[Hca, Port]]:
+def _list_meant_ports(selection: Selection, hcas: Iterable[Hca]) -> list[tuple[Hca, Port]]:
     """The selected ports that are meant to be up: half of those of a DGX Spark have no cable.
 
     Devices that are not selected by name are meant only where they are up, unless none is.
     """
+    ports = select_ports(selection, hcas)
     hcas_up = {hca for hca, port in ports if port.state == ACTIVE}
     selected_names = {name for name, _ in selection.names if not selection.others}
     return [(hca, port) for hca, port in ports if not hcas_up or hca in hcas_up or hca.name in selected_names]
@@ -182,15 +187,12 @@ def _describe_down(hca: Hca, port: Port, facts: RdmaFacts) -> Verdict:
     return warn(reason, f"{CABLE}; else leave it out of fabric.hcas")
 
 
-def _judge_shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:
+def _judge_shared_lanes(facts: RdmaFacts, meant: tuple[Hca, ...]) -> Iterator[Verdict]:
     """Warn where all devices in use share one PCI slot, while twins in another slot could carry half of the traffic."""
-    if len(used) < 2 or len({hca.slot for hca in used}) > 1:
-        return
-    twins = [twin for hca in used for twin in _find_twins(hca, facts.hcas)]
-    if twins:
-        reason = f"{' and '.join(hca.name for hca in used)} share the lanes of one slot ({used[0].slot})"
-        pair = ",".join((used[0].name, twins[0].name))
-        yield warn(reason, f"one cable is the same port on both PCI domains: {pair}")
+    twins = [twin for hca in meant for twin in _find_twins(hca, facts.hcas)]
+    if len(meant) > 1 and twins and len({hca.slot for hca in meant}) == 1:
+        reason = f"{' and '.join(hca.name for hca in meant)} share the lanes of one slot ({meant[0].slot})"
+        yield warn(reason, f"one cable is the same port on both PCI domains: {meant[0].name},{twins[0].name}")
 
 
 def _find_twins(hca: Hca, hcas: tuple[Hca, ...]) -> tuple[Hca, ...]:
@@ -203,9 +205,9 @@ def _find_twins(hca: Hca, hcas: tuple[Hca, ...]) -> tuple[Hca, ...]:
     )
 
 
-def _describe_idle_twins(facts: RdmaFacts, used: tuple[Hca, ...]) -> str:
-    twin_names = {twin.name for hca in used for twin in _find_twins(hca, facts.hcas)}
-    idle_names = sorted(twin_names - {hca.name for hca in used})
+def _describe_idle_twins(facts: RdmaFacts, meant: tuple[Hca, ...]) -> str:
+    twin_names = {twin.name for hca in meant for twin in _find_twins(hca, facts.hcas)}
+    idle_names = sorted(twin_names - {hca.name for hca in meant})
     return f"; not used on the same cable: {', '.join(idle_names)} (fabric.hcas)" if idle_names else ""
 
 
@@ -250,9 +252,11 @@ class GidIndex(Check[GidFacts], frozen=True):
         return GidFacts(tuple(tables))
 
     def judge(self, facts: GidFacts) -> Verdict:
-        text, not_needed = dict(self.plan.env).get(INDEX), why_no_rdma(self.plan)
-        if not_needed or text is None:
-            return ok(not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
+        if not_needed := why_no_rdma(self.plan):
+            return ok(not_needed)
+        text = dict(self.plan.env).get(INDEX)
+        if text is None:
+            return ok(f"{INDEX} is unset, so NCCL finds the index itself")
         if not text.strip():
             return block(f"{INDEX} is empty, which acts as 0: a link-local address", INDEX_HINT)
         if (index := parse_nccl_number(text)) is None:
@@ -266,7 +270,7 @@ class GidIndex(Check[GidFacts], frozen=True):
         return combine_verdicts(problems, f"index {index} is right on {devices}")
 
     def _build_table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
-        by_ipv6 = ":" in self.plan.node.address  # of that family, IPv4 or IPv6, are the GIDs
+        by_ipv6 = ":" in self.plan.node.address  # GIDs of the same family are usable
         usable = (gid for gid in gids if (not (gid.ipv4 or gid.link_local) if by_ipv6 else gid.ipv4))
         at_index = next((gid for gid in gids if gid.index == index), None)
         good = tuple(gid.index for gid in usable if gid.kind == infiniband.ROCE_V2)

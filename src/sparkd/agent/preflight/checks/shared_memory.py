@@ -66,7 +66,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
         return ShmFacts(own_device, tuple(segments), unreadable_pids, uptime_seconds, host.files.owner_uid)
 
     def judge(self, facts: ShmFacts) -> Verdict:
-        orphans = [segment for segment in facts.segments if self._orphaned(segment, facts)]
+        orphans = [segment for segment in facts.segments if _is_orphan(segment, facts)]
         used = sum(bool(segment.used_by) for segment in facts.segments)
         if not orphans:
             return ok(f"no orphaned segments, {used} in use" if used else "no orphaned segments")
@@ -77,22 +77,22 @@ class SharedMemory(Check[ShmFacts], frozen=True):
             pids = ", ".join(map(str, facts.unreadable_pids[:3]))
             unread = f"what others use can't be read: {len(facts.unreadable_pids)}, such as pid {pids}"
             reason = f"{names}{more} ({total}) may be orphaned, but {unread}: kept"
-            return warn(
-                reason, "as root, outside a container: sudo sparkd preflight; end processes with very many mappings"
-            )
+            hint = "as root, outside a container: sudo sparkd preflight; end processes with very many mappings"
+            return warn(reason, hint)
         fixes = tuple(
             UnlinkSegment(orphan.path, orphan.device, orphan.inode, orphan.allocated_bytes) for orphan in orphans
         )
         return warn(f"{names}{more} hold {total} and belong to no process", by_start("unlinks them"), fixes)
 
-    def _orphaned(self, segment: SegmentFacts, facts: ShmFacts) -> bool:
-        old = YOUNGEST_SECONDS < segment.age_seconds <= facts.uptime_seconds
-        return (
-            not segment.used_by
-            and (segment.of_rank or (old and segment.uid == facts._owner_uid))
-            and segment.device == facts.own_device
-            and segment.links == 1
-        )
+
+def _is_orphan(segment: SegmentFacts, facts: ShmFacts) -> bool:
+    is_old = YOUNGEST_SECONDS < segment.age_seconds <= facts.uptime_seconds
+    return (
+        not segment.used_by
+        and (segment.of_rank or (is_old and segment.uid == facts._owner_uid))
+        and segment.device == facts.own_device
+        and segment.links == 1
+    )
 
 
 LOGIND_CONF = tuple(f"{folder}/systemd/logind.conf" for folder in ("/etc", "/run", "/usr/lib"))

@@ -151,15 +151,19 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         return block(reason, FIX_HINT, fixes=(fix,))
 
     def _may_be_wanted(self, facts: StrayFacts, engine: Engine) -> bool:
+        if engine.serves or not engine.adopted:
+            return True
         # Adoption proves nothing of the leader of its own group, such as one that nohup has started over ssh.
-        is_own_leader = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
-        return engine.serves or not engine.adopted or is_own_leader
+        return engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
 
     def _judge_engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         """Judge an engine outside of sparkd's containers. A fix may only end one that is proven to be a stray."""
         description = _describe_engine(facts, engine)
         if engine.container_id and not facts.docker_known:
-            return _judge_unidentified(f"{description}: docker can't identify its container", facts.docker_error)
+            reason = f"{description}: docker can't identify its container"
+            if facts.docker_error:
+                return docker_unknown(f"{reason}: {facts.docker_error}")
+            return unknown(reason, "sudo systemctl start docker", awaits="docker")
         container_name = _find_container_name(facts, engine)
         if not container_name and engine.container_id and engine.container_id == facts.rank_container:
             return self._judge_stray(facts, engine)  # also where it serves: docker has removed the container
@@ -208,12 +212,6 @@ def _build_fixes(engine: Engine) -> tuple[EndProcess, ...]:
     )
 
 
-def _judge_unidentified(reason: str, docker_error: str) -> Verdict:
-    if docker_error:
-        return docker_unknown(f"{reason}: {docker_error}")
-    return unknown(reason, "sudo systemctl start docker", awaits="docker")
-
-
 def _judge_stuck_container(engines: list[Engine], reason: str) -> Verdict:
     asleep = [member for engine in engines for member in engine.members if member.state == "D"]
     if not asleep:
@@ -223,9 +221,8 @@ def _judge_stuck_container(engines: list[Engine], reason: str) -> Verdict:
 
 
 def _block_until_reboot(reason: str, awaits: str) -> Verdict:
-    return block(
-        reason, "reboot this node: sudo systemctl reboot", needs_person=True, action=Action.REBOOT, awaits=awaits
-    )
+    hint = "reboot this node: sudo systemctl reboot"
+    return block(reason, hint, needs_person=True, action=Action.REBOOT, awaits=awaits)
 
 
 def _describe_engine(facts: StrayFacts, engine: Engine) -> str:
@@ -249,11 +246,11 @@ def _find_container_name(facts: StrayFacts, engine: Engine) -> str:
 
 
 def _describe_unproven(host: Host, uids: dict[int, int]) -> Iterator[str]:
-    """One sentence on the processes that only have the name of an engine's. `uids`: their users, by pid."""
+    """A sentence on the processes that only have the name of an engine's. `uids`: their users, by pid."""
     if uids:
         users = ", ".join(host.user(uid) for uid in islice(dict.fromkeys(uids.values()), MOST_USERS))
-        finding = "has the name of an engine's process and nothing else of one, and is left alone"
-        yield f"pid {next(iter(uids))} {finding}; of this kind are {len(uids)}, user {users}"
+        sentence = f"pid {next(iter(uids))} has the name of an engine's process and nothing else of one"
+        yield f"{sentence}, and is left alone; of this kind are {len(uids)}, user {users}"
 
 
 def _describe_zombies(table: ProcessTable) -> Iterator[str]:

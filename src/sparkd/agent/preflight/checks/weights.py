@@ -37,9 +37,10 @@ def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
     """
 
     def read_link(here: str, rest: list[str]) -> str:
-        containing = (bind for bind in binds if _is_below(here, bind.target))
+        """The target of the link at this path of the container, which the node may have elsewhere."""
+        containing = (bind for bind in binds if is_below(here, bind.target))
         innermost = max(containing, key=lambda bind: len(bind.target), default=None)
-        if innermost is None and not any(_is_below(bind.target, here) for bind in binds):
+        if innermost is None and not any(is_below(bind.target, here) for bind in binds):
             raise _OutsideError("/".join([here, *rest[::-1]]))
         if innermost is None or here == innermost.target:
             raise FileNotFoundError  # a folder of the container, no link
@@ -52,10 +53,6 @@ def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
     except OSError as error:  # too many links
         return str(error.filename)
     return ""
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")
 
 
 class WeightsFacts(ModelFolder, frozen=True):
@@ -104,8 +101,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         closed = model_folder.find_unreadable_by_others(host.files, self.folder, model)
         user = docker_image.read_user(host, self.image) if closed else None
         bounded = replace(model, flaws=model.flaws[:MOST_SHOWN], unfinished=model.unfinished[:MOST_SHOWN], opened=())
-        return WeightsFacts(**asdict(bounded), folder=self.folder, leads_out=self._find_outside_path(host, model),
-                            closed=closed, image_user=user)  # fmt: skip
+        outside = self._find_outside_path(host, model)
+        return WeightsFacts(**asdict(bounded), folder=self.folder, leads_out=outside, closed=closed, image_user=user)
 
     def _find_outside_path(self, host: Host, model: ModelFolder) -> str:
         if not model.exists or not self.seen_as:

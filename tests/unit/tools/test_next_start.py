@@ -174,7 +174,8 @@ def test_gpu_memory_of_the_rank_comes_back_too(serving: Tree) -> None:
     host = NextStart(Host(serving.root, gpu=lambda: GpuFacts(("NVIDIA GB10",), None, (rank, other))))
     assert host.gpu().processes == (other,)
     memory = host.meminfo()
-    assert (memory.available_bytes, memory.free_bytes, memory.anonymous_bytes) == (110 * GIB, 110 * GIB, 0)
+    assert memory.available_bytes == memory.free_bytes == 110 * GIB
+    assert memory.anonymous_bytes == 0
     serving.buddyinfo(large_gib=1, small_gib=19)
     assert host.free_memory() == FreeMemory(110 * GIB, 11 * GIB), "the driver's comes back in large blocks"
     unknown = NextStart(Host(serving.root, gpu=lambda: replace(GpuFacts(("NVIDIA GB10",)), processes=None)))

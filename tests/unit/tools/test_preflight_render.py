@@ -20,10 +20,11 @@ def shown(*findings: Finding, fixes: tuple[FixState, ...] = (), before: tuple[Fi
 
 def test_json_has_the_promised_shape() -> None:
     rendered = json.loads(as_json(shown(STRAY, fixes=render.intended_fixes((STRAY,), ALL))))
-    assert set(rendered) >= {"schema", "node", "role", "dry_run", "verdict", "needs_person", "checks"}
-    assert (rendered["schema"], rendered["node"], rendered["role"], rendered["dry_run"]) == (1, "spark1", "head", True)
-    assert (rendered["verdict"], rendered["needs_person"]) == ("block", False)
-    (check,) = rendered["checks"]
+    (check,) = rendered.pop("checks")
+    promised = {
+        "schema": 1, "node": "spark1", "role": "head", "dry_run": True, "verdict": "block", "needs_person": False,
+    }  # fmt: skip
+    assert rendered.items() >= promised.items()
     assert set(check) == {"id", "level", "reason", "hint", "needs_person", "action", "facts", "fixes", "seconds"}
     assert check["fixes"][0] == {
         "kind": "end-process", "target": "pid 10 (VLLM::Worker_TP)", "state": "would apply", "note": "",

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from tests.unit.clock import unstalled
 
 from sparkd.agent.cluster.client import Source
+from sparkd.agent.cluster.peer_api import PeerApi
 from sparkd.agent.cluster.peer_reader import PeerReader
-from sparkd.agent.cluster.service import PeerApi
 from sparkd.base.lib.event_loop import EventLoop, loop_thread
 from sparkd.base.lib.http_connection import Handler, Limits
 from sparkd.base.lib.http_server import HttpServer

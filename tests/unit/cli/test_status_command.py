@@ -2,7 +2,6 @@
 
 import json
 import re
-from datetime import UTC, datetime
 
 import pytest
 from msgspec.structs import replace
@@ -21,7 +20,6 @@ from sparkd.base.status.model import (
     PeerStatus,
     Phase,
     agent_running,
-    describe_time_left,
     dump,
     parse,
 )
@@ -171,21 +169,6 @@ def test_a_missing_report_is_explained_with_what_to_do(tree: Tree, settings: str
 @pytest.mark.parametrize("text", ["{", '{"schema": 2}', "\x1b[2J"])
 def test_an_unreadable_report_is_not_called_missing(tree: Tree, text: str) -> None:
     assert show(tree, text) == ("\n".join(UNREADABLE), ExitCode.DOWN)
-
-
-@pytest.mark.parametrize(
-    ("expected", "by", "text"),
-    [
-        (500.0, "recipe", "about 6 min left (recipe)"),
-        (500.0, "last load", "about 6 min left (last load)"),
-        (100.0, "recipe", "33 s over (recipe)"),
-        (None, "", ""),
-        (1e12, "recipe", ""),
-    ],
-)
-def test_the_time_left_of_a_load_is_that_to_its_first_token(expected: float | None, by: str, text: str) -> None:
-    begun = EngineReport(started="2026-11-23T10:00:00+00:00", expected_seconds=expected, expected_by=by)
-    assert describe_time_left(begun, datetime(2026, 11, 23, 10, 2, 13, tzinfo=UTC)) == text
 
 
 def test_a_report_is_read_as_it_was_written() -> None:

@@ -53,7 +53,8 @@ def join_cluster(
 ) -> Cluster:
     """Start to serve this node's report and to read those of the others.
 
-    `known`: the keys of the cluster, where another thread has just read them. Raises ConfigError (78) for a bad key file, AwaitedError where there is none, or the port is taken.
+    `known`: the keys of the cluster, where another thread has just read them. Raises ConfigError (78) for a bad key
+    file, AwaitedError where there is none, or the port is taken.
     """
     peers = peers_of(settings, node.rank)
     if not peers:

@@ -24,7 +24,8 @@ from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.text import sanitize
 from sparkd.base.status.bounds import TEXT_LIMIT
-from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, load_seconds_left
+from sparkd.base.status.figure_texts import load_seconds_left
+from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase
 from sparkd.base.status.publisher import Published
 
 if TYPE_CHECKING:

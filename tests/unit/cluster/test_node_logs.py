@@ -23,7 +23,6 @@ from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.http_connection import Request, Response
 from sparkd.base.lib.slow_document import SlowDocument
 
-
 ALL = Query(0)
 
 

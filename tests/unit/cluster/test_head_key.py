@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from tests.tree import Tree
@@ -34,8 +33,6 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import BlockedError, HeadRefusedError, OutdatedPlanError, SparkdError
 from sparkd.base.state.shared_config import FILE
 from sparkd.base.status.model import FindingReport, Phase
-from sparkd.tools.setup.cluster_key import rotate_key
-from sparkd.tools.setup.setup_manifest import Setup
 
 NODES = addresses(2)
 OTHER_HEAD = b"i" * 32
@@ -226,14 +223,6 @@ def test_a_rotated_cluster_key_leaves_the_heads_own_in_force(tree: Tree, port: i
             pytest.raises(OutdatedPlanError),
         ):
             send(head, worker, changed_document(port))
-
-
-def test_rotate_writes_no_other_file_than_the_clusters_key(tmp_path: Path) -> None:
-    for name in ("cluster.key", "head.key"):
-        (tmp_path / name).write_text(f"{KEY.hex()}\n")
-        (tmp_path / name).chmod(0o600)
-    rotate_key("/cluster.key", Setup(tmp_path))
-    assert (tmp_path / "head.key").read_text() == f"{KEY.hex()}\n"
 
 
 def test_a_head_signs_with_a_key_that_is_made_while_it_runs(tree: Tree, port: int) -> None:

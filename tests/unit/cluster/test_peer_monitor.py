@@ -417,24 +417,11 @@ def test_a_machine_that_was_silent_before_it_refuses_has_restarted() -> None:
         watch.monitor.check()
 
 
-def refusing_after_a_silence(*, token: bool) -> Watch:
-    """The agent of rank 1 has hung until its watchdog ended it; meanwhile the engine has made a token or not."""
+def test_an_agent_that_hung_until_its_watchdog_ended_it_is_awaited_where_tokens_came() -> None:
     watch = Watch(1, return_seconds=RETURN_SECONDS)
     watch.silent(1, LATE)
-    watch.engine_makes(token)
-    watch.monitor.check()
+    watch.engine_makes(True)
     watch.refuse(1, LATE)
-    return watch
-
-
-def test_an_agent_that_hung_until_its_watchdog_is_lost_at_once_where_no_token_came() -> None:
-    watch = refusing_after_a_silence(token=False)
-    with pytest.raises(PeerLostError, match="refuses connections"):
-        watch.monitor.check()
-
-
-def test_an_agent_that_hung_until_its_watchdog_is_awaited_where_tokens_came() -> None:
-    watch = refusing_after_a_silence(token=True)
     watch.monitor.check()
     assert "is away, and its rank serves" in watch.trouble
     watch.ahead_seconds = RETURN_SECONDS + 1

@@ -155,6 +155,9 @@ def test_the_head_reports_a_workers_memory_guard_in_one_message() -> None:
 def test_the_head_reports_a_blocked_worker_as_soon_as_itself() -> None:
     waiting = beside(AWAITING, replace(WORKER, phase=Phase.BLOCKED))
     assert events([(0, waiting), (5, waiting)]) == ["needs-person"]
+
+
+def test_the_head_waits_longer_for_a_blocked_worker_that_is_silent() -> None:
     silent = beside(AWAITING, replace(WORKER, phase=Phase.BLOCKED), Contact.SILENT)
     assert events([(0, silent), (5, silent)]) == []
 
@@ -162,7 +165,8 @@ def test_the_head_reports_a_blocked_worker_as_soon_as_itself() -> None:
 def test_the_head_reports_a_worker_whose_starts_fail_with_the_cause_and_the_wait() -> None:
     starts = [(minute, beside(AWAITING, replace(cooling(name), node="spark2"))) for minute, name in enumerate("abc")]
     _, (lost,) = follow(*starts)
-    assert (lost.event, lost.cause) == ("lost", "engine-ended")
+    assert lost.event == "lost"
+    assert lost.cause == "engine-ended"
     assert lost.text == (
         "tiny fails to start on spark2: it broke (exit 13); 5 s before the next launch of a plan that failed"
     )
@@ -180,11 +184,9 @@ def test_a_launch_that_fails_on_both_nodes_counts_once_and_each_cause_is_reporte
 
 def test_texts_say_what_was_lost_and_for_how_long() -> None:
     _, (_, lost, back, switched) = follow((0, SERVING), (1, FAILED), (10, SERVING), (11, STOPPING), (12, OTHER))
-    assert (lost.title, lost.text, lost.cause) == (
-        "spark1: lost",
-        "tiny no longer serves: the engine ended",
-        "engine-ended",
-    )
+    assert lost.title == "spark1: lost"
+    assert lost.text == "tiny no longer serves: the engine ended"
+    assert lost.cause == "engine-ended"
     assert back.text == "tiny serves: tiny on port 8000; it was away for 9 min"
     assert switched.text == "tiny was replaced; large serves: tiny on port 8000"
 
@@ -201,7 +203,8 @@ def test_a_service_after_a_failed_switch_says_what_failed() -> None:
 def test_a_text_is_one_bounded_line_without_control_characters() -> None:
     hostile = replace(FAILED, node="a\r\nb", message="\x1b[2J\r\nX: y\u202e" + "x" * 9000)
     _, (_, lost) = follow((0, SERVING), (1, hostile))
-    assert lost.text.isprintable() and len(lost.text) <= notices.TEXT_LIMIT
+    assert lost.text.isprintable()
+    assert len(lost.text) <= notices.TEXT_LIMIT
     assert lost.title.isprintable()
 
 
@@ -209,21 +212,26 @@ def test_a_clock_that_goes_back_makes_no_negative_time() -> None:
     assert follow((9, SERVING), (8, FAILED), (2, SERVING))[1][-1].text.endswith("away for 0 s")
 
 
+def unit_down(state: NotifyState, seconds: float = 9) -> tuple[NotifyState, list[str]]:
+    """The state and the texts after systemd has given a unit up."""
+    state, reported = notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", seconds)
+    return state, [notice.text for notice in reported]
+
+
 def test_a_unit_that_stays_down_is_reported_once_until_the_node_has_come_further() -> None:
-    state, first = notices.unit_down(NotifyState(), "spark1", "sparkd-head.service", "78", "no recipe x", 0)
-    assert [notice.text for notice in first] == [
-        "sparkd-head.service ended with exit code 78 and stays down: no recipe x"
-    ]
-    assert notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1] == ()
+    text = "sparkd-head.service ended with exit code 78 and stays down: no recipe x"
+    state, texts = unit_down(NotifyState())
+    assert texts == [text]
+    assert unit_down(state)[1] == []
     state, _ = follow((1, PREFLIGHT), state=state)
-    assert notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1] == ()
+    assert unit_down(state)[1] == []
     state, _ = follow((1, LOADING), state=state)
-    assert len(notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1]) == 1
+    assert unit_down(state)[1] == [text]
 
 
 def test_after_a_unit_that_stayed_down_while_serving_the_next_service_says_how_long() -> None:
     state, _ = follow((0, SERVING))
-    state, _ = notices.unit_down(state, "spark1", "sparkd-head.service", "17", "", 60)
+    state, _ = unit_down(state, MINUTE)
     _, (back,) = follow((9, replace(SERVING, incarnation="next")), state=state)
     assert back.text.endswith("away for 8 min")
 
@@ -278,13 +286,12 @@ def test_a_queue_is_bounded_in_number_and_age_and_what_is_dropped_is_counted() -
     state = NotifyState()
     for number in range(notices.QUEUE_LIMIT + 7):
         state = notices.enqueue(state, (change("needs-person", number),), WAYS, number * MINUTE)
-    assert (len(state.queue), state.dropped, state.queue[0].notice.text) == (
-        notices.QUEUE_LIMIT,
-        7,
-        "needs-person at 7",
-    )
+    assert len(state.queue) == notices.QUEUE_LIMIT
+    assert state.queue[0].notice.text == "needs-person at 7"
+    assert state.dropped == 7
     state = notices.enqueue(state, (), WAYS, notices.QUEUE_SECONDS + 56.5 * MINUTE)
-    assert (len(state.queue), state.dropped) == (50, 57)
+    assert len(state.queue) == 50
+    assert state.dropped == 57
 
 
 def test_a_message_stays_until_it_has_gone_by_every_way() -> None:

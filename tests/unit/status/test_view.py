@@ -123,7 +123,8 @@ def test_figures_of_a_node_that_does_not_answer_or_of_an_agent_that_is_gone_are_
 ) -> None:
     peer = replace(PEER, contact=contact, report=BUSY_WORKER)
     screen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(peer,)), View(NOW, alive))
-    assert (screen.nodes[1].living, screen.nodes[1].level) == (None, "unknown")
+    assert screen.nodes[1].living is None
+    assert screen.nodes[1].level == "unknown"
     assert screen.activity == (BUSY if alive else None)
 
 

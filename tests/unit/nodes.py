@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 10.0
 
 
 def report(rank: int = 1, /, **changes: object) -> NodeReport:
-    """Of a node that stands by, changed in some fields."""
+    """The report of a node that stands by, changed in some fields."""
     first = NodeReport(
         node=f"spark{rank + 1}",
         role="worker" if rank else "head",
@@ -45,7 +45,7 @@ def report(rank: int = 1, /, **changes: object) -> NodeReport:
 
 
 def status(contact: Contact = Contact.ANSWERS, answer: NodeReport | None = None, why: str = "") -> PeerStatus:
-    """Of the node whose report it is."""
+    """What is known of the node whose report it is."""
     known = answer or report()
     return PeerStatus(f"10.0.0.{known.rank + 1}", known.rank, contact, known.since, known, why)
 

@@ -57,7 +57,7 @@ def refusals(worker: AgentUnderTest) -> list[str]:
 
 @contextmanager
 def worker_of(tree: Tree, port: int, *, public: str | None = "as joined") -> Iterator[AgentUnderTest]:
-    """That runs a good document. `public`: the file of the head's public key; None for none."""
+    """A worker that runs a good document. `public`: the file of the head's public key; None for none."""
     keep_document(tree, encode(good_document(port)))
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         path = tree.root / f"node1{PUBLIC}"
@@ -80,7 +80,7 @@ def worker_of(tree: Tree, port: int, *, public: str | None = "as joined") -> Ite
 def test_another_node_with_the_clusters_key_changes_nothing_and_the_worker_continues(
     tree: Tree, port: int, signs: tuple[bytes, ...], reason: str
 ) -> None:
-    """As it is with a head of an earlier version, which signs nothing."""
+    """A head of an earlier version is such a node: it signs nothing."""
     with worker_of(tree, port) as worker, node(NODES[0], port=port, head_keys=signs) as head:
         before = worker.agent.plan.digest
         send(head, worker, changed_document(port))
@@ -189,7 +189,7 @@ def test_a_configuration_that_is_only_claimed_to_be_new_restarts_nothing(tree: T
 def test_a_kept_document_that_is_refused_is_reported_with_that_reason_and_not_as_a_missing_key(
     tree: Tree, port: int
 ) -> None:
-    """As after an upgrade of a pair that joined before there were such keys."""
+    """An upgrade leaves such a pair: it joined before there were keys of heads."""
     refused = good_document(port)
     refused["recipe"]["image"]["ref"] = "evil/image:1"
     keep_document(tree, encode(refused))

@@ -344,7 +344,7 @@ def test_an_agent_that_continues_is_no_loss_whatever_it_does(phase: Phase, epoch
 
 
 def test_a_head_that_has_taken_its_call_back_is_lost_also_where_its_blocked_phase_was_not_read() -> None:
-    """As over a link that was down for those seconds: it would wait for this worker, and this worker's rank for it."""
+    """A link may have been down for those seconds: the head would wait for this worker, this one's rank for it."""
     expected = ExpectedPeer(0, "incarnation-0", "e1")
     waiting = report(0, phase=Phase.AWAITING_PEERS, epoch="", incarnation="incarnation-0")
     assert peer_lost_error(expected, status(answer=replace(waiting, epoch="e1"))) is None
@@ -430,7 +430,7 @@ def test_an_agent_that_hung_until_its_watchdog_ended_it_is_awaited_where_tokens_
 
 
 def refusing_without_a_proof(others: tuple[int, ...], *, token: bool) -> Watch:
-    """As where the timeout is longer than the watchdog's time. The engine makes its first token now, or fails to."""
+    """The watchdog's time is shorter than the timeout here. The engine makes its first token now, or fails to."""
     watch = Watch(1, *others, return_seconds=RETURN_SECONDS)
     watch.refuse(1, 33)
     watch.monitor.check()

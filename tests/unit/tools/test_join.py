@@ -66,7 +66,7 @@ class Answered(NamedTuple):
 def request(
     invitation: Invitation, source: str, code: str | None = None, written: bool = False, **changed: bytes
 ) -> Answered:
-    """As a node at that address does; `changed`: another public key or another message than its own."""
+    """Join as a node at that address does. `changed`: another public key or another message than its own."""
     own, parsed = Ephemeral(), JoinCode.parse(code or invitation.code)
     with socket.create_connection((HEAD, invitation.port), 10, (source, 0)) as sock:
         sock.sendall(b"GET /join HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -126,7 +126,7 @@ def test_each_node_can_use_a_code_once() -> None:
 
 
 def test_until_it_reports_that_it_has_the_key_a_node_gets_it_again_and_no_other_node_has_its_place() -> None:
-    """As where the answer was lost, or the node's disk is full."""
+    """The answer may be lost, or the node's disk full."""
     log = EventLog()
     with inviting(1, log=log) as invitation:
         for _ in range(3):

@@ -171,7 +171,7 @@ class KeyRing:
 
 
 def _parse_keys(content: bytes, path: str) -> tuple[bytes, ...]:
-    """Raises ConfigError, which quotes no line: it may be most of a key."""
+    """The keys of the file. Raises ConfigError, which quotes no line: it may be most of a key."""
     keys = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
         text = line.strip()

@@ -42,10 +42,7 @@ def sign(keys: Iterable[bytes], mac: str) -> str:
 
 
 def verify(files: Files, path: str, head: str, mac: str, signatures: str) -> None:
-    """Raises HeadRefusedError unless a public half in the file at `path` fits one of the signatures.
-
-    `head`: its address.
-    """
+    """Verify the head at this address. Raises HeadRefusedError unless a public half in the file fits one signature."""
     try:
         publics = read_keys(files, path)
     except UnreadableError as error:

@@ -1,9 +1,8 @@
-"""Messages to people that follow from a node's reports: one for each change, and a summary while it flaps.
+"""Messages to people that follow from a node's reports, one for each change.
 
 Pure, and times are UTC seconds: what was reported is kept on disk, so that a restart of the agent repeats nothing.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct, field
@@ -24,13 +23,8 @@ PATIENCE_SECONDS = {Phase.BLOCKED: 300.0, Phase.AWAITING_DOCKER: 300.0, Phase.AW
 FAILED_STARTS = 2
 """Number of failed starts of one node in a row that is a message; five need a person."""
 FAILED_KEPT = 32
-FLAP_CHANGES, FLAP_SECONDS = 3, 600.0
-"""Changes beyond this number in this time are held back."""
-SUMMARY_SECONDS = 900.0
-"""Time between two summaries."""
 TEXT_LIMIT = 800
 """Discord takes 2,000 characters, and escaping may double a text."""
-QUEUE_LIMIT, QUEUE_SECONDS = 100, 86400.0
 
 
 class Notice(Struct, frozen=True):
@@ -241,41 +235,3 @@ def unit_down(
         return state, ()
     state = replace(state, down=text, serving=False, lost_at=state.lost_at or (now if state.serving else None))
     return state, (Notice(NEEDS_PERSON, sanitize(node, 64), text, state.recipe, at=now),)
-
-
-def enqueue(state: NotifyState, notices: tuple[Notice, ...], ways: tuple[str, ...], now: float) -> NotifyState:
-    """Queue what is to be sent now: changes that flap are held for a summary. The oldest of the queue are dropped."""
-    for notice in notices:
-        recent = tuple(at for at in state.changes if 0 <= now - at < FLAP_SECONDS)
-        if notice.event == NEEDS_PERSON:
-            state = _add_to_queue(state, notice, ways)
-        elif state.held or len(recent) >= FLAP_CHANGES:
-            state = replace(state, held=(*state.held, notice)[-QUEUE_LIMIT:])
-        else:
-            state = _add_to_queue(replace(state, changes=(*recent, now)), notice, ways)
-    if len(state.held) == QUEUE_LIMIT or (state.held and not 0 <= now - state.held[0].at < SUMMARY_SECONDS):
-        # The next change is held back, too, unless FLAP_SECONDS have been quiet.
-        state = replace(_add_to_queue(state, _summarize(state.held, now), ways), held=(), changes=(now,) * FLAP_CHANGES)
-    fresh = (queued for queued in state.queue if now - queued.notice.at < QUEUE_SECONDS)
-    unsent = tuple(queued for queued in fresh if {*queued.ways} & {*ways})[-QUEUE_LIMIT:]
-    return replace(state, queue=unsent, dropped=state.dropped + len(state.queue) - len(unsent))
-
-
-def _add_to_queue(state: NotifyState, notice: Notice, ways: tuple[str, ...]) -> NotifyState:
-    return replace(state, queue=(*state.queue, Queued(notice, ways)))
-
-
-def _summarize(held: tuple[Notice, ...], now: float) -> Notice:
-    last = held[-1]
-    counts = ", ".join(f"{count} {event}" for event, count in Counter(notice.event for notice in held).items())
-    lasted = format_duration(max(0.0, now - held[0].at))
-    text = sanitize(f"more in {lasted}: {counts}; the last: {last.event}: {last.text}", TEXT_LIMIT)
-    return Notice(SUMMARY, last.node, text, last.recipe, last.cause, now)
-
-
-def sent(state: NotifyState, queued: Queued, way: str) -> NotifyState:
-    """The state after this message was sent by this way."""
-    position = state.queue.index(queued)
-    remaining = replace(queued, ways=tuple(other for other in queued.ways if other != way))
-    rest = (remaining,) if remaining.ways else ()
-    return replace(state, queue=(*state.queue[:position], *rest, *state.queue[position + 1 :]))

@@ -3,7 +3,8 @@
 Pure, and times are UTC seconds: what was reported is kept on disk, so that a restart of the agent repeats nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -91,6 +92,11 @@ class NotifyState(Struct, frozen=True):
         return bool(self.queue or self.held) or self.degraded_at is not None or self.waits_at is not None
 
 
+Step = tuple[NotifyState, Notice | None]
+Rule = Callable[[NotifyState, NodeReport, float], Step]
+"""The next state by a report at a time, and the message that follows."""
+
+
 def observe(
     state: NotifyState, report: NodeReport, now: float, degraded_seconds: float
 ) -> tuple[NotifyState, tuple[Notice, ...]]:
@@ -102,9 +108,10 @@ def observe(
     if not _speaks_for_cluster(report):
         return replace(state, waits_at=None, waits_reported=(), down=""), ()
     notices: list[Notice] = []
-    steps = (_note_service, _note_degraded) if report.rank == 0 else ()
-    for step in (_note_memory_guard, *steps, _note_waiting, _note_failing):
-        state, notice = step(state, report, now, degraded_seconds)
+    note_degraded: Rule = partial(_note_degraded, after_seconds=degraded_seconds)
+    of_head: tuple[Rule, ...] = (_note_service, note_degraded) if report.rank == 0 else ()
+    for rule in (_note_memory_guard, *of_head, _note_waiting, _note_failing):
+        state, notice = rule(state, report, now)
         notices += [notice] if notice is not None else []
     return state, tuple(notices)
 
@@ -114,14 +121,11 @@ def _speaks_for_cluster(report: NodeReport) -> bool:
     return not any(peer.rank == 0 and peer.contact in (Contact.ANSWERS, Contact.REFUSED) for peer in report.peers)
 
 
-Step = tuple[NotifyState, Notice | None]
-
-
 def _make_notice(event: str, report: NodeReport, text: str, now: float, cause: str = "") -> Notice:
     return Notice(event, sanitize(report.node, 64), sanitize(text, TEXT_LIMIT), report.recipe, cause, now)
 
 
-def _note_service(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+def _note_service(state: NotifyState, report: NodeReport, now: float) -> Step:
     """A message that the service begins, or that it is lost and nobody requested that."""
     if report.phase in IN_SERVICE:
         return (state, None) if state.serving else _begin_service(state, report, now)
@@ -155,7 +159,7 @@ def _find_ended(state: NotifyState, report: NodeReport) -> str:
     return report.incarnation if report.phase is Phase.FAILED else state.before
 
 
-def _note_memory_guard(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+def _note_memory_guard(state: NotifyState, report: NodeReport, now: float) -> Step:
     """A message in place of `lost`. The head also reports a worker's guard.
 
     Where an agent could not report its own guard, the next one does.
@@ -187,7 +191,7 @@ def _note_degraded(state: NotifyState, report: NodeReport, now: float, after_sec
     return replace(state, degraded_reported=True), _make_notice(DEGRADED, report, text, now)
 
 
-def _note_waiting(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+def _note_waiting(state: NotifyState, report: NodeReport, now: float) -> Step:
     """A message where a person must help. That of a head names the other node that it waits for."""
     if report.phase in (Phase.PREFLIGHT, Phase.FAILED):  # between two tries
         return state, None
@@ -205,7 +209,7 @@ def _note_waiting(state: NotifyState, report: NodeReport, now: float, _: float) 
     return state, _make_notice(NEEDS_PERSON, report, text, now)
 
 
-def _note_failing(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+def _note_failing(state: NotifyState, report: NodeReport, now: float) -> Step:
     """A message for starts that fail in a row: from the second one on, once for each cause."""
     if report.phase in (*IN_SERVICE, Phase.STOPPED):
         return replace(state, failed=(), failing=()), None

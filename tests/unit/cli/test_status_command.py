@@ -75,17 +75,11 @@ def read_status(tree: Tree, *, as_json: bool = False) -> tuple[str, ExitCode]:
     return plain(shown), code
 
 
-def show(tree: Tree, report: NodeReport | str, *, alive: bool = True, as_json: bool = False) -> tuple[str, ExitCode]:
+def show(tree: Tree, report: NodeReport | str, *, as_json: bool = False) -> tuple[str, ExitCode]:
+    """The status of a node where the process runs that wrote REPORT."""
     tree.file("/run/sparkd/report.json", report if isinstance(report, str) else dump(report))
-    if alive:
-        tree.process(77, "sparkd", start_time=1234)
+    tree.process(77, "sparkd", start_time=1234)
     return read_status(tree, as_json=as_json)
-
-
-def test_the_report_of_an_agent_that_is_gone_is_shown_as_such(tree: Tree) -> None:
-    text, code = show(tree, REPORT, alive=False)
-    assert code is ExitCode.DOWN
-    assert "serving (its agent is gone)" in text
 
 
 def test_an_agents_report_is_shown_and_good_while_it_runs(tree: Tree) -> None:

@@ -30,7 +30,7 @@ from sparkd.agent.daemon.serving import follow_head
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import KeyRing, sign_answer
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import BlockedError, HeadRefusedError, OutdatedPlanError, SparkdError
+from sparkd.base.lib.errors import HeadRefusedError, OutdatedPlanError, SparkdError
 from sparkd.base.state.shared_config import FILE
 from sparkd.base.status.model import FindingReport, Phase
 
@@ -291,10 +291,3 @@ def test_a_text_that_is_no_signature_is_refused(tree: Tree, signature: str) -> N
     tree.file(PUBLIC, f"{public_half(HEAD_KEY).hex()}\n", 0o600)
     with pytest.raises(HeadRefusedError):
         head_key.verify(Files(str(tree.root), os.getuid()), PUBLIC, NODES[0], "m", signature)
-
-
-def test_a_bad_document_that_the_head_has_signed_blocks_the_worker(tree: Tree, port: int) -> None:
-    with worker_of(tree, port) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
-        with pytest.raises(BlockedError, match="can't be read"):
-            send(head, worker, b"{")
-        assert warning(worker) is None

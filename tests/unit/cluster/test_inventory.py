@@ -1,7 +1,6 @@
 """What a node has to serve with: how it is read, bounded and served."""
 
 import json
-import threading
 
 import pytest
 from tests.tree import Tree
@@ -20,7 +19,6 @@ from sparkd.agent.cluster.inventory import (
 )
 from sparkd.base.host import Host
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.lib.slow_document import SlowDocument
 
 DESCRIPTION = {"Id": "sha256:" + "a" * 64, "RootFS": {"Layers": ["sha256:1"]}, "Config": {}}
 
@@ -100,22 +98,6 @@ def test_an_inventory_out_of_bounds_is_refused(change: dict[str, object]) -> Non
     fields = {**json.loads(CODEC.encode(GOOD)), **change}
     with pytest.raises(ValueError):
         CODEC.decode(json.dumps(fields).encode())
-
-
-def test_an_inventory_is_served_to_nodes_with_the_key_and_read_once_in_a_while() -> None:
-    reads = []
-
-    def read(_query: str) -> bytes:
-        reads.append(threading.current_thread().name)
-        return CODEC.encode(GOOD).encode()
-
-    with node("127.0.0.2") as peer, reading("127.0.0.2", peer.port) as reader:
-        with pytest.raises(HttpError, match="404"):
-            peer.loop.submit(reader.fetch(PATH)).result(5)
-        peer.peer_api.slow[PATH] = SlowDocument("inventory", read, fresh_seconds=5)
-        for _ in range(3):
-            assert CODEC.decode(peer.loop.submit(reader.fetch(PATH)).result(5).body) == GOOD
-    assert reads == ["inventory"], "beside the network's loop"
 
 
 def test_an_inventory_that_can_not_be_read_is_refused_and_the_fault_is_logged(tree: Tree, port: int) -> None:

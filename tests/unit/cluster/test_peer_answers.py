@@ -128,20 +128,7 @@ def test_an_answer_that_was_changed_on_its_way_is_not_believed(change: tuple[byt
             assert reader.status.report is None
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        dump(report(2)).encode(),
-        b"",
-        b"garbage",
-        b"\xff" * 1000,
-        b'{"schema": 2}',
-        b"[" * 200_000,
-        dump(report()).encode()[:-9],
-        dump(report()).replace('"awaiting-peers"', '"dancing"').encode(),
-    ],
-    ids=["another rank's", "empty", "text", "bytes", "schema", "nested", "cut", "phase"],
-)
+@pytest.mark.parametrize("body", [dump(report(2)).encode(), b"garbage"], ids=["another rank's", "garbage"])
 def test_a_signed_answer_that_is_no_report_of_this_rank_is_not_believed(body: bytes) -> None:
     with served("127.0.0.2", signed("127.0.0.2", body)) as server, reading("127.0.0.2", server.port) as reader:
         assert contact_of(reader, Contact.UNSIGNED).startswith("its answer is no report of this rank")

@@ -107,10 +107,36 @@ def test_a_text_is_read_as_it_was_written_unless_it_holds_half_a_character(node:
 
 @pytest.mark.parametrize(
     "body",
-    [changed(rank=2), b"", b"null", b"[]", b"\xff" * 100, b"[" * 100_000, changed(rank=None), changed(rank="1.5")],
-    ids=["another rank's", "empty", "null", "list", "bytes", "nested", "no rank", "half a rank"],
+    [
+        changed(rank=2),
+        changed(rank=None),
+        changed(rank="1.5"),
+        changed(phase="dancing"),
+        changed(schema=2),
+        dump(FULL).encode()[:-9],
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"\xff" * 100,
+        b"[" * 100_000,
+    ],
+    ids=[
+        "another rank's",
+        "no rank",
+        "half a rank",
+        "phase",
+        "schema",
+        "cut",
+        "empty",
+        "{",
+        "null",
+        "[]",
+        "ff",
+        "deep",
+    ],
 )
-def test_a_report_of_another_rank_or_of_nothing_is_none(body: bytes) -> None:
+def test_a_text_that_is_no_report_of_this_rank_is_none(body: bytes) -> None:
     assert parse_peer_report(body, 1) is None
 
 

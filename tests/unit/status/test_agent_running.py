@@ -1,4 +1,4 @@
-"""A report in its file: how it is read, and whether the agent that wrote it still runs."""
+"""Whether the agent that wrote a report still runs."""
 
 import pytest
 from msgspec.structs import replace
@@ -6,20 +6,9 @@ from tests.tree import Tree
 from tests.unit.node_reports import HEAD_REPORT
 
 from sparkd.base.host.files import Files
-from sparkd.base.status.model import agent_running, dump, parse
+from sparkd.base.status.model import agent_running
 
 WRITTEN = replace(HEAD_REPORT, pid=77, start_time=1234)
-
-
-def test_a_report_is_read_as_it_was_written() -> None:
-    assert parse(dump(HEAD_REPORT)) == HEAD_REPORT
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 2}', '{"schema": 1}', dump(HEAD_REPORT).replace("serving", "x")]
-)
-def test_a_text_that_is_no_report_is_read_as_none(text: str) -> None:
-    assert parse(text) is None
 
 
 @pytest.mark.parametrize(("start_time", "state", "alive"), [(1234, "S", True), (1235, "S", False), (1234, "Z", False)])

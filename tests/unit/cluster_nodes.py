@@ -315,8 +315,8 @@ def until_with(true: Callable[[], object], *agents: AgentUnderTest, seconds: flo
     began = unstalled()
     while not true():
         assert unstalled() - began < seconds, "it never came true"
-        for one in agents:
-            one.agent.loop.wait_until(lambda: bool(true()), 0.01, shielded=True)
+        for node in agents:
+            node.agent.loop.wait_until(lambda: bool(true()), 0.01, shielded=True)
 
 
 @contextmanager

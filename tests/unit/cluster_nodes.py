@@ -103,7 +103,7 @@ class LoopbackSettings(Settings):
 
 
 def following(nodes: Sequence[str], port: int, **keys: object) -> Settings:
-    """Of a worker that follows its head. `keys`: of the section cluster."""
+    """Settings of a worker that follows its head. `keys`: further ones of the section cluster."""
     cluster = ClusterSettings.model_validate({"nodes": list(nodes), "report_port": port, "follow_head": True, **keys})
     return LoopbackSettings.model_construct(
         cluster=cluster, engine=Engine(models_dir="/srv/models"), observe=Observe(listen="")
@@ -132,7 +132,7 @@ def settings(
 
 
 def alone() -> Settings:
-    """Of a single node: its agent opens no port, and ends without a wait for readers."""
+    """Settings of a single node: its agent opens no port, and ends without a wait for readers."""
     return settings((), 1, recipe="tiny-cpu")
 
 
@@ -141,7 +141,7 @@ def public_half(private: bytes) -> bytes:
 
 
 def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:
-    """Of one node: the address of its rank, the key files."""
+    """The machine of one node: the address of its rank, the key files."""
     below = Tree(tree.root / f"node{rank}")
     below.file("/proc/net/fib_trie", f"     |-- 127.0.0.{rank + 1}\n        /32 host LOCAL\n")
     head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
@@ -230,7 +230,7 @@ class FullDisk(MemoryActions):
 
 
 BRIEF = Pace(last_report_seconds=0.0)
-"""Of an agent whose last report no other agent reads."""
+"""The pace of an agent whose last report no other agent reads."""
 
 
 @dataclass
@@ -249,7 +249,7 @@ class AgentUnderTest:
             raise StopRequested("the test is over")
 
     def set_plan(self, digest: str, **values: str) -> None:
-        """As the step `fingerprint` does."""
+        """Set the plan as the step `fingerprint` does."""
         self.agent.agreed.forget()
         self.agent.agreed.keep(Agreement(values, digest))
         self.agent.cluster.publish("/plan", dump_values(values))
@@ -315,8 +315,8 @@ def until_with(true: Callable[[], object], *agents: AgentUnderTest, seconds: flo
     began = unstalled()
     while not true():
         assert unstalled() - began < seconds, "it never came true"
-        for one in agents:
-            one.agent.loop.wait_until(lambda: bool(true()), 0.01, shielded=True)
+        for node in agents:
+            node.agent.loop.wait_until(lambda: bool(true()), 0.01, shielded=True)
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from tests.unit.clock import unstalled
 
 from sparkd.agent.cluster.client import Source
+from sparkd.agent.cluster.peer_api import PeerApi
 from sparkd.agent.cluster.peer_reader import PeerReader
-from sparkd.agent.cluster.service import PeerApi
 from sparkd.base.lib.event_loop import EventLoop, loop_thread
 from sparkd.base.lib.http_connection import Handler, Limits
 from sparkd.base.lib.http_server import HttpServer
@@ -30,7 +30,7 @@ PATIENCE_SECONDS = 10.0
 
 
 def report(rank: int = 1, /, **changes: object) -> NodeReport:
-    """Of a node that stands by, changed in some fields."""
+    """The report of a node that stands by, changed in some fields."""
     first = NodeReport(
         node=f"spark{rank + 1}",
         role="worker" if rank else "head",
@@ -45,7 +45,7 @@ def report(rank: int = 1, /, **changes: object) -> NodeReport:
 
 
 def status(contact: Contact = Contact.ANSWERS, answer: NodeReport | None = None, why: str = "") -> PeerStatus:
-    """Of the node whose report it is."""
+    """What is known of the node whose report it is."""
     known = answer or report()
     return PeerStatus(f"10.0.0.{known.rank + 1}", known.rank, contact, known.since, known, why)
 

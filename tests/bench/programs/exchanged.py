@@ -35,8 +35,8 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
     from tests.unit.nodes import network
 
     from sparkd.agent.cluster.client import Source
+    from sparkd.agent.cluster.peer_api import PeerApi
     from sparkd.agent.cluster.peer_reader import PeerReader
-    from sparkd.agent.cluster.service import PeerApi
     from sparkd.agent.daemon.assembly import initial_status
     from sparkd.base.cluster.auth import KeyRing
     from sparkd.base.host import Host

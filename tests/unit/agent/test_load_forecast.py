@@ -18,7 +18,8 @@ from sparkd.agent.daemon.history import expected_load
 from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import FOLDER
 from sparkd.base.state.history import Launch, last_load
-from sparkd.base.status.model import Phase, load_seconds_left
+from sparkd.base.status.figure_texts import load_seconds_left
+from sparkd.base.status.model import Phase
 from sparkd.base.vllm.args import JsonValue
 
 

@@ -31,7 +31,8 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ExitCode, LaunchError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.model import Phase
-from sparkd.base.status.notices import QUEUE_LIMIT, Notice, NotifyState, Queued
+from sparkd.base.status.notice_queue import QUEUE_LIMIT
+from sparkd.base.status.notices import Notice, NotifyState, Queued
 from sparkd.base.status.publisher import Published, Reporter, make_public
 from sparkd.tools.cli.notify import flush
 

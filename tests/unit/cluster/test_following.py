@@ -6,11 +6,11 @@ Each document goes the real way: served and signed by a head, fetched, judged an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from hashlib import sha256
+from typing import NamedTuple
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster.head_documents import Document, encode, good_document, keep_document
+from tests.unit.cluster.head_documents import Document, encode, good_document, keep_document, send, written_files
 from tests.unit.cluster_nodes import (
     HEAD_KEY,
     AgentUnderTest,
@@ -18,16 +18,14 @@ from tests.unit.cluster_nodes import (
     agent_under_test,
     following,
     machine,
-    until_with,
 )
 from tests.unit.known_good_entries import known_good_entry
-from tests.unit.nodes import Node, node, report
-from tests.unit.verdicts import present
+from tests.unit.nodes import Node, node
 
 from sparkd.base.cluster import membership
-from sparkd.base.cluster.following import load_effective, permitted_image_prefixes
+from sparkd.base.cluster.following import permitted_image_prefixes
+from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
-from sparkd.base.config.settings import Cluster
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, HeadAwaitedError, OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
@@ -37,31 +35,25 @@ from sparkd.base.state.known_good import KnownGood
 from sparkd.base.state.shared_config import FILE
 
 NODES = addresses(2)
-IMAGE = "sparkd-test/vllm-cpu:0.32.0"
-SECRET = "/etc/sparkd/hf-token"
 Change = Callable[[Document], object]
 
 
-class Pair:
+class Pair(NamedTuple):
     """A node that has the keys and the address of the head, and a worker's agent that runs a good document."""
 
-    def __init__(self, head: Node, worker: AgentUnderTest) -> None:
-        self.head, self.worker = head, worker
-        self.files = worker.agent.host.files
+    head: Node
+    worker: AgentUnderTest
 
-    def send(self, sent: bytes) -> None:
-        """Serve a document, until the worker has read the report that names it."""
-        digest = sha256(sent).hexdigest()
-        self.head.loop.call(self.head.peer_api.publish_document, "/config", sent)
-        self.head.publish(report(0, config_digest=digest))
-        follower = present(self.worker.agent.follower)
+    @property
+    def configured(self) -> Settings:
+        return self.worker.agent.context.configured
 
-        def heard() -> bool:
-            report = follower.head.status.living
-            return report is not None and report.config_digest == digest
+    def send(self, document: bytes) -> None:
+        send(self.head, self.worker, document)
 
-        until_with(heard, self.worker)
-        follower.check()
+    def resolve_context(self) -> NodeContext:
+        """The worker as its next process starts, by the document that it has kept."""
+        return membership.resolve_context(self.configured, None, self.worker.agent.host)
 
 
 @pytest.fixture
@@ -85,6 +77,10 @@ def image(ref: str) -> Change:
     return lambda document: document["recipe"]["image"].update(ref=ref)
 
 
+def section(name: str, **keys: object) -> Change:
+    return lambda document: document.setdefault(name, {}).update(keys)
+
+
 def lay_out_folders(tree: Tree) -> None:
     tree.file("/node1/proc/self/mounts", "/dev/x / ext4 rw 0 0\nfiles:/x /opt/read/share nfs4 rw 0 0\n")
     tree.folder("/node1/opt/read/share/x")
@@ -94,10 +90,10 @@ def lay_out_folders(tree: Tree) -> None:
     tree.link("/node1/srv/models/to-users", "/srv/models/users/back")
     tree.link("/node1/srv/models/users/back", "/srv/models/users")
     tree.link("/node1/srv/models/to-data", "/srv/data/out")
-
-
-def section(name: str, **keys: object) -> Change:
-    return lambda document: document.setdefault(name, {}).update(keys)
+    tree.link("/node1/srv/models/link", "/etc")
+    tree.link("/node1/srv/data/link", "/")
+    tree.link("/node1/srv/data/inner", "/")
+    tree.link("/node1/srv/data/loop", "/srv/data/loop")
 
 
 BEYOND = "cluster.allow.mounts permits"
@@ -162,22 +158,18 @@ def test_a_document_beyond_what_allow_permits_is_refused_and_not_kept(
     pair: Pair, tree: Tree, port: int, attack: Change, reason: str
 ) -> None:
     lay_out_folders(tree)
-    tree.link("/node1/srv/models/link", "/etc")
-    tree.link("/node1/srv/data/link", "/")
-    tree.link("/node1/srv/data/inner", "/")
-    tree.link("/node1/srv/data/loop", "/srv/data/loop")
     document = good_document(port)
     attack(document)
     with pytest.raises(BlockedError) as refused:
         pair.send(encode(document))
     assert type(refused.value) is BlockedError
-    assert reason in refused.value.reason and refused.value.hint
-    written = pair.worker.agent.actions.written  # type: ignore[attr-defined]  # of the tests' own
-    assert FILE.name not in written
-    assert not pair.files.exists(HEAD_FILES)
+    assert reason in refused.value.reason
+    assert refused.value.hint
+    assert FILE.name not in written_files(pair.worker.agent.actions)
+    assert not pair.worker.agent.host.files.exists(HEAD_FILES)
     keep_document(tree, encode(document))  # nor is it used where it stands on the disk
     with pytest.raises(HeadAwaitedError):
-        membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
+        pair.resolve_context()
 
 
 def test_a_permitted_folder_that_only_root_can_exchange_before_docker_mounts_it_is_mounted(
@@ -188,12 +180,11 @@ def test_a_permitted_folder_that_only_root_can_exchange_before_docker_mounts_it_
     document = good_document(port)
     container(volumes=volumes, devices=["/dev/infiniband", "/dev/infiniband/uverbs0"])(document)
     keep_document(tree, encode(document))
-    configured, host = pair.worker.agent.context.configured, pair.worker.agent.host
-    spec = membership.resolve_context(configured, None, host).plan.container
+    spec = pair.resolve_context().plan.container
     assert [f"{volume.source}:{volume.target}" for volume in spec.volumes[1:]] == [volume[:-3] for volume in volumes]
     (tree.root / "node1/proc/self/mounts").unlink()
     with pytest.raises(HeadAwaitedError, match="may change what is in /opt/read/x, as far as is known"):
-        membership.resolve_context(configured, None, host)
+        pair.resolve_context()
 
 
 @pytest.mark.parametrize("sent", [b"{", b"[" * 100_000, b"null", b"\xff\xfe", b'{"schema": 1}'])
@@ -222,7 +213,7 @@ def test_a_document_changes_no_setting_that_is_the_nodes_own(pair: Pair, tree: T
     change(document)
     keep_document(tree, encode(document))
     keep_served(tree, before.plan.image)  # another image of its name
-    after = membership.resolve_context(before.configured, None, pair.worker.agent.host)
+    after = pair.resolve_context()
     assert after.plan == before.plan
     assert after.settings == before.settings
     assert after.recipe == before.recipe
@@ -235,15 +226,19 @@ def keep_served(tree: Tree, image: str) -> str:
     return served.image_id
 
 
-@pytest.mark.parametrize("is_permitted", [True, False])
 def test_an_image_that_the_node_has_served_with_under_a_permitted_name_is_used_by_its_id(
-    pair: Pair, tree: Tree, port: int, is_permitted: bool
+    pair: Pair, tree: Tree, port: int
 ) -> None:
-    before = pair.worker.agent.context
-    image_id = keep_served(tree, before.plan.image if is_permitted else "other:1")
+    image_id = keep_served(tree, pair.worker.agent.plan.image)
     keep_document(tree, encode({**good_document(port), "image_id": image_id}))
-    after = membership.resolve_context(before.configured, None, pair.worker.agent.host)
-    assert after.plan.image_id == (image_id if is_permitted else "")
+    assert pair.resolve_context().plan.image_id == image_id
+
+
+def test_an_image_that_the_node_has_served_with_under_another_name_alone_is_not_used(
+    pair: Pair, tree: Tree, port: int
+) -> None:
+    keep_document(tree, encode({**good_document(port), "image_id": keep_served(tree, "other:1")}))
+    assert pair.resolve_context().plan.image_id == ""
 
 
 def test_a_good_document_is_kept_and_the_agent_starts_again_with_it(pair: Pair, tree: Tree, port: int) -> None:
@@ -251,10 +246,9 @@ def test_a_good_document_is_kept_and_the_agent_starts_again_with_it(pair: Pair, 
     document["engine"]["env"] = {"A": "b"}
     with pytest.raises(OutdatedPlanError):
         pair.send(encode(document))
-    written: dict[str, str] = pair.worker.agent.actions.written  # type: ignore[attr-defined]
-    assert written[FILE.name].encode() == encode(document)
+    assert written_files(pair.worker.agent.actions)[FILE.name].encode() == encode(document)
     keep_document(tree, encode(document))
-    after = membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
+    after = pair.resolve_context()
     assert ("A", "b") in after.plan.env
 
 
@@ -262,23 +256,10 @@ def test_a_heads_plan_has_caches_of_its_own_on_the_node(pair: Pair, tree: Tree, 
     document = good_document(port)
     document["recipe"]["caches"]["vllm"] = "/root/.cache/vllm"
     keep_document(tree, encode(document))
-    after = membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
+    after = pair.resolve_context()
     assert [cache.name for cache in after.plan.caches] == ["_head/vllm"]
     assert membership.plan_to_launch(after, 7).caches == after.plan.caches
     assert dict(after.plan.shared)["caches.vllm"] == "/root/.cache/vllm", "all ranks have one digest"
-
-
-def test_the_report_of_a_node_without_the_key_is_not_believed(tree: Tree, port: int) -> None:
-    keep_document(tree, encode(good_document(port)))
-    with (
-        node(NODES[0], port=port, keys=(b"x" * 32,)) as head,
-        agent_under_test(tree, 1, following(NODES, port)) as worker,
-        pytest.raises(AssertionError, match="it never came true"),
-    ):
-        head.loop.call(head.peer_api.publish_document, "/config", b"x")
-        head.publish(report(0, config_digest="x"))
-        follower = present(worker.agent.follower)
-        until_with(lambda: follower.head.status.living, worker, seconds=1.0)
 
 
 def test_every_option_of_a_container_is_judged_or_stays_in_it() -> None:
@@ -297,76 +278,10 @@ def test_a_damaged_document_is_awaited_again(tree: Tree, port: int) -> None:
         membership.resolve_context(following(NODES, port), None, machine(tree, 1))
 
 
-def test_settings_name_the_head_as_origin_of_what_it_decides(tree: Tree, port: int) -> None:
-    document = good_document(port)
-    document["engine"] |= {"env": {"A": "b"}}
-    keep_document(tree, encode(document))
-    settings_file = """
-        [cluster]
-        nodes = ["10.0.0.1", "10.0.0.2"]
-        follow_head = true
-        [engine]
-        models_dir = "/m"
-        image = "mine:1"
-        env = { B = "c" }
-    """
-    tree.file("/node1/etc/sparkd/sparkd.toml", settings_file)
-    document["cluster"]["nodes"] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
-    keep_document(tree, encode(document))
-    host = machine(tree, 1)
-    tree.file("/node1/proc/net/fib_trie", "     |-- 10.0.0.2\n        /32 host LOCAL\n")
-    loaded = load_effective({}, host)
-    assert loaded.settings.cluster.nodes == ("10.0.0.1", "10.0.0.2", "10.0.0.3")
-    assert (loaded.settings.engine.env, loaded.settings.engine.image) == ({"A": "b"}, "")
-    head, file = "head 10.0.0.1", str(tree.root / "node1/etc/sparkd/sparkd.toml")
-    expected = {
-        "cluster.nodes": head,
-        "cluster.follow_head": file,
-        "engine.models_dir": file,
-        "engine.image": head,
-        "engine.env.A": head,
-        "supervise.stall_seconds": head,
-    }
-    assert {key: loaded.origins.get(key) for key in expected} == expected
-    assert not loaded.origins.keys() & {"engine.env.B", "memory.floor_mib", "cluster.report_port"}
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_whether_a_node_may_reboot_and_what_it_runs_is_its_own_whatever_its_head_has(
-    tree: Tree, port: int, own: bool
-) -> None:
-    document = good_document(port)
-    document["cluster"]["nodes"] = ["10.0.0.1", "10.0.0.2"]
-    command = ["/usr/bin/touch", "/tmp/run-by-the-head"]
-    document["supervise"] = {"reboot": not own, "power_command": command, "power_after_minutes": 5, "stall_seconds": 77}
-    keep_document(tree, encode(document))
-    host = machine(tree, 1)
-    text = (
-        f"cluster = {{nodes = ['10.0.0.1', '10.0.0.2'], follow_head = true}}\nsupervise.reboot = {str(own).lower()}\n"
-    )
-    tree.file("/node1/etc/sparkd/sparkd.toml", text)
-    tree.file("/node1/proc/net/fib_trie", "     |-- 10.0.0.2\n        /32 host LOCAL\n")
-    supervise = load_effective({}, host).settings.supervise
-    assert (supervise.reboot, supervise.stall_seconds) == (own, 77)
-    assert (supervise.power_command, supervise.power_after_minutes) == ((), 10)
-
-
-def test_settings_that_contradict_the_heads_are_refused(tree: Tree, port: int) -> None:
-    """Both are valid by themselves."""
-    document = good_document(port)
-    document["cluster"] = {"nodes": ["10.0.0.1", "10.0.0.2"], "master_port": 29510}
-    keep_document(tree, encode(document))
-    host = machine(tree, 1)
-    tree.file("/node1/proc/net/fib_trie", "     |-- 10.0.0.2\n        /32 host LOCAL\n")
-    own = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2"), follow_head=True))
-    with pytest.raises(HeadAwaitedError, match="already has this port"):
-        membership.resolve_context(own, None, host)
-
-
 def test_images_of_shipped_recipes_are_permitted_while_the_folder_of_recipes_may_come_by_a_late_mount(
     tree: Tree,
 ) -> None:
     folder = tree.root / "etc/sparkd/recipes"
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.symlink_to(tree.root / "share")
-    assert IMAGE in permitted_image_prefixes(Settings(), Host(str(tree.root)))
+    assert "sparkd-test/vllm-cpu:0.32.0" in permitted_image_prefixes(Settings(), Host(str(tree.root)))

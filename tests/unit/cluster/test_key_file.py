@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_file_with_any_bad_line_is_refused(tree: Tree, text: str, reason: str)
 
 
 def ring(tree: Tree) -> tuple[KeyRing, list[str]]:
-    """With the troubles that it reports."""
+    """A ring, and the troubles that it reports."""
     troubles: list[str] = []
     return KeyRing(Files(str(tree.root), OWNER), PATH, troubles.append), troubles
 
@@ -119,19 +120,31 @@ def test_a_changed_file_that_can_not_be_read_for_a_moment_is_read_again(tree: Tr
     assert len(troubles) == 1
 
 
-@pytest.mark.parametrize("damage", ["gone", "readable", "cut", "symlink"])
-def test_a_file_that_goes_bad_leaves_the_ring_its_last_good_keys_and_is_reported(tree: Tree, damage: str) -> None:
+def make_readable(tree: Tree) -> None:
+    write(tree, OLD, 0o644)
+
+
+def cut(tree: Tree) -> None:
+    write(tree, OLD[:10])
+
+
+def remove(tree: Tree) -> None:
+    tree.path(PATH).unlink()
+
+
+def exchange_for_link(tree: Tree) -> None:
+    remove(tree)
+    tree.link(PATH, "/etc/sparkd/other")
+    tree.file("/etc/sparkd/other", NEW, 0o600)
+
+
+@pytest.mark.parametrize("damage", [make_readable, cut, remove, exchange_for_link])
+def test_a_file_that_goes_bad_leaves_the_ring_its_last_good_keys_and_is_reported(
+    tree: Tree, damage: Callable[[Tree], None]
+) -> None:
     file = write(tree, OLD)
     key_ring, troubles = ring(tree)
-    if damage == "readable":
-        file.chmod(0o644)
-    else:
-        file.unlink()
-    if damage == "cut":
-        write(tree, OLD[:10])
-    if damage == "symlink":
-        tree.link(PATH, "/etc/sparkd/other")
-        tree.file("/etc/sparkd/other", NEW, 0o600)
+    damage(tree)
     for _ in range(2):
         assert key_ring.keys() == (bytes.fromhex(OLD),)
     (trouble,) = troubles

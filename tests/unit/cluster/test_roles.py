@@ -1,7 +1,5 @@
 """A node's place: its rank by the address that it owns, its unit, its peers, the ports that must be free."""
 
-from typing import TypeVar
-
 import pytest
 from tests.tree import Tree
 
@@ -9,19 +7,18 @@ from sparkd.agent.preflight.checks.ports import Ports
 from sparkd.agent.preflight.runner import build_checks
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
-from sparkd.base.config.settings import Cluster, Engine, Fabric, Observe
+from sparkd.base.config.settings import Cluster, Engine, Fabric
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, ExitCode, UsageError
-from sparkd.tools.node.switching import refuse_worker
+from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, ExitCode
+from sparkd.base.plan.model import Node
 
 THREE = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 
-T = TypeVar("T")
 
-
-def check_of(node: membership.NodeContext, kind: type[T]) -> T:
-    (check,) = (check for check in build_checks(membership.check_inputs(node)) if isinstance(check, kind))
-    return check
+def wanted_ports(node: membership.NodeContext) -> list[int]:
+    """The ports that must be free for this node."""
+    (check,) = (check for check in build_checks(membership.check_inputs(node)) if isinstance(check, Ports))
+    return [port.port for port in check.wanted]
 
 
 def owning(tree: Tree, *addresses: str) -> Host:
@@ -36,26 +33,22 @@ def owning(tree: Tree, *addresses: str) -> Host:
     return Host(tree.root)
 
 
-def settings(*nodes: str, fabric: Fabric | None = None) -> Settings:
-    return Settings(
-        cluster=Cluster(nodes=nodes),
-        engine=Engine(recipe="tiny-cpu-pair"),
-        fabric=fabric or Fabric(),
-        observe=Observe(),
-    )
+def settings(*nodes: str, **fabric: object) -> Settings:
+    own = Fabric.model_validate(fabric)
+    return Settings(cluster=Cluster(nodes=nodes), engine=Engine(recipe="tiny-cpu-pair"), fabric=own)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_the_rank_is_that_of_the_owned_address(tree: Tree, rank: int) -> None:
     node = membership.find_place(settings(*THREE), owning(tree, THREE[rank]))
-    assert (node.rank, node.address, node.head_address, node.cluster_size) == (rank, THREE[rank], "10.0.0.1", 3)
-    assert (node.interface, node.hcas) == ("bond0", ("rocep1s0f0",))
+    assert node == Node(rank, THREE[rank], "10.0.0.1", 3, "bond0", ("rocep1s0f0",))
 
 
 def test_addresses_are_compared_by_what_they_are_not_by_how_they_are_written(tree: Tree) -> None:
     tree.file("/proc/net/if_inet6", "fd00000000000000000000000000000b 02 40 00 80    bond0\n")
     node = membership.find_place(settings("fd00::a", "FD00:0:0::0B"), owning(tree))
-    assert (node.rank, node.interface) == (1, "bond0")
+    assert node.rank == 1
+    assert node.interface == "bond0"
     assert membership.find_place(settings("::ffff:10.0.0.9", "10.0.0.2"), owning(tree, "10.0.0.9")).rank == 0
 
 
@@ -66,9 +59,10 @@ def test_an_address_that_is_still_being_probed_is_not_owned_yet(tree: Tree) -> N
 
 
 def test_fabric_settings_go_before_what_the_machine_has(tree: Tree) -> None:
-    fabric = Fabric(interface="eth9", hcas=("mlx5_9",))
-    node = membership.find_place(settings(*THREE, fabric=fabric), owning(tree, "10.0.0.2"))
-    assert (node.interface, node.hcas) == ("eth9", ("mlx5_9",))
+    configured = settings(*THREE, interface="eth9", hcas=["mlx5_9"])
+    node = membership.find_place(configured, owning(tree, "10.0.0.2"))
+    assert node.interface == "eth9"
+    assert node.hcas == ("mlx5_9",)
 
 
 def test_an_address_that_is_not_up_is_awaited_and_named(tree: Tree) -> None:
@@ -95,7 +89,7 @@ def test_a_machine_whose_addresses_cannot_be_read_has_no_rank_yet(tree: Tree) ->
 @pytest.mark.parametrize(("nodes", "address"), [((), "127.0.0.1"), (("10.9.9.9",), "10.9.9.9")])
 def test_a_single_node_is_the_head(tree: Tree, nodes: tuple[str, ...], address: str) -> None:
     node = membership.find_place(settings(*nodes), Host(tree.root))
-    assert (node.rank, node.address, node.cluster_size, node.interface) == (0, address, 1, "")
+    assert node == Node(0, address, address, 1, "", ())
 
 
 @pytest.mark.parametrize(("own", "wrong", "right"), [("10.0.0.1", "worker", "head"), ("10.0.0.2", "head", "worker")])
@@ -108,35 +102,25 @@ def test_the_wrong_unit_names_the_right_one(tree: Tree, own: str, wrong: str, ri
 
 @pytest.mark.parametrize(
     ("own", "role", "ports"),
-    [
-        ("10.0.0.1", "head", (8000, 29501, 29510, 29511)),
-        ("10.0.0.2", "worker", (29510, 29511)),
-        ("10.0.0.3", "worker", (29510, 29511)),
-    ],
+    [("10.0.0.1", "head", [8000, 29501, 29510, 29511]), ("10.0.0.2", "worker", [29510, 29511])],
 )
 def test_a_head_needs_the_engines_ports_too_and_a_worker_the_agents_alone(
-    tree: Tree, own: str, role: str, ports: tuple[int, ...]
+    tree: Tree, own: str, role: str, ports: list[int]
 ) -> None:
-    node = membership.resolve_context(settings(*THREE), role, owning(tree, own))
-    assert (node.role, node.is_head) == (role, role == "head")
-    check = check_of(node, Ports)
-    assert tuple(port.port for port in check.wanted) == ports
-    assert dict(node.plan.env)["GLOO_SOCKET_IFNAME"] == "bond0"
-    assert dict(node.plan.env)["VLLM_HOST_IP"] == own
+    assert wanted_ports(membership.resolve_context(settings(*THREE), role, owning(tree, own))) == ports
+
+
+def test_a_single_node_needs_no_port_on_the_fabric(tree: Tree) -> None:
+    alone = Settings(engine=Engine(recipe="tiny-cpu"))
+    assert wanted_ports(membership.resolve_context(alone, "head", Host(tree.root))) == [8000, 29511]
+
+
+def test_the_plan_has_the_address_and_the_interface_of_the_node(tree: Tree) -> None:
+    env = dict(membership.resolve_context(settings(*THREE), None, owning(tree, "10.0.0.2")).plan.env)
+    assert env["VLLM_HOST_IP"] == "10.0.0.2"
+    assert env["GLOO_SOCKET_IFNAME"] == "bond0"
 
 
 def test_peers_are_the_other_nodes_in_rank_order(tree: Tree) -> None:
     node = membership.resolve_context(settings(*THREE), None, owning(tree, "10.0.0.2"))
     assert node.peers == ((0, "10.0.0.1"), (2, "10.0.0.3"))
-    alone = Settings(engine=Engine(recipe="tiny-cpu"))
-    assert membership.resolve_context(alone, "head", Host(tree.root)).peers == ()
-    check = check_of(membership.resolve_context(alone, "head", Host(tree.root)), Ports)
-    assert [port.port for port in check.wanted] == [8000, 29511]
-
-
-def test_a_worker_names_the_head_and_the_command_to_run_there(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/usr/bin/sparkd", "use", "my recipe"])
-    refuse_worker(settings(*THREE), owning(tree, "10.0.0.1"))
-    with pytest.raises(UsageError) as refused:
-        refuse_worker(settings(*THREE), owning(tree, "10.0.0.2"))
-    assert refused.value.hint == "on 10.0.0.1: sudo sparkd use 'my recipe'"

@@ -31,11 +31,19 @@ def basic(userinfo: str) -> str:
     return f"Basic {b64encode(userinfo.encode()).decode()}"
 
 
-def token_file(tree: Tree, owner_uid: int = OWNER) -> tuple[TokenFile, list[tuple[str, str]]]:
-    """With the troubles that it reports."""
-    troubles: list[tuple[str, str]] = []
-    file = TokenFile(Files(str(tree.root), owner_uid), PATH, lambda *trouble: troubles.append(trouble), 0)
-    return file, troubles
+class Token(TokenFile):
+    """The token of a file, which each request reads, and what is reported of it."""
+
+    def __init__(self, tree: Tree, owner_uid: int = OWNER, path: str = PATH) -> None:
+        self.troubles, self.hints = list[str](), list[str]()
+        super().__init__(Files(str(tree.root), owner_uid), path, self._note, fresh_seconds=0)
+
+    def _note(self, trouble: str, hint: str) -> None:
+        self.troubles.append(trouble)
+        self.hints.append(hint)
+
+    def let_in(self, authorization: str) -> bool:
+        return asyncio.run(self.admits(authorization))
 
 
 def write(tree: Tree, text: str, mode: int = 0o600) -> Path:
@@ -68,12 +76,12 @@ def test_the_token_is_sent_as_bearer_or_as_any_users_password(
     tree: Tree, authorization: str, *, admitted: bool
 ) -> None:
     write(tree, f"{TOKEN}\n")
-    assert asyncio.run(token_file(tree)[0].admits(authorization)) is admitted
+    assert Token(tree).let_in(authorization) is admitted
 
 
 def test_a_token_may_hold_colons(tree: Tree) -> None:
     write(tree, NEW)
-    assert asyncio.run(token_file(tree)[0].admits(basic(f"a:{NEW}")))
+    assert Token(tree).let_in(basic(f"a:{NEW}"))
 
 
 @pytest.mark.parametrize(
@@ -93,10 +101,10 @@ def test_a_token_may_hold_colons(tree: Tree) -> None:
 def test_a_bad_file_admits_nobody_and_is_reported_once(tree: Tree, text: str | None, mode: int, reason: str) -> None:
     if text is not None:
         write(tree, text, mode)
-    file, troubles = token_file(tree)
+    token = Token(tree)
     for sent in ("", "Bearer ", basic("a:"), f"Bearer {TOKEN}", f"Bearer {text}"):
-        assert not asyncio.run(file.admits(sent))
-    ((trouble, hint),) = troubles
+        assert not token.let_in(sent)
+    (trouble,), (hint,) = token.troubles, token.hints
     assert reason in trouble
     assert PATH in hint
     assert TOKEN[:15] not in trouble + hint
@@ -113,23 +121,22 @@ def test_a_bad_file_is_reported_before_the_first_request(tree: Tree, port: int) 
 
 def test_a_file_of_another_user_or_a_symlink_admits_nobody(tree: Tree) -> None:
     write(tree, TOKEN)
-    assert not asyncio.run(token_file(tree, OWNER + 1)[0].admits(f"Bearer {TOKEN}"))
+    assert not Token(tree, OWNER + 1).let_in(f"Bearer {TOKEN}")
     tree.link("/etc/sparkd/link", PATH)
-    file = TokenFile(Files(str(tree.root), OWNER), "/etc/sparkd/link", lambda *_: None)
-    assert not asyncio.run(file.admits(f"Bearer {TOKEN}"))
+    assert not Token(tree, path="/etc/sparkd/link").let_in(f"Bearer {TOKEN}")
 
 
 def test_a_new_token_in_the_file_holds_from_the_next_request(tree: Tree) -> None:
-    file, troubles = token_file(tree)
-    assert not asyncio.run(file.admits(f"Bearer {TOKEN}"))
+    token = Token(tree)
+    assert not token.let_in(f"Bearer {TOKEN}")
     path = write(tree, TOKEN)
-    assert asyncio.run(file.admits(f"Bearer {TOKEN}"))
+    assert token.let_in(f"Bearer {TOKEN}")
     tree.file("/etc/sparkd/new", NEW, 0o600).replace(path)
-    assert asyncio.run(file.admits(f"Bearer {NEW}"))
-    assert not asyncio.run(file.admits(f"Bearer {TOKEN}"))
+    assert token.let_in(f"Bearer {NEW}")
+    assert not token.let_in(f"Bearer {TOKEN}")
     path.unlink()
-    assert not asyncio.run(file.admits(f"Bearer {NEW}"))
-    assert len(troubles) == 2
+    assert not token.let_in(f"Bearer {NEW}")
+    assert len(token.troubles) == 2
 
 
 async def has_token(authorization: str) -> bool:

@@ -38,6 +38,8 @@ def test_each_metric_of_vllm_is_one_that_its_page_has() -> None:
 
 def test_grafana_reads_the_dashboard_where_the_package_has_it() -> None:
     (provider,) = yaml.safe_load((GRAFANA / "dashboards.yaml").read_text())["providers"]
-    assert (provider["type"], provider["options"]["path"]) == ("file", "/usr/share/sparkd/grafana")
+    assert provider["type"] == "file"
+    assert provider["options"]["path"] == "/usr/share/sparkd/grafana"
     (source,) = yaml.safe_load((GRAFANA / "datasource.yaml").read_text())["datasources"]
-    assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
+    assert source["type"] == "prometheus"
+    assert source["url"] == "http://127.0.0.1:9090"

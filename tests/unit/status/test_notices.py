@@ -14,7 +14,6 @@ from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
 from sparkd.base.status.notices import Notice, NotifyState
 
 MINUTE = 60.0
-WAYS = ("webhook_file",)
 DEGRADED_SECONDS = 10 * MINUTE
 LOADING = replace(HEAD_REPORT, phase=Phase.LOADING, last_cause="", recipe="tiny", peers=())
 SERVING = replace(LOADING, phase=Phase.SERVING)
@@ -155,6 +154,9 @@ def test_the_head_reports_a_workers_memory_guard_in_one_message() -> None:
 def test_the_head_reports_a_blocked_worker_as_soon_as_itself() -> None:
     waiting = beside(AWAITING, replace(WORKER, phase=Phase.BLOCKED))
     assert events([(0, waiting), (5, waiting)]) == ["needs-person"]
+
+
+def test_the_head_waits_longer_for_a_blocked_worker_that_is_silent() -> None:
     silent = beside(AWAITING, replace(WORKER, phase=Phase.BLOCKED), Contact.SILENT)
     assert events([(0, silent), (5, silent)]) == []
 
@@ -162,7 +164,8 @@ def test_the_head_reports_a_blocked_worker_as_soon_as_itself() -> None:
 def test_the_head_reports_a_worker_whose_starts_fail_with_the_cause_and_the_wait() -> None:
     starts = [(minute, beside(AWAITING, replace(cooling(name), node="spark2"))) for minute, name in enumerate("abc")]
     _, (lost,) = follow(*starts)
-    assert (lost.event, lost.cause) == ("lost", "engine-ended")
+    assert lost.event == "lost"
+    assert lost.cause == "engine-ended"
     assert lost.text == (
         "tiny fails to start on spark2: it broke (exit 13); 5 s before the next launch of a plan that failed"
     )
@@ -180,11 +183,9 @@ def test_a_launch_that_fails_on_both_nodes_counts_once_and_each_cause_is_reporte
 
 def test_texts_say_what_was_lost_and_for_how_long() -> None:
     _, (_, lost, back, switched) = follow((0, SERVING), (1, FAILED), (10, SERVING), (11, STOPPING), (12, OTHER))
-    assert (lost.title, lost.text, lost.cause) == (
-        "spark1: lost",
-        "tiny no longer serves: the engine ended",
-        "engine-ended",
-    )
+    assert lost.title == "spark1: lost"
+    assert lost.text == "tiny no longer serves: the engine ended"
+    assert lost.cause == "engine-ended"
     assert back.text == "tiny serves: tiny on port 8000; it was away for 9 min"
     assert switched.text == "tiny was replaced; large serves: tiny on port 8000"
 
@@ -201,7 +202,8 @@ def test_a_service_after_a_failed_switch_says_what_failed() -> None:
 def test_a_text_is_one_bounded_line_without_control_characters() -> None:
     hostile = replace(FAILED, node="a\r\nb", message="\x1b[2J\r\nX: y\u202e" + "x" * 9000)
     _, (_, lost) = follow((0, SERVING), (1, hostile))
-    assert lost.text.isprintable() and len(lost.text) <= notices.TEXT_LIMIT
+    assert lost.text.isprintable()
+    assert len(lost.text) <= notices.TEXT_LIMIT
     assert lost.title.isprintable()
 
 
@@ -209,87 +211,25 @@ def test_a_clock_that_goes_back_makes_no_negative_time() -> None:
     assert follow((9, SERVING), (8, FAILED), (2, SERVING))[1][-1].text.endswith("away for 0 s")
 
 
+def unit_down(state: NotifyState, seconds: float = 9) -> tuple[NotifyState, list[str]]:
+    """The state and the texts after systemd has given a unit up."""
+    state, reported = notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", seconds)
+    return state, [notice.text for notice in reported]
+
+
 def test_a_unit_that_stays_down_is_reported_once_until_the_node_has_come_further() -> None:
-    state, first = notices.unit_down(NotifyState(), "spark1", "sparkd-head.service", "78", "no recipe x", 0)
-    assert [notice.text for notice in first] == [
-        "sparkd-head.service ended with exit code 78 and stays down: no recipe x"
-    ]
-    assert notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1] == ()
+    text = "sparkd-head.service ended with exit code 78 and stays down: no recipe x"
+    state, texts = unit_down(NotifyState())
+    assert texts == [text]
+    assert unit_down(state)[1] == []
     state, _ = follow((1, PREFLIGHT), state=state)
-    assert notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1] == ()
+    assert unit_down(state)[1] == []
     state, _ = follow((1, LOADING), state=state)
-    assert len(notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1]) == 1
+    assert unit_down(state)[1] == [text]
 
 
 def test_after_a_unit_that_stayed_down_while_serving_the_next_service_says_how_long() -> None:
     state, _ = follow((0, SERVING))
-    state, _ = notices.unit_down(state, "spark1", "sparkd-head.service", "17", "", 60)
+    state, _ = unit_down(state, MINUTE)
     _, (back,) = follow((9, replace(SERVING, incarnation="next")), state=state)
     assert back.text.endswith("away for 8 min")
-
-
-def queued(state: NotifyState) -> list[str]:
-    return [message.notice.event for message in state.queue]
-
-
-def change(event: str, minute: float) -> Notice:
-    return Notice(event, "spark1", f"{event} at {minute}", at=minute * MINUTE)
-
-
-def flap(*minutes: float, state: NotifyState | None = None) -> NotifyState:
-    state = state or NotifyState()
-    for number, minute in enumerate(minutes):
-        state = notices.enqueue(state, (change(("lost", "serving")[number % 2], minute),), WAYS, minute * MINUTE)
-    return state
-
-
-def test_three_changes_in_ten_minutes_are_sent_and_more_become_one_summary() -> None:
-    state = flap(0, 1, 2, 3, 4, 5)
-    assert queued(state) == ["lost", "serving", "lost"]
-    assert queued(notices.enqueue(state, (), WAYS, 17.9 * MINUTE)) == queued(state)
-    state = notices.enqueue(state, (), WAYS, 18 * MINUTE)
-    assert queued(state) == ["lost", "serving", "lost", "summary"]
-    assert state.queue[-1].notice.text == ("more in 15 min: 2 serving, 1 lost; the last: serving: serving at 5")
-
-
-def test_after_a_quiet_interval_each_change_is_sent_again() -> None:
-    state = notices.enqueue(flap(0, 1, 2, 3), (), WAYS, 18 * MINUTE)
-    assert queued(flap(20, state=state))[-1] == "summary", "it is held back for the next one"
-    state = notices.enqueue(state, (), WAYS, 28 * MINUTE)
-    assert state.held == ()
-    assert queued(flap(29, state=state))[-1] == "lost"
-
-
-def test_so_many_changes_that_no_quarter_of_an_hour_holds_them_are_summed_up_earlier() -> None:
-    state = flap(*(number / 60 for number in range(notices.QUEUE_LIMIT + 3)))
-    assert queued(state) == ["lost", "serving", "lost", "summary"]
-
-
-def test_a_message_that_needs_a_person_is_never_held_back() -> None:
-    state = notices.enqueue(flap(0, 1, 2, 3), (change("needs-person", 4),), WAYS, 4 * MINUTE)
-    assert queued(state)[-1] == "needs-person"
-
-
-def test_slow_changes_are_all_sent() -> None:
-    assert len(flap(*range(0, 100, 4)).queue) == 25
-
-
-def test_a_queue_is_bounded_in_number_and_age_and_what_is_dropped_is_counted() -> None:
-    state = NotifyState()
-    for number in range(notices.QUEUE_LIMIT + 7):
-        state = notices.enqueue(state, (change("needs-person", number),), WAYS, number * MINUTE)
-    assert (len(state.queue), state.dropped, state.queue[0].notice.text) == (
-        notices.QUEUE_LIMIT,
-        7,
-        "needs-person at 7",
-    )
-    state = notices.enqueue(state, (), WAYS, notices.QUEUE_SECONDS + 56.5 * MINUTE)
-    assert (len(state.queue), state.dropped) == (50, 57)
-
-
-def test_a_message_stays_until_it_has_gone_by_every_way() -> None:
-    state = notices.enqueue(NotifyState(), (change("lost", 0),), ("command", "webhook_file"), 0)
-    state = notices.sent(state, state.queue[0], "command")
-    assert [message.ways for message in state.queue] == [("webhook_file",)]
-    assert notices.sent(state, state.queue[0], "webhook_file").queue == ()
-    assert notices.enqueue(state, (), ("command",), 0).queue == (), "a way that is configured no longer"

@@ -98,7 +98,7 @@ def test_no_text_of_a_report_becomes_markup() -> None:
     body = fetch(page_reports.hostile()).body.decode()
     assert "<script>window" not in body
     assert "\u202e" not in body
-    assert len(re.findall(r"\son\w+=\"", body)) == 0
+    assert not re.search(r"\son\w+=\"", body)
     assert page_reports.EVIL[:-2] in texts(page_reports.hostile())
 
 
@@ -136,7 +136,8 @@ def test_the_policy_admits_the_one_script_and_the_one_style_of_the_page_and_noth
 def test_the_first_words_of_the_page_are_whether_the_node_serves(report: NodeReport, tone: str, headline: str) -> None:
     main = present(parsed(report).main)
     _, attributes, ((_, _, (heading,)), *_) = main[2][0]  # type: ignore[index]  # the first child
-    assert (attributes["class"], heading[2]) == (f"state {tone}", [headline])
+    assert attributes["class"] == f"state {tone}"
+    assert heading[2] == [headline]
     assert f"<title>{headline}: spark1</title>" in fetch(report).body.decode()
 
 
@@ -175,39 +176,49 @@ def test_a_head_that_is_degraded_by_another_node_names_that_node_alone() -> None
     assert "To do on spark2: look at its power" in first
 
 
+def lines_to_copy(report: NodeReport) -> list[str]:
+    lines = re.findall(r'<code class="copy" tabindex="0">(.*?)</code>', fetch(report).body.decode())
+    return [unescape(line) for line in lines]
+
+
+def blocked_with(hint: str) -> NodeReport:
+    finding = FindingReport("memory", "block", "too little", hint)
+    return replace(page_reports.broken(), phase=Phase.BLOCKED, findings=(finding,), peers=())
+
+
+@pytest.mark.parametrize("command", ["sudo sparkd preflight --fix 4711", "sparkd history"])
+def test_a_hint_that_ends_with_one_plain_command_has_it_as_a_line_to_copy(command: str) -> None:
+    assert lines_to_copy(blocked_with(f"free it: {command}"))[0] == command
+    assert lines_to_copy(blocked_with(command))[0] == command
+
+
 @pytest.mark.parametrize(
-    ("hint", "command"),
+    "hint",
     [
-        ("free it: sudo sparkd preflight --fix 4711", "sudo sparkd preflight --fix 4711"),
-        ("sparkd history", "sparkd history"),
-        ("end it: sudo rm -rf /", None),
-        ("end it: sparkd logs; rm -rf /", None),
-        ("end it: sparkd logs $(reboot)", None),
-        ("end it: sudo sparkd logs `reboot`", None),
-        ("end it: sudo sparkd logs | sh", None),
-        ("lower gpu_memory_utilization", None),
+        "end it: sudo rm -rf /",
+        "end it: sparkd logs; rm -rf /",
+        "end it: sparkd logs $(reboot)",
+        "end it: sudo sparkd logs `reboot`",
+        "end it: sudo sparkd logs | sh",
+        "lower gpu_memory_utilization",
     ],
 )
-def test_a_hint_ends_with_a_line_to_copy_where_it_is_one_plain_command(hint: str, command: str | None) -> None:
-    finding = FindingReport("memory", "block", "too little", hint)
-    report = replace(page_reports.broken(), phase=Phase.BLOCKED, findings=(finding,), peers=())
-    copied = re.findall(r'<code class="copy" tabindex="0">(.*?)</code>', fetch(report).body.decode())
-    assert (copied[0] if command else [text for text in copied if "rm" in text or "reboot" in text]) == (command or [])
-    assert hint.rpartition(": ")[2] in texts(report)
+def test_any_other_hint_is_text_and_no_line_to_copy(hint: str) -> None:
+    report = blocked_with(hint)
+    assert lines_to_copy(report) == ["sudo sparkd logs"], "the page's own"
+    assert hint in texts(report)
 
 
 @pytest.mark.parametrize("name", ["m", "deepseek v4", "x'; touch /tmp/evil; '", "$(reboot)", "`reboot`", "a\nb", "ö"])
 def test_the_request_to_copy_is_one_command_of_the_shell_whatever_the_model_is_called(name: str) -> None:
     head = page_reports.serving()
     named = replace(head, engine=replace(head.engine, model=name, url="http://[fd00::1]:8000/v1"))
-    copied = re.findall(r'<code class="copy" tabindex="0">(.*?)</code>', fetch(named).body.decode())
-    assert unescape(copied[0]) == "http://[fd00::1]:8000/v1"
-    words = shlex.split(unescape(copied[1]))
-    assert words[:2] == ["curl", "http://[fd00::1]:8000/v1/chat/completions"]
-    assert words[2:6] == ["-H", "Authorization: Bearer $SPARK_API_KEY", "-H", "Content-Type: application/json"]
-    assert words[6] == "-d"
-    assert json.loads(words[7])["model"] == name
-    assert len(words) == 8
+    url, command, *_ = lines_to_copy(named)
+    assert url == "http://[fd00::1]:8000/v1"
+    *words, body = shlex.split(command)
+    headers = ["-H", "Authorization: Bearer $SPARK_API_KEY", "-H", "Content-Type: application/json"]
+    assert words == ["curl", "http://[fd00::1]:8000/v1/chat/completions", *headers, "-d"]
+    assert json.loads(body)["model"] == name
 
 
 def test_a_node_that_does_not_serve_has_no_address_to_copy() -> None:
@@ -312,7 +323,8 @@ def test_a_request_for_news_waits_for_a_change_until_its_hold_ends() -> None:
         assert waited < page.HOLD_SECONDS / 2
         known = first["report"][1]["data-digest"]  # type: ignore[index]  # attributes
         same, waited = news(known)
-        assert (same, waited >= page.HOLD_SECONDS) == (first, True)
+        assert same == first
+        assert waited >= page.HOLD_SECONDS
         loop.call(lambda: current.__setitem__(0, replace(HEAD_REPORT, phase=Phase.FAILED)))
         changed, waited = news(known)
         assert waited < page.HOLD_SECONDS / 2, "woken"

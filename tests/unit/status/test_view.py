@@ -1,17 +1,12 @@
-"""What a person sees of a node's figures, and that no other node can show what is none."""
-
-import math
+"""What a person sees of the nodes: their state, what to do, and figures of living agents alone."""
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.node_reports import ALONE, BIG, BUSY, GPU, HEAD_REPORT, LOADING, NOW, PEER, USED, WILD, WORKER, ago
+from tests.unit.node_reports import ALONE, BUSY, GPU, HEAD_REPORT, LOADING, NOW, PEER, USED, WORKER, ago
 
-from sparkd.base.status.figure_texts import activity_figures, bar, gpu_text, memory_share, sparkline
-from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import (
     UNKNOWN_RANK,
     Contact,
-    MemoryReport,
     NodeReport,
     Phase,
     RestartReport,
@@ -21,78 +16,6 @@ from sparkd.base.status.view import Headline, View, headline, overview
 VIEW = View(NOW, alive=True)
 BUSY_WORKER = replace(WORKER, activity=BUSY, gpu=GPU, memory=USED)
 TO_FOLLOW = "nothing is to be done; to follow it: sparkd status --watch"
-
-
-@pytest.mark.parametrize(
-    ("activity", "figures"),
-    [
-        (BUSY, ["42.1", "310", "3", "1", "41%", "87%", "71%"]),
-        (ActivityReport(0, 0, 0.0, 0.0, 0.0), ["0", "0", "0", "0", "0%"]),
-        (WILD, ["0", "1,000,000,000", "1,000,000,000", "0", "0%", "0%", "0%"]),
-    ],
-)
-def test_figures_of_the_activity_are_within_their_bounds(activity: ActivityReport, figures: list[str]) -> None:
-    assert list(activity_figures(activity).values()) == figures
-
-
-@pytest.mark.parametrize(
-    ("gpu", "text"),
-    [
-        (GPU, "2405 MHz 61 W 71 °C 96 %"),
-        (GpuReport("GB10", clock_mhz=600, temperature_celsius=40), "600 MHz 40 °C"),
-        (GpuReport("GB10"), ""),
-        (GpuReport("GB10", BIG, -5), "1000000000 MHz 0 W"),
-    ],
-)
-def test_a_gpu_as_text(gpu: GpuReport, text: str) -> None:
-    assert gpu_text(gpu) == text
-
-
-@pytest.mark.parametrize(
-    ("samples", "line"),
-    [
-        ((), " " * 10),
-        ((0,), " " * 9 + "▁"),
-        ((100,) * 7, " " * 8 + "██"),
-        ((0, 100, 0, 0, 0, 0), " " * 9 + "█"),
-        (tuple(range(100)), "▄▄▄▅▅▆▆▇▇▇"),
-        ((BIG, -BIG), " " * 9 + "█"),
-    ],
-)
-def test_a_sparkline_ends_with_the_newest_and_has_the_most_of_each_minute(samples: tuple[int, ...], line: str) -> None:
-    assert sparkline(samples) == line
-
-
-@pytest.mark.parametrize(
-    ("total", "available", "filled"),
-    [
-        (100, 25, 8),
-        (0, 0, 0),
-        (-1, 5, 0),
-        pytest.param(BIG, 1, 0, id="too large"),
-        pytest.param(100, BIG, 0, id="more than all"),
-        pytest.param(5, -BIG, 10, id="less than none"),
-    ],
-)
-def test_a_bar_of_memory(total: int, available: int, filled: int) -> None:
-    assert bar(memory_share(MemoryReport(total, available))) == "█" * filled + "░" * (10 - filled)
-
-
-@pytest.mark.parametrize(
-    ("engine", "left"),
-    [
-        (LOADING, "about 6 min left (last load)"),
-        (replace(LOADING, expected_by="recipe"), "about 6 min left (recipe)"),
-        (replace(LOADING, expected_seconds=60.0), "1 min over (last load)"),
-        (replace(LOADING, expected_seconds=None), ""),
-        (replace(LOADING, started=""), ""),
-        (replace(LOADING, expected_seconds=math.inf), ""),
-        (replace(LOADING, expected_seconds=1e300), ""),
-        (replace(LOADING, expected_seconds=-1e300), ""),
-    ],
-)
-def test_the_time_left_of_a_load_is_the_last_loads_less_what_passed(engine: EngineReport, left: str) -> None:
-    assert overview(replace(WORKER, engine=engine), VIEW).nodes[0].left == left
 
 
 def test_restarts_of_the_last_day_are_listed_with_their_node() -> None:
@@ -123,7 +46,8 @@ def test_figures_of_a_node_that_does_not_answer_or_of_an_agent_that_is_gone_are_
 ) -> None:
     peer = replace(PEER, contact=contact, report=BUSY_WORKER)
     screen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(peer,)), View(NOW, alive))
-    assert (screen.nodes[1].living, screen.nodes[1].level) == (None, "unknown")
+    assert screen.nodes[1].living is None
+    assert screen.nodes[1].level == "unknown"
     assert screen.activity == (BUSY if alive else None)
 
 

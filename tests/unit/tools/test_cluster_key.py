@@ -175,3 +175,10 @@ def test_a_node_that_joins_keeps_the_public_key_of_the_last_head_alone(spark: Tr
         assert path.stat().st_mode & 0o7777 == 0o600
     node_files.take_back()
     assert not path.exists()
+
+
+def test_rotate_writes_no_other_file_than_the_clusters_key(tmp_path: Path) -> None:
+    create_key(KEY, Setup(tmp_path))
+    head = Tree(tmp_path).file(head_key.PRIVATE, f"{'ab' * 32}\n", mode=0o600)
+    rotate_key(KEY, Setup(tmp_path))
+    assert head.read_text() == f"{'ab' * 32}\n"

@@ -6,6 +6,7 @@ import threading
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.cluster_nodes import addresses, machine, settings
 from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
 from tests.unit.limits import files_left
@@ -32,6 +33,7 @@ from sparkd.tools.node.switching import (
     make_switch,
     plans_before,
     read_choice,
+    refuse_worker,
 )
 
 LATER = "2999-01-01T00:00:00+00:00"
@@ -320,3 +322,12 @@ def test_a_caller_that_follows_an_agent_sees_that_there_is_none(tree: Tree) -> N
     living(tree, Phase.SERVING, "")
     report = present(next(reports))
     assert report.phase is Phase.SERVING
+
+
+def test_a_worker_names_the_head_and_the_command_to_run_there(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/sparkd", "use", "my recipe"])
+    pair = settings(addresses(2), 29510)
+    refuse_worker(pair, machine(tree, 0))
+    with pytest.raises(UsageError) as refused:
+        refuse_worker(pair, machine(tree, 1))
+    assert refused.value.hint == "on 127.0.0.1: sudo sparkd use 'my recipe'"

@@ -52,14 +52,14 @@ class SignedClient:
         """An answer verified to be this peer's, to this request. Raises HttpError or UnsignedError."""
         for key in self._keys():  # while keys change, the peer may have only the old one
             answer = await self._request_with(key, path, limit_bytes)
-            if answer.status == 401 and self._replaced_challenge(answer):
+            if answer.status == 401 and self._take_challenge(answer):
                 answer = await self._request_with(key, path, limit_bytes)
             if answer.status != 401:
                 return answer
         differing = "cluster.key_file" if self._challenge else "cluster.nodes and the version of sparkd"
         raise UnsignedError(f"it refuses this node: {differing} must be the same on all nodes")
 
-    def _replaced_challenge(self, refusal: Response) -> bool:
+    def _take_challenge(self, refusal: Response) -> bool:
         """Take the challenge of a refusal. Returns whether it is a new one: then the reason was a new connection."""
         previous, self._challenge = self._challenge, refusal.headers.get(auth.CHALLENGE_HEADER.lower(), "")
         return self._challenge not in ("", previous)

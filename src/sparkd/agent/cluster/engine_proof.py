@@ -26,9 +26,9 @@ class EngineProof(Struct):
     _under_way: Outcome[bool] | None = None
     _result: bool | None = None
 
-    def is_given(self, silent_seconds: float) -> bool | None:
+    def request(self, silent_seconds: float) -> bool | None:
         """Whether the engine has worked since a silence of so many seconds began; None while a proof is under way."""
-        proven = self._take()
+        proven = self._read_result()
         if proven is None and silent_seconds >= self.limit_seconds:
             return False
         if proven is None:
@@ -36,11 +36,11 @@ class EngineProof(Struct):
         return proven
 
     def renew(self, left_seconds: float, now: float) -> bool | None:
-        """The last result in this silence, None before one. Another proof is requested once it is old or has failed.
+        """The last result in this silence; None before the first. Requests another one when that is old or negative.
 
         `left_seconds`: until the silence is too long without a proof, or below 0.
         """
-        proven = self._take()
+        proven = self._read_result()
         pause_seconds = self.seconds if proven else RETRY_SECONDS
         if proven is None or now - self._taken_at >= pause_seconds:
             self._begin(self.seconds if left_seconds <= 0 else max(RETRY_SECONDS, left_seconds))
@@ -54,7 +54,7 @@ class EngineProof(Struct):
         if self._under_way is None:
             self._under_way = self.submit(self.prove(seconds))
 
-    def _take(self) -> bool | None:
+    def _read_result(self) -> bool | None:
         if self._under_way is not None and self._under_way.done():
             self._result, self._under_way, self._taken_at = self._under_way.result(), None, self.clock()
         return self._result

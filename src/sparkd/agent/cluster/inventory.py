@@ -133,7 +133,7 @@ def _read_images(host: Host) -> tuple[tuple[Image, ...], str]:
 
 
 def _find_images(reader: DockerReader) -> tuple[Image, ...]:
-    """Raises DockerError."""
+    """The first images that have an identity. Raises DockerError."""
     names = docker_image.read_names(reader)[:MOST_IMAGES]
     images = ((name, docker_image.image_identity(reader, name)) for name in names)
     return tuple(Image(name, identity) for name, identity in images if identity)

@@ -53,10 +53,9 @@ def find_missing(
     model_path = plan.model_path.removeprefix(f"{here.models_dir}/")
     head_model, model = _find_model(model_path, here), _find_model(model_path, there)
     head_images, images = _find_images(plan.image, here), _find_images(plan.image, there)
-    unread = {line.partition(":")[0]: line for line in there.unread}
-    for kind, is_found in (("models", model is not None), ("images", bool(images))):
-        if is_found:  # it has what the plan needs: what else was not read does not matter
-            unread.pop(kind, None)
+    # Where it has what the plan needs, what else was not read does not matter.
+    is_there = {"models": model is not None, "images": bool(images)}
+    unread = {kind: line for line in there.unread if not is_there.get(kind := line.partition(":")[0])}
     for line in unread.values():
         yield Lack(f"not all of it is readable: {line}", "see the journal there")
     if model_path.startswith("/"):

@@ -128,8 +128,7 @@ class PeerMonitor(Struct):
         peers = self.statuses()
         self.on_check(peers)
         now = self.clock()
-        silences: list[tuple[float, PeerStatus]] = []
-        away = ""
+        silences, absences = list[tuple[float, PeerStatus]](), list[str]()
         for peer in peers:
             if (expected := self._expected.get(peer.rank)) is None:
                 continue
@@ -138,17 +137,17 @@ class PeerMonitor(Struct):
             heard_at = max(self.readers[peer.rank].heard_at or self._tracked_since, self.resumed_at())
             if peer.contact is Contact.REFUSED:
                 refused_at = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_since)
-                awaited = self._await_agent(peer, now - refused_at, refused_at - heard_at)  # it may raise for each
-                away = away or awaited
+                absences.append(self._judge_absence(peer, now - refused_at, refused_at - heard_at))
             else:
                 self._refused_at.pop(peer.rank, None)
                 silences.append((max(0.0, now - heard_at), peer))
         longest = max(silences, key=lambda silence: silence[0], default=None)
-        self.trouble = (self._handle_silence(*longest, now) if longest else "") or away
+        silence = self._judge_silence(*longest, now) if longest else ""
+        self.trouble = next(filter(None, (silence, *absences)), "")
         return peers
 
-    def _await_agent(self, peer: PeerStatus, away_seconds: float, silent_seconds: float) -> str:
-        """The text to report while the next agent is awaited. Raises PeerLostError where none is, or for too long.
+    def _judge_absence(self, peer: PeerStatus, away_seconds: float, silent_seconds: float) -> str:
+        """The trouble while a serving rank's next agent is awaited. Raises PeerLostError where none is, or too long.
 
         `away_seconds`: since the first refusal; `silent_seconds`: from the last answer until then.
         """
@@ -163,13 +162,13 @@ class PeerMonitor(Struct):
         # A machine that was silent for longer has restarted, unless the engine works, which needs all ranks. Where it
         # does not, the silence counts, too; while a proof is under way, not yet.
         late_seconds = silent_seconds - LATE_SECONDS
-        is_proven = self._proof.is_given(silent_seconds) if late_seconds > 0 and self._proof is not None else False
+        is_proven = self._proof.request(silent_seconds) if late_seconds > 0 and self._proof is not None else False
         if late_seconds > 0 and is_proven is False and away_seconds + late_seconds >= limit:
             what = f"{silent_seconds:.0f} s after its last answer, as where its machine has restarted"
             raise PeerLostError(f"{reason}, {what}", HINT)
         return f"the agent of {rank} is away, and its rank serves: the next one is awaited for {limit:.0f} s"
 
-    def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> str:
+    def _judge_silence(self, seconds: float, peer: PeerStatus, now: float) -> str:
         """The trouble after a silence of so many seconds, in which a serving engine may prove itself.
 
         Raises PeerLostError where the timeout has passed, and there is no proof or it has failed.

@@ -73,9 +73,9 @@ class NodeLog:
         self.address = address
         self._read = read
         self._own_origin_us = _clock_origin(time.time_ns() // 1000)
-        """Of the clock by which queries come: this node's, when this reader was made."""
+        """Origin of the clock by which queries come: this node's, when this reader was made."""
         self._origin_us = self._own_origin_us
-        """Of the clock of the node that is read, which its first page shows."""
+        """Origin of the clock of the node that is read; its first page shows it."""
         self._last_us: int | None = None
         """The time of the last line, by the clock of the node that is read."""
         self._shown = dict[tuple[int, str], None]()
@@ -92,7 +92,7 @@ class NodeLog:
             except (OSError, HttpError, UnsignedError, ValueError) as error:
                 return NewLines([], sanitize(str(error)))
             if not self._note_clock(page.now_us):
-                break  # else the bounds were those of another clock
+                break  # else the query's bounds were by a wrong clock
         trouble = page.trouble or self._describe_cut(page)
         return NewLines(self._take_new(page), trouble)
 

@@ -76,18 +76,18 @@ class PeerReader:
         except HttpError as error:
             return self._record_failure(self._judge_silence(), str(error))
         previous, date = self.status, answer.headers.get("date", "")
+        has_answered = previous.contact is Contact.ANSWERS
         self.heard_at = time.monotonic()
         self.status = replace(
             previous,
             contact=Contact.ANSWERS,
-            since=previous.since if previous.contact is Contact.ANSWERS else utc_now(),
+            since=previous.since if has_answered else utc_now(),
             report=report,
             said="",
             own_address_gone=False,
             clock_ahead_seconds=clock_ahead(date, time.time(), previous.clock_ahead_seconds),
         )
-        known = previous.report if previous.contact is Contact.ANSWERS else None
-        if known is None or (report != known and without_figures(report) != without_figures(known)):
+        if not has_answered or (previous.report and without_figures(report) != without_figures(previous.report)):
             self._wake()
         return True
 
@@ -125,8 +125,8 @@ class PeerReader:
     def _record_failure(self, contact: Contact, reason: str, *, own_address_gone: bool = False) -> bool:
         previous = self.status
         since = previous.since if previous.contact is contact else utc_now()
-        status = replace(previous, contact=contact, since=since, said=sanitize(reason))
-        self.status = replace(status, own_address_gone=own_address_gone)
+        said = sanitize(reason)
+        self.status = replace(previous, contact=contact, since=since, said=said, own_address_gone=own_address_gone)
         self._known_digest = ""  # the next answer may be another incarnation's, so request a whole report
         self._wake()
         return False

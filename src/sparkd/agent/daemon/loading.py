@@ -17,7 +17,8 @@ from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.engine.readiness import ReadinessStage
 from sparkd.base.lib.times import format_duration, utc_now
-from sparkd.base.status.model import Phase, describe_time_left
+from sparkd.base.status.figure_texts import describe_time_left
+from sparkd.base.status.model import Phase
 
 
 def make_ready(agent: Agent, running: Running) -> None:

@@ -32,7 +32,7 @@ from sparkd.base.lib.lock import open_lock, try_lock
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.webhook import RefusedError, check_url, post
 from sparkd.base.state.file import FOLDER, StateFile
-from sparkd.base.status import notices
+from sparkd.base.status import notice_queue, notices
 from sparkd.base.status.model import NodeReport, Phase
 from sparkd.base.status.notices import Notice, NotifyState
 from sparkd.base.status.publisher import Published, Sink
@@ -148,7 +148,7 @@ class Outbox(Struct):
         """Keep what is reported now, and queue the observed notices that the settings want."""
         notices_to_send = tuple(notice for notice in observed if notice.event in self.settings.events)
         state = replace(state, settings=self.settings.model_dump())
-        state = notices.enqueue(state, notices_to_send, self.settings.configured_ways, time.time())
+        state = notice_queue.enqueue(state, notices_to_send, self.settings.configured_ways, time.time())
         if state.dropped > self.state.dropped:
             self.events.warning("notify.messages.dropped", count=state.dropped - self.state.dropped)
         self._keep_state(state)
@@ -171,7 +171,7 @@ class Outbox(Struct):
                 queued = next((message for message in self.state.queue if way in message.ways), None)
                 if queued is None or not self._send_one(way, queued.notice):
                     break
-                self._keep_state(notices.sent(self.state, queued, way))
+                self._keep_state(notice_queue.sent(self.state, queued, way))
 
     def _send_one(self, way: str, notice: Notice) -> bool:
         """Send a message. Returns whether that is done with: it was sent, or the receiver rejects it."""

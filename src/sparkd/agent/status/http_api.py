@@ -24,7 +24,8 @@ from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.text import sanitize
 from sparkd.base.status.bounds import TEXT_LIMIT
-from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, load_seconds_left
+from sparkd.base.status.figure_texts import load_seconds_left
+from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase
 from sparkd.base.status.publisher import Published
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 STANDSTILL_SECONDS = 30.0
 """A main loop that has not turned for so long hangs: it turns at least every ten seconds."""
+LISTEN_AGAIN_SECONDS = 10.0
+"""Pause before the next try, where the address is not there yet, or another program has the port."""
 DEFAULT_RETRY_SECONDS = 10
 """Retry-After, where nothing better is known."""
 RETRY_SECONDS_BY_PHASE = {
@@ -48,7 +51,7 @@ PROBES = ("/livez", "/readyz")
 PATHS = ("/", *PROBES, "/metrics", "/report")
 TEXT = "text/plain; charset=utf-8"
 CHALLENGE = ("WWW-Authenticate", 'Basic realm="sparkd", charset="UTF-8"')
-"""With this a browser asks for the password by itself, also without JavaScript."""  # words: keep
+"""The header by which a browser asks for the password by itself, also without JavaScript."""  # words: keep
 
 
 def make_handler(
@@ -151,10 +154,6 @@ def _is_own_name(host: str, node: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-LISTEN_AGAIN_SECONDS = 10.0
-"""Pause before the next try, where the address is not there yet, or another program has the port."""
 
 
 def start_status_server(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
+from itertools import chain
 
 from msgspec import Struct, toml
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -134,24 +135,16 @@ def _make_peer_metrics(report: NodeReport) -> Iterator[Family]:
     reports = [(peer.report, labels) for peer, labels in peers if peer.report]
     answers = ((labels, peer.contact is Contact.ANSWERS) for peer, labels in peers)
     yield _make_computed("peer_up", answers)
-    contacts = (
-        state
-        for peer, labels in peers
-        for state in _make_state_samples("contact", CONTACTS, peer.contact.value, labels)
-    )
-    yield _make_computed("peer_contact", contacts)
+    contacts = (_make_state_samples("contact", CONTACTS, peer.contact.value, labels) for peer, labels in peers)
+    yield _make_computed("peer_contact", chain.from_iterable(contacts))
     clocks = ((labels, peer.clock_ahead_seconds) for peer, labels in peers)
     yield _make_computed("peer_clock_ahead_seconds", clocks)
-    phases = (
-        state
-        for peer_report, labels in reports
-        for state in _make_state_samples("phase", PHASES, peer_report.phase.value, labels)
-    )
-    yield _make_computed("peer_phase", phases)
+    phases = (_make_state_samples("phase", PHASES, known.phase.value, labels) for known, labels in reports)
+    yield _make_computed("peer_phase", chain.from_iterable(phases))
     failures = (
-        ({**labels, "cause": _limit_to(CAUSES, peer_report.cause), "action": _limit_to(ACTIONS, peer_report.action)}, 1)
-        for peer_report, labels in reports
-        if peer_report.cause
+        ({**labels, "cause": _limit_to(CAUSES, known.cause), "action": _limit_to(ACTIONS, known.action)}, 1)
+        for known, labels in reports
+        if known.cause
     )
     yield _make_computed("peer_failed", failures)
 

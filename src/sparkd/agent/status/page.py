@@ -47,6 +47,15 @@ def element(tag: str, style: str = "", *children: Element | str, **attributes: s
     return tag, ({"class": style} if style else {}) | cleaned, texts
 
 
+def build_code(text: str) -> Element:
+    """A line to copy: a click, or the focus, selects all of it."""
+    return element("code", "copy", text, tabindex="0")
+
+
+def build_svg(label: str, box: str, *shapes: Element) -> Element:
+    return element("svg", "", *shapes, role="img", aria_label=label, viewBox=box, preserveAspectRatio="none")
+
+
 def render_html(node: Element | str) -> str:
     if isinstance(node, str):
         return escape(node)

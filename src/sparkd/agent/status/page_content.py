@@ -2,20 +2,24 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from json import dumps
 from operator import attrgetter
 from shlex import quote
 
-from msgspec.json import decode
-
-from sparkd.agent.status.page import Element, element
-from sparkd.agent.status.page_history import POINTS, Disk, PageHistory, Point, find_spans
+from sparkd.agent.status.page import Element, build_code, build_svg, element
+from sparkd.agent.status.page_day import describe_day
+from sparkd.agent.status.page_history import POINTS, PageHistory, Point
 from sparkd.base.lib.text import sanitize
-from sparkd.base.lib.times import DAY_SECONDS, format_duration, seconds_since
-from sparkd.base.state.history import Bench, Launch, Smoke
-from sparkd.base.status import figure_texts
-from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase
+from sparkd.base.lib.times import format_duration
+from sparkd.base.status.figure_texts import (
+    activity_figures,
+    bounded_share,
+    gpu_text,
+    memory_share,
+    memory_text,
+    progress_text,
+)
+from sparkd.base.status.model import NodeReport, Phase
 from sparkd.base.status.view import SERVES, NodeView, Note, View, overview
 from sparkd.base.vllm.args import KEY_VARIABLE
 
@@ -23,8 +27,8 @@ TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "
 NOTHING = "Nothing is to be done: it follows by itself."
 MOST_LINES = 50
 """Limit of warnings, and of restarts: another node may send many, each as long as a text can be."""
-LINE_LIMIT, MOST_LEVELS = 400, 3
-"""Limits: characters of a line of the log, and levels of a bench."""
+LINE_LIMIT = 400
+"""Characters of a line of the log."""
 CURVES = (
     ("tokens/s out", "{:,.1f}", attrgetter("tokens_per_second"), 0.0),
     ("requests", "{:,.1f}", attrgetter("requests"), 0.0),
@@ -51,7 +55,7 @@ def build_page(report: NodeReport, view: View, history: PageHistory) -> tuple[st
         element("section", f"node {_choose_tone(node)}", *_build_card(node, history.curves.get(node.rank, ())))
         for node in cluster.nodes
     )
-    figures = figure_texts.activity_figures(cluster.activity) if cluster.activity else {}
+    figures = activity_figures(cluster.activity) if cluster.activity else {}
     pairs = (element("div", "", element("dt", "", name), element("dd", "", text)) for name, text in figures.items())
     parts = [
         element("section", f"state {tone}", status, *details),
@@ -69,7 +73,7 @@ def build_page(report: NodeReport, view: View, history: PageHistory) -> tuple[st
 def _build_footer(report: NodeReport) -> list[Element]:
     plan = f"plan {report.plan_digest[:12]}" if report.plan_digest else ""
     about = ", ".join(part for part in (f"{report.node}: sparkd {report.version}", plan, report.transport) if part)
-    lines = element("p", "about", "All lines: ", _build_code("sudo sparkd logs"))
+    lines = element("p", "about", "All lines: ", build_code("sudo sparkd logs"))
     return [lines, element("p", "about", about)]
 
 
@@ -77,7 +81,7 @@ def _build_lower_part(
     report: NodeReport, view: View, history: PageHistory, notes: Sequence[Note], restarts: Sequence[str]
 ) -> list[Element]:
     parts = _build_list("Warnings", [(TONES.get(note.level, "none"), note.text) for note in notes])
-    if day_parts := list(_describe_day(history.disk, view, report)):
+    if day_parts := list(describe_day(history.disk, view, report)):
         parts += [element("h2", "", f"The last 24 hours of {report.node}"), element("div", "day", *day_parts)]
     parts += _build_list("Restarts", [("none", text) for text in restarts])
     lines = [(format_duration(view.now.timestamp() - line.at_us / 1e6), line.text) for line in history.disk.warnings]
@@ -92,11 +96,6 @@ def _build_list(heading: str, lines: Sequence[tuple[str, str]]) -> list[Element]
     rest = [("none", f"and {len(lines) - MOST_LINES} more")] if len(lines) > MOST_LINES else []
     items = (element("li", tone, text) for tone, text in [*lines[:MOST_LINES], *rest])
     return [element("h2", "", heading), element("ul", "notes", *items)]
-
-
-def _build_code(text: str) -> Element:
-    """A line to copy: a click, or the focus, selects all of it."""
-    return element("code", "copy", text, tabindex="0")
 
 
 def _choose_tone(node: NodeView) -> str:
@@ -135,8 +134,8 @@ def _describe_access(node: NodeView) -> Iterator[Element]:
     body = dumps({"model": engine.model, "messages": [{"role": "user", "content": "Hello"}]}, ensure_ascii=False)
     key = f'-H "Authorization: Bearer ${KEY_VARIABLE}" ' if engine.keyed else ""
     url = quote(f"{engine.url}/chat/completions")
-    yield element("p", "", _build_code(engine.url))
-    yield element("p", "", _build_code(f"curl {url} {key}-H 'Content-Type: application/json' -d {quote(body)}"))
+    yield element("p", "", build_code(engine.url))
+    yield element("p", "", build_code(f"curl {url} {key}-H 'Content-Type: application/json' -d {quote(body)}"))
     if engine.keyed:
         yield element("p", "quiet", f"{KEY_VARIABLE}: the key, which is in the file that sparkd endpoint names")
 
@@ -152,7 +151,7 @@ def _describe_trouble(node: NodeView) -> Iterator[Element]:
     name = node.report.node if node.report else node.name
     yield element("p", "do", f"To do on {name}: {text}" if text else f"To do on {name}:")
     if command or not advice:
-        yield element("p", "", _build_code(command[1] if command else "sudo sparkd logs"))
+        yield element("p", "", build_code(command[1] if command else "sudo sparkd logs"))
 
 
 def _build_card(node: NodeView, points: Sequence[Point]) -> Iterator[Element]:
@@ -162,20 +161,13 @@ def _build_card(node: NodeView, points: Sequence[Point]) -> Iterator[Element]:
     yield element("p", "phase", f"{node.phase}, {node.age}" if node.age else node.phase)
     if node.loading:
         time_left = [element("p", "quiet", node.left)] if node.left else []
-        yield _build_bar(
-            "load",
-            figure_texts.progress_text(node.loading),
-            "",
-            figure_texts.bounded_share(node.loading.progress),
-            *time_left,
-        )
+        share = bounded_share(node.loading.progress)
+        yield _build_bar("load", progress_text(node.loading), "", share, *time_left)
     living = node.living
     if living and living.memory:
-        yield _build_bar(
-            "memory", "memory", figure_texts.memory_text(living.memory), figure_texts.memory_share(living.memory)
-        )
+        yield _build_bar("memory", "memory", memory_text(living.memory), memory_share(living.memory))
     if living and living.gpu:
-        yield element("p", "more quiet", f"GPU {figure_texts.gpu_text(living.gpu)}")
+        yield element("p", "more quiet", f"GPU {gpu_text(living.gpu)}")
     yield from _build_curves(points)
     if node.report and node.report.last_cause:
         yield element("p", "more quiet", f"Last cause: {node.report.last_cause}")
@@ -197,7 +189,7 @@ def _build_curves(points: Sequence[Point]) -> Iterator[Element]:
         if len(values) > 1 and any(known_values):
             text = f"{format_text.format(known_values[-1])}, at most {format_text.format(max(known_values))}"
             path = _draw_path(values, top or max(known_values))
-            drawing = _build_svg(f"{label}, last hour: {text}", f"0 -2 {POINTS - 1} 102", path)
+            drawing = build_svg(f"{label}, last hour: {text}", f"0 -2 {POINTS - 1} 102", path)
             texts = element("span", "", element("span", "", label), element("span", "", text))
             yield element("div", "curve", texts, drawing)
     if len(points) > 1:
@@ -214,57 +206,3 @@ def _draw_path(values: Sequence[float | None], scale: float) -> Element:
             commands += f"L{x - 1},100Z"
         is_drawing = value is not None
     return element("path", "", d=commands)
-
-
-def _build_svg(label: str, box: str, *shapes: Element) -> Element:
-    return element("svg", "", *shapes, role="img", aria_label=label, viewBox=box, preserveAspectRatio="none")
-
-
-def _describe_day(disk: Disk, view: View, report: NodeReport) -> Iterator[Element]:
-    """The last 24 hours as times and a bar, then the last smoke test and the last bench."""
-    last_rows = {type(row): row for row in disk.rows}
-    if Launch in last_rows:
-        yield from _build_timeline(disk, view)
-    for kind, command in ((Smoke, "smoke"), (Bench, "bench")):
-        match last_rows.get(kind):
-            case Smoke() as smoke:
-                faults = f"bad answers: {smoke.bad} ({', '.join(smoke.faults)})" if smoke.bad else "all answers good"
-                yield element("p", "", f"Last smoke test, {view.age(smoke.at)} ago: {faults}")
-            case Bench() as bench:
-                yield element("p", "", f"Last bench, {view.age(bench.at)} ago: {_describe_bench(bench)}")
-            case _ if report.rank == 0 and report.phase in IN_SERVICE:  # both commands need this node's endpoint
-                yield element("p", "", f"No {command} yet: ", _build_code(f"sudo sparkd {command}"))
-
-
-def _build_timeline(disk: Disk, view: View) -> Iterator[Element]:
-    """The last 24 hours by state: the sum of each, and a bar."""
-    rectangles, seconds_by_state = [], {"serving": 0.0, "loading": 0.0}
-    for state, from_seconds, to_seconds in find_spans(disk.rows, view.now):
-        seconds_by_state[state] += from_seconds - to_seconds
-        # A load is half as high, so that it is known without its colour. Each span is wide enough to be seen.
-        tone, top = ("wait", 5) if state == "loading" else ("ok", 0)
-        attributes = {
-            "x": DAY_SECONDS - from_seconds,
-            "width": max(from_seconds - to_seconds, 90),
-            "y": top,
-            "height": 10 - top,
-        }
-        rectangles.append(element("rect", tone, **{name: f"{value:.0f}" for name, value in attributes.items()}))
-    # What was before the first launch is not known.
-    first_launch_at = next((row.at for row in disk.rows if isinstance(row, Launch)), "")
-    known_seconds = min(seconds_since(first_launch_at, view.now) or 0.0, DAY_SECONDS)
-    seconds_by_state["down"] = max(0.0, known_seconds - sum(seconds_by_state.values()))
-    text = ", ".join(f"{state} {format_duration(seconds)}" for state, seconds in seconds_by_state.items())
-    yield element("p", "", text)
-    yield _build_svg(f"last 24 hours: {text}", f"0 0 {DAY_SECONDS} 10", *rectangles)
-    yield element("p", "axis", element("span", "", "24 h ago"), element("span", "", "now"))
-
-
-def _describe_bench(bench: Bench) -> str:
-    """Its rates by the number of requests at once, if it is readable: another version may have written it."""
-    names, texts = ("output_tokens_per_second", "first_token_seconds"), []
-    with suppress(KeyError, TypeError, ValueError):
-        for level in decode(bench.figures)["levels"][:MOST_LEVELS]:
-            rate, first_token = (level[name]["median"] for name in names)
-            texts.append(f"{rate:,.1f} tokens/s, first token {first_token:.2f} s ({level['concurrency']:d} at once)")
-    return "; ".join(texts) or "see: sudo sparkd history"

@@ -5,16 +5,14 @@ Both belong to the event loop's thread. The disk is read in a thread of its own,
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
 from statistics import fmean
 from typing import NamedTuple
 
 from sparkd.base.host.journal import Line
 from sparkd.base.lib.slow_document import SlowDocument
-from sparkd.base.lib.times import DAY_SECONDS, seconds_since
-from sparkd.base.state.history import Launch, Row
+from sparkd.base.state.history import Row
 from sparkd.base.status.figure_texts import MOST, memory_share
 from sparkd.base.status.model import NodeReport
 from sparkd.base.status.publisher import Published
@@ -50,7 +48,7 @@ class Disk(NamedTuple):
 
 
 class PageHistory:
-    """What the page shows besides the report."""
+    """What the page shows besides the report: points of the last hour, and what was last read from the disk."""
 
     def __init__(self, read: Callable[[], Disk] = Disk) -> None:
         """`read` reads the disk, in a thread. It may take long or hang, and raises nothing."""
@@ -102,21 +100,3 @@ def _average_known(values: Sequence[float | None]) -> float | None:
     """The mean of the known values, each limited to what a figure can be; None where none is known."""
     known_values = [min(max(0.0, value), MOST) for value in values if value is not None]
     return fmean(known_values) if known_values else None
-
-
-def find_spans(rows: Sequence[Row], now: datetime) -> Iterator[tuple[str, float, float]]:
-    """Spans of the last day in which this node was `loading` or `serving`: this word, and from when to when.
-
-    Both times are in seconds before now. A launch without an end lasts to the next one, or to now.
-    """
-    launches = [row for row in rows if isinstance(row, Launch)]
-    for launch, next_at in zip(launches, [*(later.at for later in launches[1:]), now.isoformat()], strict=False):
-        begin_seconds = seconds_since(launch.at, now)
-        end_seconds = seconds_since(launch.end.at if launch.end else next_at, now)
-        if begin_seconds is None or end_seconds is None:
-            continue
-        loaded_seconds = end_seconds if launch.load_seconds is None else begin_seconds - launch.load_seconds
-        spans = (("loading", begin_seconds, loaded_seconds), ("serving", loaded_seconds, end_seconds))
-        for state, from_seconds, to_seconds in spans:
-            if min(from_seconds, DAY_SECONDS) > max(to_seconds, 0.0):
-                yield state, min(from_seconds, DAY_SECONDS), max(to_seconds, 0.0)

@@ -111,8 +111,8 @@ class KeyRing:
         """When `on_older` is called next, by the monotonic clock, as `_read_at` is."""
         self._lock = Lock()
         self._is_reading, self._read_at = False, float("-inf")
-        self._known_facts: FileFacts | None = None
-        """The file at its last good read; None makes the next call read it again."""
+        self._last_facts: FileFacts | None = None
+        """The file's stat at its last good read; None makes the next call read it again."""
         self._keys = known if known or optional else read_keys(files, path)
         if optional:
             self.latest()
@@ -123,8 +123,8 @@ class KeyRing:
             facts = None
             with suppress(OSError):
                 facts = self._files.stat(self._path)
-            if facts is None or facts != self._known_facts:
-                self._known_facts = facts
+            if facts is None or facts != self._last_facts:
+                self._last_facts = facts
                 self._read_file()
             if len(self._keys) > 1 and time.monotonic() >= self._remind_at:
                 self._remind_at = time.monotonic() + 86400
@@ -133,18 +133,19 @@ class KeyRing:
 
     def _read_file(self) -> None:
         """Read the file. A bad one leaves the keys as they are."""
-        known_keys, known_trouble, self._trouble = self._keys, self._trouble, ""
+        previous_keys, previous_trouble, self._trouble = self._keys, self._trouble, ""
         try:
             self._keys = read_keys(self._files, self._path)
         except ConfigError as error:
-            self._known_facts = None  # the failure may be one of the moment: the next call reads again
-            if self._optional and isinstance(error, AwaitedError) and not isinstance(error, UnreadableError):  # none
+            self._last_facts = None  # the failure may be one of the moment: the next call reads again
+            is_missing = isinstance(error, AwaitedError) and not isinstance(error, UnreadableError)
+            if self._optional and is_missing:
                 self._keys = ()
             else:
                 self._trouble = error.reason if self._optional else str(error)
-        if self._keys != known_keys:
+        if self._keys != previous_keys:
             self._remind_at = 0.0
-        if self._trouble not in ("", known_trouble):
+        if self._trouble not in ("", previous_trouble):
             self._on_trouble(self._trouble)
 
     def latest(self) -> tuple[bytes, ...]:
@@ -170,7 +171,7 @@ class KeyRing:
 
 
 def _parse_keys(content: bytes, path: str) -> tuple[bytes, ...]:
-    """Raises ConfigError, which quotes no line: it may be most of a key."""
+    """The keys of the file. Raises ConfigError, which quotes no line: it may be most of a key."""
     keys = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
         text = line.strip()

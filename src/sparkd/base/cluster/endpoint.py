@@ -18,9 +18,10 @@ def is_local(plan: LaunchPlan) -> bool:
 
 def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
     """The address at which clients reach the head, and a note about it, which may be empty."""
-    if is_local(plan) or plan.api_host != LOOPBACK:
-        note = "the API listens on loopback only (args.host of the recipe)"
-        return plan.api_host, note if is_local(plan) else ""
+    if is_local(plan):
+        return plan.api_host, "the API listens on loopback only (args.host of the recipe)"
+    if plan.api_host != LOOPBACK:
+        return plan.api_host, ""
     if not plan.node.is_head:
         return plan.node.head_address, "the head's address on the fabric; for that on your network, run this there"
     if outward := network.source_address(host.files):

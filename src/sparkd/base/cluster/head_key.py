@@ -42,10 +42,7 @@ def sign(keys: Iterable[bytes], mac: str) -> str:
 
 
 def verify(files: Files, path: str, head: str, mac: str, signatures: str) -> None:
-    """Raises HeadRefusedError unless a public half in the file at `path` fits one of the signatures.
-
-    `head`: its address.
-    """
+    """Verify the head at this address. Raises HeadRefusedError unless a public half in the file fits one signature."""
     try:
         publics = read_keys(files, path)
     except UnreadableError as error:
@@ -55,8 +52,9 @@ def verify(files: Files, path: str, head: str, mac: str, signatures: str) -> Non
     except ConfigError as error:
         raise HeadRefusedError(error.reason, f"on this node: sudo rm {path}; {REMEDY}") from None
     if not signatures:
-        reason = f"no configuration is taken of {head}, which does not sign it as a head"
-        reason += ": an older sparkd, or an impostor"
+        reason = (
+            f"no configuration is taken of {head}, which does not sign it as a head: an older sparkd, or an impostor"
+        )
         raise HeadRefusedError(reason, f"on all nodes, where it is older: {UPDATE}; {REMEDY}")
     if not any(_is_signer(public, mac, signature) for public in publics for signature in signatures.split()[:MAX_KEYS]):
         reason = f"no configuration is taken of {head}, which is not the head that this node has joined: an impostor?"

@@ -1,6 +1,6 @@
 """This node's place in the cluster, the plan that it makes there, and the inputs of its checks.
 
-One chosen in place of the configured plan holds as long as the configuration that it replaces stands.
+A plan that was chosen replaces the configured one until the configuration changes.
 """
 
 from collections.abc import Callable, Iterable
@@ -199,11 +199,9 @@ def _find_own_rank(nodes: tuple[str, ...], host: Host) -> int:
 
 
 def current_switch(settings: Settings, host: Host) -> Switch | None:
-    """The switch that replaces the configured plan, or will at the next start.
+    """The switch that replaces the configured plan, or will at the next start; None where there is none.
 
-    None also where the configuration has changed since it was chosen.
-
-    Raises as `load_switch`.
+    None also where the configuration has changed since. Raises as `load_switch`.
     """
     switch = load_switch(host, lambda _: None)
     with suppress(AwaitedError):  # a configuration that can't be read now is not known to have changed

@@ -3,7 +3,10 @@
 A text is one line without control characters, and a figure is within its bounds, whatever another node has written.
 """
 
+from datetime import datetime
+
 from sparkd.base.lib.text import GIB, sanitize
+from sparkd.base.lib.times import format_duration, seconds_since
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import MemoryReport
 
@@ -25,29 +28,49 @@ def progress_text(engine: EngineReport) -> str:
     return f"{shorten(engine.phase)}{f' {share:.0%}' if share is not None else ''}"
 
 
-SLOW_TOKENS = 100
-"""Tokens a second; below this, a decimal is worth showing: large models write some ten."""
+def load_seconds_left(engine: EngineReport, now: datetime) -> float | None:
+    """Seconds to the first completion, by earlier loads; negative where this takes longer. None without a figure."""
+    passed = seconds_since(engine.started, now)
+    return None if passed is None or engine.expected_seconds is None else engine.expected_seconds - passed
+
+
+def describe_time_left(engine: EngineReport, now: datetime) -> str:
+    """`about 6 min left (recipe)`: until the first completion, and who says so; empty without a figure."""
+    seconds_left = load_seconds_left(engine, now)
+    if seconds_left is None or abs(seconds_left) > MOST:
+        return ""
+    source = "recipe" if engine.expected_by == "recipe" else "last load"
+    return (
+        f"about {format_duration(seconds_left)} left ({source})"
+        if seconds_left >= 0
+        else f"{format_duration(-seconds_left)} over ({source})"
+    )
 
 
 def activity_figures(activity: ActivityReport) -> dict[str, str]:
     """Texts by name: two rates, two counts of requests, then shares."""
     rates = {"tokens/s out": activity.output_tokens_per_second, "tokens/s in": activity.input_tokens_per_second}
-    numbers = {"running": activity.running, "waiting": activity.waiting}
-    counts = {f"request{'s' * (number != 1)} {state}": number for state, number in numbers.items()}
+    counts = {"running": activity.running, "waiting": activity.waiting}
     shares = {
         "KV cache used": activity.kv_cache_use,
         "prefix cache hits": activity.prefix_hit_rate,
         "drafts accepted": activity.draft_acceptance,
     }
-    slow = {title: f"{value:.1f}" for title, value in rates.items() if 0 < value < SLOW_TOKENS}
-    texts = {title: f"{min(max(0, value), MOST):,.0f}" for title, value in (rates | counts).items()} | slow
-    known_shares = ((title, bounded_share(value)) for title, value in shares.items())
+    # A decimal is worth showing below 100 tokens/s: large models write some ten.
+    texts = {title: f"{_limit(rate):,.{1 if 0 < rate < 100 else 0}f}" for title, rate in rates.items()}
+    for state, count in counts.items():
+        texts[f"{'request' if count == 1 else 'requests'} {state}"] = f"{_limit(count):,.0f}"
+    known_shares = ((title, bounded_share(share)) for title, share in shares.items())
     return texts | {title: f"{share:.0%}" for title, share in known_shares if share is not None}
 
 
 def gpu_text(gpu: GpuReport) -> str:
     figures = ((gpu.clock_mhz, "MHz"), (gpu.power_watts, "W"), (gpu.temperature_celsius, "°C"), (gpu.busy_percent, "%"))
-    return " ".join(f"{int(min(max(0, figure), MOST))} {unit}" for figure, unit in figures if figure is not None)
+    return " ".join(f"{_limit(figure):.0f} {unit}" for figure, unit in figures if figure is not None)
+
+
+def _limit(figure: float) -> float:
+    return min(max(0, figure), MOST)
 
 
 def memory_text(memory: MemoryReport) -> str:

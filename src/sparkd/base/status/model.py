@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime
 from enum import Enum
 
 from msgspec import UNSET, Struct, UnsetType, convert, field
@@ -15,7 +14,6 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import is_alive
 from sparkd.base.lib import prepared
 from sparkd.base.lib.text import parse_json
-from sparkd.base.lib.times import format_duration, seconds_since
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 
@@ -209,29 +207,6 @@ def without_figures(report: NodeReport) -> NodeReport:
     """The report without figures that change all the time, here and of other nodes. They wake no waiting reader."""
     peers = tuple(replace(peer, report=peer.report and without_figures(peer.report)) for peer in report.peers)
     return replace(report, memory=None, activity=None, health=None, gpu=None, kernel_counts={}, peers=peers)
-
-
-def load_seconds_left(engine: EngineReport, now: datetime) -> float | None:
-    """Seconds to the first completion, by earlier loads; negative where this takes longer. None without a figure."""
-    passed = seconds_since(engine.started, now)
-    return None if passed is None or engine.expected_seconds is None else engine.expected_seconds - passed
-
-
-MOST_SECONDS = 1e9
-"""Longest time that a report of another node may name: more can't be right."""
-
-
-def describe_time_left(engine: EngineReport, now: datetime) -> str:
-    """`about 6 min left (recipe)`: until the first completion, and who says so; empty without a figure."""
-    seconds_left = load_seconds_left(engine, now)
-    if seconds_left is None or abs(seconds_left) > MOST_SECONDS:
-        return ""
-    source = "recipe" if engine.expected_by == "recipe" else "last load"
-    return (
-        f"about {format_duration(seconds_left)} left ({source})"
-        if seconds_left >= 0
-        else f"{format_duration(-seconds_left)} over ({source})"
-    )
 
 
 def dump(report: NodeReport) -> str:

@@ -1,10 +1,10 @@
-"""Messages to people that follow from a node's reports: one for each change, and a summary while it flaps.
+"""Messages to people that follow from a node's reports, one for each change.
 
 Pure, and times are UTC seconds: what was reported is kept on disk, so that a restart of the agent repeats nothing.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -24,13 +24,8 @@ PATIENCE_SECONDS = {Phase.BLOCKED: 300.0, Phase.AWAITING_DOCKER: 300.0, Phase.AW
 FAILED_STARTS = 2
 """Number of failed starts of one node in a row that is a message; five need a person."""
 FAILED_KEPT = 32
-FLAP_CHANGES, FLAP_SECONDS = 3, 600.0
-"""Changes beyond this number in this time are held back."""
-SUMMARY_SECONDS = 900.0
-"""Time between two summaries."""
 TEXT_LIMIT = 800
 """Discord takes 2,000 characters, and escaping may double a text."""
-QUEUE_LIMIT, QUEUE_SECONDS = 100, 86400.0
 
 
 class Notice(Struct, frozen=True):
@@ -97,6 +92,11 @@ class NotifyState(Struct, frozen=True):
         return bool(self.queue or self.held) or self.degraded_at is not None or self.waits_at is not None
 
 
+Step = tuple[NotifyState, Notice | None]
+Rule = Callable[[NotifyState, NodeReport, float], Step]
+"""The next state by a report at a time, and the message that follows."""
+
+
 def observe(
     state: NotifyState, report: NodeReport, now: float, degraded_seconds: float
 ) -> tuple[NotifyState, tuple[Notice, ...]]:
@@ -108,9 +108,10 @@ def observe(
     if not _speaks_for_cluster(report):
         return replace(state, waits_at=None, waits_reported=(), down=""), ()
     notices: list[Notice] = []
-    steps = (_note_service, _note_degraded) if report.rank == 0 else ()
-    for step in (_note_memory_guard, *steps, _note_waiting, _note_failing):
-        state, notice = step(state, report, now, degraded_seconds)
+    note_degraded: Rule = partial(_note_degraded, after_seconds=degraded_seconds)
+    of_head: tuple[Rule, ...] = (_note_service, note_degraded) if report.rank == 0 else ()
+    for rule in (_note_memory_guard, *of_head, _note_waiting, _note_failing):
+        state, notice = rule(state, report, now)
         notices += [notice] if notice is not None else []
     return state, tuple(notices)
 
@@ -120,14 +121,11 @@ def _speaks_for_cluster(report: NodeReport) -> bool:
     return not any(peer.rank == 0 and peer.contact in (Contact.ANSWERS, Contact.REFUSED) for peer in report.peers)
 
 
-Step = tuple[NotifyState, Notice | None]
-
-
 def _make_notice(event: str, report: NodeReport, text: str, now: float, cause: str = "") -> Notice:
     return Notice(event, sanitize(report.node, 64), sanitize(text, TEXT_LIMIT), report.recipe, cause, now)
 
 
-def _note_service(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+def _note_service(state: NotifyState, report: NodeReport, now: float) -> Step:
     """A message that the service begins, or that it is lost and nobody requested that."""
     if report.phase in IN_SERVICE:
         return (state, None) if state.serving else _begin_service(state, report, now)
@@ -161,7 +159,7 @@ def _find_ended(state: NotifyState, report: NodeReport) -> str:
     return report.incarnation if report.phase is Phase.FAILED else state.before
 
 
-def _note_memory_guard(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+def _note_memory_guard(state: NotifyState, report: NodeReport, now: float) -> Step:
     """A message in place of `lost`. The head also reports a worker's guard.
 
     Where an agent could not report its own guard, the next one does.
@@ -193,7 +191,7 @@ def _note_degraded(state: NotifyState, report: NodeReport, now: float, after_sec
     return replace(state, degraded_reported=True), _make_notice(DEGRADED, report, text, now)
 
 
-def _note_waiting(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+def _note_waiting(state: NotifyState, report: NodeReport, now: float) -> Step:
     """A message where a person must help. That of a head names the other node that it waits for."""
     if report.phase in (Phase.PREFLIGHT, Phase.FAILED):  # between two tries
         return state, None
@@ -211,7 +209,7 @@ def _note_waiting(state: NotifyState, report: NodeReport, now: float, _: float) 
     return state, _make_notice(NEEDS_PERSON, report, text, now)
 
 
-def _note_failing(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+def _note_failing(state: NotifyState, report: NodeReport, now: float) -> Step:
     """A message for starts that fail in a row: from the second one on, once for each cause."""
     if report.phase in (*IN_SERVICE, Phase.STOPPED):
         return replace(state, failed=(), failing=()), None
@@ -241,41 +239,3 @@ def unit_down(
         return state, ()
     state = replace(state, down=text, serving=False, lost_at=state.lost_at or (now if state.serving else None))
     return state, (Notice(NEEDS_PERSON, sanitize(node, 64), text, state.recipe, at=now),)
-
-
-def enqueue(state: NotifyState, notices: tuple[Notice, ...], ways: tuple[str, ...], now: float) -> NotifyState:
-    """Queue what is to be sent now: changes that flap are held for a summary. The oldest of the queue are dropped."""
-    for notice in notices:
-        recent = tuple(at for at in state.changes if 0 <= now - at < FLAP_SECONDS)
-        if notice.event == NEEDS_PERSON:
-            state = _add_to_queue(state, notice, ways)
-        elif state.held or len(recent) >= FLAP_CHANGES:
-            state = replace(state, held=(*state.held, notice)[-QUEUE_LIMIT:])
-        else:
-            state = _add_to_queue(replace(state, changes=(*recent, now)), notice, ways)
-    if len(state.held) == QUEUE_LIMIT or (state.held and not 0 <= now - state.held[0].at < SUMMARY_SECONDS):
-        # The next change is held back, too, unless FLAP_SECONDS have been quiet.
-        state = replace(_add_to_queue(state, _summarize(state.held, now), ways), held=(), changes=(now,) * FLAP_CHANGES)
-    fresh = (queued for queued in state.queue if now - queued.notice.at < QUEUE_SECONDS)
-    unsent = tuple(queued for queued in fresh if {*queued.ways} & {*ways})[-QUEUE_LIMIT:]
-    return replace(state, queue=unsent, dropped=state.dropped + len(state.queue) - len(unsent))
-
-
-def _add_to_queue(state: NotifyState, notice: Notice, ways: tuple[str, ...]) -> NotifyState:
-    return replace(state, queue=(*state.queue, Queued(notice, ways)))
-
-
-def _summarize(held: tuple[Notice, ...], now: float) -> Notice:
-    last = held[-1]
-    counts = ", ".join(f"{count} {event}" for event, count in Counter(notice.event for notice in held).items())
-    lasted = format_duration(max(0.0, now - held[0].at))
-    text = sanitize(f"more in {lasted}: {counts}; the last: {last.event}: {last.text}", TEXT_LIMIT)
-    return Notice(SUMMARY, last.node, text, last.recipe, last.cause, now)
-
-
-def sent(state: NotifyState, queued: Queued, way: str) -> NotifyState:
-    """The state after this message was sent by this way."""
-    position = state.queue.index(queued)
-    remaining = replace(queued, ways=tuple(other for other in queued.ways if other != way))
-    rest = (remaining,) if remaining.ways else ()
-    return replace(state, queue=(*state.queue[:position], *rest, *state.queue[position + 1 :]))

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from sparkd.base.lib.errors import Cause
-from sparkd.base.status.model import NodeReport, Phase
+from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase
 
 
 class Loss(NamedTuple):
@@ -59,4 +59,4 @@ def find_loss(report: NodeReport) -> Loss | None:
 
 def answers_requests(report: NodeReport) -> bool:
     """Whether a head's engine serves, also while it drains."""
-    return report.draining or report.phase in (Phase.SERVING, Phase.DEGRADED)
+    return report.draining or report.phase in IN_SERVICE

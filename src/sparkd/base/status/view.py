@@ -12,18 +12,9 @@ from msgspec.structs import replace
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import sanitize
 from sparkd.base.lib.times import DAY_SECONDS, format_duration, seconds_since
-from sparkd.base.status.figure_texts import progress_text, shorten
+from sparkd.base.status.figure_texts import describe_time_left, progress_text, shorten
 from sparkd.base.status.figures import ActivityReport, EngineReport
-from sparkd.base.status.model import (
-    IN_SERVICE,
-    Contact,
-    FindingReport,
-    NodeReport,
-    PeerStatus,
-    Phase,
-    RestartReport,
-    describe_time_left,
-)
+from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, PeerStatus, Phase, RestartReport
 
 TEXT_LIMIT = 2000
 """Characters of what others wrote."""
@@ -35,6 +26,7 @@ LEVELS = {
     Phase.BLOCKED: "block",
     Phase.FAILED: "block",
 }
+NOTHING = "nothing is to be done"
 SERVES = tuple(phase.value for phase in IN_SERVICE)
 CONTACTS = {
     Contact.UNHEARD: "not heard yet",
@@ -133,9 +125,6 @@ def overview(report: NodeReport, view: View) -> Overview:
     return Overview(tuple(sorted(nodes, key=lambda node: node.rank)), _list_notes(known), tuple(restarts))
 
 
-NOTHING = "nothing is to be done"
-
-
 def headline(report: NodeReport, view: View) -> Headline:
     if not view.alive:
         return _describe_ended(report)
@@ -223,18 +212,18 @@ def _join_causes(present: str, last: str) -> str:
 
 def _list_notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
     """Findings that are not good, and hints of last causes: this node's, then those of named other nodes."""
-    notes = (note for node, prefix in known for finding in node.findings for note in _note(finding, prefix, node.node))
+    notes = (note for report, prefix in known for note in _make_notes(report, prefix))
     hints = [(prefix, todo) for node, prefix in known if (todo := _describe_todo(node.last_action, node.last_hint))]
     return (*notes, *(Note("hint", f"{prefix}last cause: {todo}") for prefix, todo in hints))
 
 
-def _note(finding: FindingReport, prefix: str, node: str) -> Iterator[Note]:
-    """Notes of a finding: none of a good one; else what it says, and what to do on that node."""
-    if finding.level == "ok":
-        return
-    yield Note(shorten(finding.level), f"{prefix}{shorten(finding.id)}: {sanitize(finding.reason, TEXT_LIMIT)}")
-    if todo := _describe_todo(finding.action, finding.hint):
-        yield Note("hint", f"on {shorten(node)}: {todo}")
+def _make_notes(report: NodeReport, prefix: str) -> Iterator[Note]:
+    """Notes of each finding that is not good: what it says, and what to do on that node."""
+    for finding in report.findings:
+        if finding.level != "ok":
+            yield Note(shorten(finding.level), f"{prefix}{shorten(finding.id)}: {sanitize(finding.reason, TEXT_LIMIT)}")
+            if todo := _describe_todo(finding.action, finding.hint):
+                yield Note("hint", f"on {shorten(report.node)}: {todo}")
 
 
 def _describe_todo(action: str, hint: str) -> str:

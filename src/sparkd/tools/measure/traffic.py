@@ -24,7 +24,7 @@ from statistics import median, quantiles
 from msgspec import Struct
 
 from sparkd.agent.cluster.client import SignedClient, Source
-from sparkd.agent.cluster.service import PeerApi
+from sparkd.agent.cluster.peer_api import PeerApi
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.http_connection import Limits, Request, Response
 from sparkd.base.lib.http_server import HttpServer

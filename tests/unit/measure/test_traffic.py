@@ -60,7 +60,8 @@ def listening_node(port: int, addresses: Mapping[str, str] = {THERE: ""}) -> Ite
 def test_both_directions_and_the_round_trips_are_measured(port: int, programs: Programs) -> None:
     with listening_node(port):
         measured = measurer(port).measure()
-    assert (round(measured.sent_gbps, 1), round(measured.received_gbps, 1)) == (19.3, 19.3)
+    assert round(measured.sent_gbps, 1) == 19.3
+    assert round(measured.received_gbps, 1) == 19.3
     assert 1 < measured.round_trip_us <= measured.round_trip_99_us < 1e6
     assert round(measure_ceiling(), 1) == 19.3
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -159,12 +160,18 @@ def test_a_warning_beside_the_figures_is_passed_over() -> None:
     assert parse_tcp(b"warning: slow\n" + IPERF3_PRINTED + b"warning: slow\n") == parse_tcp(IPERF3_PRINTED)
 
 
-@pytest.mark.parametrize("program", [IPERF3, IB_WRITE_BW])
-def test_a_program_that_fails_is_tried_again_and_its_last_line_is_quoted(programs: Programs, program: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "run"),
+    [
+        (IPERF3, lambda: measure_tcp(HERE, HERE, pause_seconds=0.01)),
+        (IB_WRITE_BW, lambda: measure_rdma("rocep1s0f0", "10.0.0.2", 0.01)),
+    ],
+    ids=[IPERF3, IB_WRITE_BW],
+)
+def test_a_program_that_fails_is_tried_again_and_its_last_line_is_quoted(
+    programs: Programs, program: str, run: Callable[[], float]
+) -> None:
     programs.write(program, f"echo x >>{programs.folder}/tries; echo 'Unable to connect' >&2; exit 1")
     with pytest.raises(TrafficError, match=f"{program} printed no figure, but ends in: Unable to connect"):
-        if program == IPERF3:
-            measure_tcp(HERE, HERE, pause_seconds=0.01)
-        else:
-            measure_rdma("rocep1s0f0", "10.0.0.2", 0.01)
+        run()
     assert len((programs.folder / "tries").read_text().splitlines()) == traffic_programs.TRIES

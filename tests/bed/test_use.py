@@ -258,6 +258,43 @@ def test_the_end_of_a_choice_drains_too(spark: SparkdNode) -> None:
     assert set(got) == {"200", "refused"}, got
 
 
+CROWD = """\
+import http.client, json, threading, time
+body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 450, "ignore_eos": True})
+def crowd():
+    while True:
+        try:
+            client = http.client.HTTPConnection("127.0.0.1", 8000, timeout=600)
+            client.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+            client.getresponse().read()
+        except OSError:
+            time.sleep(0.02)
+for _ in range(12):
+    threading.Thread(target=crowd).start()
+"""
+"""Twelve clients that come back within 20 ms, in whose queue other requests wait for a minute and longer."""
+
+
+@pytest.mark.whole
+def test_clients_who_fill_the_queue_bring_no_choice_back(spark: SparkdNode) -> None:
+    node, late, cursor = spark.node, "/etc/sparkd/conf.d/20-late.toml", spark.cursor()
+    node.write(late, "[readiness]\ncompletion_timeout_seconds = 2\n")
+    node.write("/root/crowd.py", CROWD)
+    node.sh("setsid python3 /root/crowd.py >/dev/null 2>&1 & echo $! >/root/crowd.pid")
+    try:
+        used = node.run("sparkd", "use", "narrow", check=False, timeout=USE_SECONDS)
+        assert used.stdout.splitlines()[-1] == "recipe narrow is in force", used
+        journal = spark.journal_since(cursor)
+        assert re.search(r"engine\.smoke\.skipped .*no answer within 2 s beside 1\d of clients' requests", journal), (
+            journal
+        )
+    finally:
+        node.sh("kill $(cat /root/crowd.pid)")
+        node.run("rm", late)
+    node.run("sparkd", "use", "--end", timeout=USE_SECONDS)
+    assert context_length(spark) == 512
+
+
 @pytest.mark.whole
 def test_what_breaks_at_its_start_goes_back(spark: SparkdNode) -> None:
     used = spark.node.run("sparkd", "use", "broken", check=False, timeout=USE_SECONDS)

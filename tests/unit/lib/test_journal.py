@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from tests.unit.clock import unstalled
 
-from sparkd.base.lib.systemd import CAPACITY_BYTES, Journal
+from sparkd.base.lib.journal_writer import CAPACITY_BYTES, Journal
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from sparkd.base.host.docker import DockerFacts, read_containers
 from sparkd.base.host.files import FIXTURE, Files
 from sparkd.base.host.gpu import GpuFacts
 from sparkd.base.host.meminfo import FreeMemory, MemInfo
+from sparkd.base.host.open_files import OpenFiles
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.host.processes import Details, OpenFiles, Process, ProcessTable
+from sparkd.base.host.processes import Details, Process, ProcessTable
 from sparkd.base.host.shm import ANY, Segment, Uses
 from sparkd.base.host.sockets import Holder, Listener, PendingRequest
 from sparkd.base.host.units import Unit

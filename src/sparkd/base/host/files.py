@@ -42,14 +42,6 @@ _LEADS_OUT = re.compile(r"/(?:root|cwd|exe|fd|map_files|\.\.)(?:/|$)")
 T = TypeVar("T")
 
 
-class OvergrownError(OSError):
-    """A table is longer than what is read of it, and most of what was read belongs to `user`."""
-
-    def __init__(self, what: str, user: str) -> None:
-        super().__init__(errno.EFBIG, f"{what}, most of them of {user}")
-        self.user = user
-
-
 class Kind(Enum):
     FILE = "file"
     FOLDER = "folder"

@@ -14,7 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.host.files import Files
-from sparkd.base.host.processes import OpenFiles, Process, open_files, read_mappings
+from sparkd.base.host.open_files import OpenFiles, open_files, read_mappings
+from sparkd.base.host.processes import Process
 from sparkd.base.lib import start_thread
 from sparkd.base.lib.text import sanitize
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkd.base.host.files import Files
-from sparkd.base.host.journal import parse_boot_line, read_last_boot
+from sparkd.base.host.last_boot import parse_boot_line, read_last_boot
 from sparkd.base.lib.redactor import Redactor
 
 END = 1_790_000_000.0

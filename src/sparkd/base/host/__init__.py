@@ -39,7 +39,7 @@ class Host:
         gpu: Callable[[], GpuFacts] | None = None,
         owner_uid: int = 0,
     ) -> None:
-        """`owner_uid`: as in Files."""
+        """`owner_uid`: the same as for Files."""
         self.files = Files(os.path.realpath(root), owner_uid)
         self.docker_fixture = docker
         self.gpu = gpu or self._gpu
@@ -159,7 +159,7 @@ class Host:
         return gpu.gpu_users(self.files, self._without_own(among))
 
     def gpu_mappers(self, among: Iterable[Process]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """As `gpu.gpu_mappers`, without this process."""
+        """The answer of `gpu.gpu_mappers` without this process."""
         return gpu.gpu_mappers(self.files, self._without_own(among))
 
     def _without_own(self, among: Iterable[Process]) -> Iterator[Process]:

@@ -95,7 +95,7 @@ class Files(Struct, frozen=True):
 
     root: str = "/"
     owner_uid: int = 0
-    """Who owns what is root's on the machine: another user in a tree of files that this one has made."""
+    """The owner of the files that are root's on a machine; in a tree of files, the user who has made it."""
 
     @contextmanager
     def opened(self, path: str) -> Iterator[int]:
@@ -130,13 +130,13 @@ class Files(Struct, frozen=True):
         return self.bytes(path, limit).decode("utf-8", "backslashreplace")
 
     def text_if_any(self, path: str, limit: int = LIMIT_BYTES) -> str | None:
-        """As `text`; None where there is no such file."""
+        """The content, as `text` returns it; None where there is no such file."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return self.text(path, limit)
         return None
 
     def recorded(self, name: str, kind: type[T]) -> T | None:
-        """What a tree of files holds in `FIXTURE`/NAME.json; None where it has none. Raises ValueError."""
+        """The record `FIXTURE`/NAME.json of a tree of files; None where it has none. Raises ValueError."""
         path = f"{FIXTURE}/{name}.json"
         try:
             text = self.text_if_any(path)
@@ -168,7 +168,7 @@ class Files(Struct, frozen=True):
         return tuple(sorted(names))
 
     def names_if_any(self, path: str) -> tuple[str, ...]:
-        """As `names`; empty where there is no such folder."""
+        """The names in a folder, sorted; none where there is no such folder."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return self.names(path)
         return ()
@@ -182,7 +182,7 @@ class Files(Struct, frozen=True):
         return follow(path, lambda here, _: self.link(here)) or "/"
 
     def lstat(self, path: str) -> FileFacts:
-        """As `stat`, of `path` itself: a symlink there is not followed."""
+        """Facts of `path` itself: a symlink there is not followed."""
         return _make_facts(os.lstat(self._resolve_parent(path)))
 
     def links(self, path: str) -> Iterator[tuple[str, str]]:
@@ -225,7 +225,7 @@ def open_file(path: str, flags: int = 0) -> int:
 
 
 def _read(path: str, work: Callable[[int], T], flags: int = 0) -> T:
-    """What `work` returns for the open file. `opened` takes longer, which counts for thousands of processes' files."""
+    """The result of `work` for the open file. `opened` takes longer, which counts for thousands of processes' files."""
     fd = open_file(path, flags)
     try:
         return work(fd)

@@ -1,4 +1,4 @@
-"""Queries of the GPU's driver with a deadline; the GPU's device files, and the processes that have them open.
+"""The GPU: queries of its driver with a deadline, and the processes that have its device files open or mapped.
 
 A call into a hung driver can be neither ended nor timed out: a thread of its own makes it, and imports `nvml`,
 which may fail as a query does.

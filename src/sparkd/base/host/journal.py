@@ -21,7 +21,7 @@ MOST_LINES, MOST_BYTES = 2_000, 4 << 20
 LINE_LIMIT = 16_384
 """Characters, as of a line of the engine."""
 PRINTED_BYTES = 32 << 20
-"""What journalctl may print for one answer, most of which may be lines that are not wanted."""
+"""Limit of what journalctl prints for one answer, most of which may be lines that are not wanted."""
 READ_SECONDS = 5.0
 ENGINE = "engine| "
 """The agent puts it before each line of the engine, so that no client's text passes for an event."""
@@ -123,7 +123,7 @@ def read_warnings(files: Files, most: int) -> tuple[Line, ...]:
 def run_journalctl(
     options: Sequence[str], collect: Callable[[Iterable[bytes]], tuple[list[T], bool]], seconds: float = READ_SECONDS
 ) -> tuple[list[T], bool]:
-    """What `collect` returns for the printed lines, newest first: a list, and whether it has read all of them."""
+    """The list that `collect` makes of the printed lines, newest first, and whether it has read all of them."""
     command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json", *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(seconds, process.kill)

@@ -23,7 +23,7 @@ def read_versions(host: Host) -> Mapping[str, str]:
 
 
 def read_local_versions(host: Host) -> Mapping[str, str]:
-    """The same, without docker's."""
+    """Versions of sparkd, driver and kernel by name; unknown ones are left out."""
     versions = {"sparkd": __version__, "driver": _driver(host), "kernel": kernel.read_release(host.files)}
     return {name: sanitize(text, LIMIT) for name, text in versions.items() if text}
 

@@ -33,7 +33,7 @@ HASHED_LIMIT_BYTES = 64 << 20
 """Largest file that is hashed, and largest index that is read. Tokenizers have up to 40 MB, indices 10. A larger file
 counts by its size."""
 HASHED_IN_ALL_BYTES = 512 << 20
-"""What a model's small files may have together: sparse ones take no disk, and minutes to hash."""
+"""Limit of a model's small files together: sparse ones take no disk, and minutes to hash."""
 MOST_FILES = 10_000
 SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
 """A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
@@ -62,7 +62,7 @@ Manifest = tuple[tuple[str, str], ...]
 
 
 def manifest(files: Files, folder: str) -> Manifest:
-    """What identifies a model's weights, symlinks followed. Raises OSError, also for more than MOST_FILES files."""
+    """The files that identify a model's weights, symlinks followed. Raises OSError, also for more than MOST_FILES."""
     values: dict[str, str] = {}
     bytes_left = HASHED_IN_ALL_BYTES
     for name in files.names(folder):

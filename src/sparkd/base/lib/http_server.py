@@ -59,7 +59,7 @@ class HttpServer:
         now = asyncio.get_running_loop().time()
         due = max(now, self._due.pop(owner, now))
         is_allowed = due - now <= (self.limits.burst - 1) / self.limits.requests_per_second
-        self._due[owner] = due + is_allowed / self.limits.requests_per_second
+        self._due[owner] = due + (1 / self.limits.requests_per_second if is_allowed else 0.0)
         if len(self._due) > SOURCES_KEPT:
             del self._due[next(iter(self._due))]
         return is_allowed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.base.lib.text import counted, size
+from sparkd.base.lib.text import counted, sanitize, size
 
 
 @pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
@@ -12,3 +12,18 @@ def test_a_size_has_the_unit_that_people_read(size_bytes: int, words: str) -> No
 
 def test_one_thing_has_no_plural() -> None:
     assert [counted(number, "request") for number in (0, 1, 2000)] == ["0 requests", "1 request", "2,000 requests"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ünïcode", "plain ünïcode"),
+        ("a\nb", "a\\nb"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\u202e", "\\u202e"),
+        ("\udc80", "\\udc80"),
+        ("x" * 300, "x" * 199 + "…"),
+    ],
+)
+def test_nothing_from_outside_moves_the_cursor(text: str, shown: str) -> None:
+    assert sanitize(text) == shown

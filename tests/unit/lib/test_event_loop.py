@@ -7,14 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 from tests.unit.clock import unstalled
 from tests.unit.nodes import network, until
 
-from sparkd.base.lib.event_loop import EventLoop, run_in_thread
+from sparkd.base.lib.event_loop import EventLoop
 
 
 def test_a_tasks_error_or_end_is_reported_and_other_tasks_continue() -> None:
@@ -97,20 +96,6 @@ def test_a_task_that_does_not_heed_its_cancelling_holds_the_end_for_a_moment_onl
     loop.finish()
     assert loop.is_closed()
     assert unstalled() - began < 3
-
-
-@pytest.mark.parametrize("error", [OSError("no"), RuntimeError("a bug"), StopIteration("of an iterator")])
-def test_the_error_of_a_call_beside_the_loop_reaches_who_waits_for_it(error: Exception) -> None:
-    async def call(work: Callable[[], str]) -> str:
-        return await run_in_thread("a-call", work)
-
-    def fail() -> str:
-        raise error
-
-    with network() as loop:
-        assert loop.submit(call(lambda: "done")).result(5) == "done"
-        with pytest.raises((OSError, RuntimeError), match=str(error)):
-            loop.submit(call(fail)).result(5)
 
 
 def test_a_call_that_hangs_beside_the_loop_holds_no_end_of_its_process() -> None:

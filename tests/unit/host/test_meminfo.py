@@ -42,20 +42,17 @@ def test_memory_in_no_counter_is_the_drivers(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nr_zspages", "zswap_gib", "compressed_gib"),
+    ("counter", "zswap_gib", "compressed_gib"),
     [
-        pytest.param(30 << 18, 0, 30, id="zram"),
-        pytest.param(30 << 18, 20, 30, id="zram, and zswap in the same allocator"),
-        pytest.param(0, 20, 20, id="zswap in an allocator of its own"),
-        pytest.param(None, 20, 20, id="a kernel without zsmalloc"),
+        pytest.param(f"nr_zspages {30 << 18}\n", 0, 30, id="zram"),
+        pytest.param(f"nr_zspages {30 << 18}\n", 20, 30, id="zram, and zswap in the same allocator"),
+        pytest.param("nr_zspages 0\n", 20, 20, id="zswap in an allocator of its own"),
+        pytest.param("", 20, 20, id="a kernel without zsmalloc"),
     ],
 )
-def test_compressed_swap_is_not_the_drivers(
-    tree: Tree, nr_zspages: int | None, zswap_gib: int, compressed_gib: int
-) -> None:
+def test_compressed_swap_is_not_the_drivers(tree: Tree, counter: str, zswap_gib: int, compressed_gib: int) -> None:
     tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, Zswap=zswap_gib)
-    if nr_zspages is not None:
-        tree.file("/proc/vmstat", f"nr_bounce 0\nnr_zspages {nr_zspages}\nnr_free_cma 0\n")
+    tree.file("/proc/vmstat", f"nr_bounce 0\n{counter}nr_free_cma 0\n")
     info = read_meminfo(Host(tree.root).files, page_bytes=4096)
     assert info.other_counted_bytes == compressed_gib << 30
     assert info.unaccounted_bytes == (100 - compressed_gib) << 30

@@ -17,7 +17,7 @@ from sparkd.base.lib.event_loop import EventLoop
 
 
 def test_a_tasks_error_or_end_is_reported_and_other_tasks_continue() -> None:
-    died: list[BaseException] = []
+    errors: list[BaseException] = []
     beats: list[int] = []
     bug = TypeError("a bug")
 
@@ -30,19 +30,19 @@ def test_a_tasks_error_or_end_is_reported_and_other_tasks_continue() -> None:
             beats.append(1)
             await asyncio.sleep(0.01)
 
-    with network(died.append) as loop:
+    with network(errors.append) as loop:
         loop.spawn(beat())
         for number, error in enumerate((bug, asyncio.CancelledError(), None), start=1):
             loop.spawn(end(error))
-            until(lambda count=number: len(died) >= count)  # type: ignore[misc]  # bound now
+            until(lambda count=number: len(errors) >= count)  # type: ignore[misc]  # bound now
         before = len(beats)
         until(lambda: len(beats) > before)
-    assert died[0] is bug
-    assert [str(error).startswith("a task has ended: <coroutine object ") for error in died[1:]] == [True, True]
+    assert errors[0] is bug
+    assert [str(error).startswith("a task has ended: <coroutine object ") for error in errors[1:]] == [True, True]
 
 
 def test_finishing_cancels_every_task_waits_for_its_end_and_reports_nothing() -> None:
-    died: list[BaseException] = []
+    errors: list[BaseException] = []
     cleaned: list[int] = []
 
     async def work(number: int) -> None:
@@ -53,12 +53,12 @@ def test_finishing_cancels_every_task_waits_for_its_end_and_reports_nothing() ->
             cleaned.append(number)
 
     threads = set(threading.enumerate())
-    with network(died.append) as loop:
+    with network(errors.append) as loop:
         for number in range(3):
             loop.spawn(work(number))
         time.sleep(0.05)
     assert sorted(cleaned) == [0, 1, 2]
-    assert died == []
+    assert errors == []
     assert set(threading.enumerate()) <= threads, "others may have ended meanwhile"
 
 

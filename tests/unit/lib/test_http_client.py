@@ -237,8 +237,7 @@ def test_what_comes_behind_an_answer_answers_nothing(loop: Network, later: bool,
     with answering("127.0.0.1", lambda request: sent if b"/a" in request else (http(b"second"),)) as port:
         client = HttpClient(f"http://127.0.0.1:{port}")
         assert loop.submit(client.request("/a", SECONDS)).result().body == b"first"
-        if later:
-            time.sleep(0.1)
+        time.sleep(0.1)  # what comes later is there
         assert loop.submit(client.request("/b", SECONDS)).result().body == b"second"
 
 
@@ -298,10 +297,7 @@ ENDLESS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
     "chunk's size": (lambda: begun(CHUNKED, endless(b"1" * 65536)), "."),
     "small chunks": (lambda: begun(CHUNKED, endless(b"1\r\nx\r\n" * 10000)), "answer of over"),
     "informational": (lambda: endless(b"HTTP/1.1 102 P\r\n\r\n" * 1000), "1xx, which nothing has"),
-    "in pieces": (
-        lambda: begun(b"HTTP/1", endless(b".0 100 C\r\n\r\nHTTP/1" * 1000)),
-        "1xx, which nothing has",
-    ),
+    "in pieces": (lambda: begun(b"HTTP/1", endless(b".0 100 C\r\n\r\nHTTP/1" * 1000)), "1xx, which nothing has"),
     "of another version": (lambda: endless(b"HTTP/2.3 100 C\r\n\r\n" * 1000), "1xx, which nothing has"),
 }
 

@@ -25,7 +25,7 @@ MOST_SEARCHED = 10 * MOST_ENTRIES
 KERNELS = (".so", ".o", ".cubin", ".ptx", ".hsaco")
 """Endings of the files that FlashInfer, Triton, TileLang, inductor, DeepGEMM and CuTe DSL write for each kernel."""
 
-NINJA, NINJA_BYTES = "build.ninja", 4 << 20
+NINJA = "build.ninja"
 
 IMAGE = re.compile(r"[0-9a-f]{64}")
 HEAD = "_head"
@@ -124,7 +124,7 @@ def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[in
     built, needed = 0, 0
     for build, outputs in builds.items():
         if NINJA in outputs and f"{build.rpartition('/')[2]}.so" not in outputs:
-            ninja_text = files.itself(f"{cache_path}{build[len(real_path) :]}/{NINJA}", NINJA_BYTES).content
+            ninja_text = files.itself(f"{cache_path}{build[len(real_path) :]}/{NINJA}", 4 << 20).content
             needed += max(0, ninja_text.count(b"\nbuild ") - 1)
             built += sum(name.endswith(".o") for name in outputs)
     return min(built, needed), needed

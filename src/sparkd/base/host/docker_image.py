@@ -26,8 +26,6 @@ CONFIG_KEYS = (
 versions of docker only (Hostname, AttachStdin, Tty, Image: gone with API 1.52)."""
 LABELS = ("org.opencontainers.image.", "org.label-schema.", "com.nvidia.", "maintainer")
 """Prefixes of labels that describe how an image was built. Others can be anything, such as the text of a licence."""
-SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
-"""Other names that some tools write into an image, and docker accepts."""
 
 
 class Image(Struct, frozen=True):
@@ -57,9 +55,11 @@ def read_image(docker: DockerReader, ref: str) -> Image | None:
             return None
         case {"Id": str(full_id), "Architecture": str(architecture), "Config": dict() | None as config, **rest}:
             config, size = config or {}, rest.get("Size")
+            # Other names that some tools write into an image, and docker accepts.
+            spellings = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
             return Image(
                 id=full_id,
-                architecture=sanitize(SPELLINGS.get(architecture, architecture), 20),
+                architecture=sanitize(spellings.get(architecture, architecture), 20),
                 created=sanitize(str(rest.get("Created") or ""), 40),
                 size_bytes=size if isinstance(size, int) else 0,
                 user=sanitize(str(config.get("User") or ""), 64),

@@ -29,8 +29,6 @@ LIMIT_BYTES = 4 << 20
 """Largest file that is read whole, such as a unit or a table of the kernel; a caller may set another limit."""
 MOST_NAMES = 100_000
 """Names in a folder that is listed whole."""
-MAX_LINKS = 40
-"""Symlinks followed for one path, as in the kernel."""
 
 # O_NONBLOCK: a FIFO where a file is expected must not hang the agent.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -266,7 +264,7 @@ def follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
         except OSError:  # no symlink, or nothing there, which the caller's own call reports
             continue
         links += 1
-        if links > MAX_LINKS:
+        if links > 40:  # as in the kernel
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "/" + "/".join(resolved))
         resolved = [] if target.startswith("/") else resolved[:-1]
         pending.extend(target.split("/")[::-1])

@@ -10,8 +10,6 @@ from msgspec import Struct
 from sparkd.base.host.kernel import Record
 from sparkd.base.lib.text import sanitize, size
 
-SHOWN = 4
-"""The largest processes that are named."""
 _OOM_ROW = re.compile(r"\[ *(\d{1,10})\](?: +\d{1,20}){3} +(\d{1,20})(?: +\d{1,20}){2,6} +-?\d{1,5} (.{1,64})")
 """A row of dump_task in mm/oom_kill.c: pid, uid, tgid, total_vm, rss, since 6.8 its parts."""
 _OOM_KILL = re.compile(
@@ -61,6 +59,6 @@ def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
 def _describe_kill(kill: re.Match[str], processes: list[_Process]) -> str:
     rss = next((f", {size(process.resident_bytes)}" for process in processes if process.pid == kill["pid"]), "")
     limit = f"the memory limit of {sanitize(kill['limit'])}" if kill["limit"] else "the whole machine's memory"
-    largest = ", ".join(f"{name} {size(resident_bytes)} (pid {pid})" for resident_bytes, pid, name in processes[:SHOWN])
+    largest = ", ".join(f"{name} {size(resident_bytes)} (pid {pid})" for resident_bytes, pid, name in processes[:4])
     largest = f"; the largest processes then: {largest}" if largest else ""
     return f"{sanitize(kill['name'], 20)} (pid {kill['pid']}{rss}), at {limit}{largest}"

@@ -18,10 +18,6 @@ from sparkd.base.host.cgroups import Group
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import sanitize
 
-KERNEL_THREAD = 0x0020_0000
-"""PF_KTHREAD of the flags in /proc/PID/stat."""
-CMDLINE_BYTES = 32 << 10
-"""The first words identify a process; some have megabytes of them."""
 PROGRAM_WORDS = 32
 """A user may start thousands of processes with thousands of words each."""
 
@@ -172,7 +168,7 @@ def parse_stat(line: bytes) -> Process | None:
             group=int(fields[2]),
             threads=int(fields[17]),
             start_time=int(fields[19]),
-            kernel=bool(int(fields[6]) & KERNEL_THREAD),
+            kernel=bool(int(fields[6]) & 0x0020_0000),  # PF_KTHREAD
         )
     except (IndexError, ValueError):
         return None
@@ -184,7 +180,7 @@ def read_argv(files: Files, pid: int, limit: int = 4096) -> tuple[str, ...]:
     The NULs with which setproctitle pads the line are cut.
     """
     try:
-        raw = files.head(f"/proc/{pid}/cmdline", CMDLINE_BYTES).rstrip(b"\0")
+        raw = files.head(f"/proc/{pid}/cmdline", 32 << 10).rstrip(b"\0")  # some have megabytes of words
     except GONE:
         return ()
     words = raw.split(b"\0", limit)[:limit] if raw else ()

@@ -18,7 +18,7 @@ from tests.bed.sparkd_node import SERVING_SECONDS, SparkdNode
 from tests.unit.commands import INTERRUPTIBLE
 
 from sparkd.agent.actions.images import image_name
-from sparkd.base.host.docker_image import BUILT, BuiltFrom
+from sparkd.base.host.image_origin import BUILT, BuiltFrom
 
 BASE, MADE = "sparkd-test/base:1", "localhost/made:1"
 FOLDER = "/etc/sparkd/recipes"

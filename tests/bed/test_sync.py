@@ -11,7 +11,7 @@ from tests.bed.node import Node
 from tests.bed.pair import Cluster
 from tests.bed.processes import wait_for
 
-from sparkd.base.host.docker_image import BUILT
+from sparkd.base.host.image_origin import BUILT
 
 FOLDER = '/srv/models/it\'s a "model" $(touch /oops); *'
 SHARD = f"{FOLDER}/model.safetensors"

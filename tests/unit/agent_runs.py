@@ -24,9 +24,10 @@ from sparkd.agent.daemon.run import run
 from sparkd.agent.preflight.runner import IDS
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode
+from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
-from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.lib.systemd import Notifier
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import End
 

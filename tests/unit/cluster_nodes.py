@@ -41,10 +41,11 @@ from sparkd.base.host.docker import pid_without_live_restore
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
+from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redactor import Redactor
-from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.lib.systemd import Notifier
 from sparkd.base.plan.agreement import Agreement, dump_values
 from sparkd.base.state import launch_history
 from sparkd.base.state.file import Content, StateFile

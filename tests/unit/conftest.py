@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -83,3 +84,14 @@ def notifications(tmp_path: Path) -> Iterator[Notifications]:
 def no_thread() -> Iterator[None]:
     with no_more_threads():
         yield
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the key and the certificate of 127.0.0.1; beside it FILE.crt with the certificate alone."""
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    names = ("-addext", "subjectAltName=IP:127.0.0.1")
+    subprocess.run([*words.split(), *names, "-keyout", path, "-out", f"{path}.crt"], check=True, capture_output=True)
+    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
+    return path

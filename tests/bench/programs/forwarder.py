@@ -13,10 +13,10 @@ from functools import partial
 
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.base.host import Host, docker
+from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import events
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.redactor import Redactor
-from sparkd.base.lib.systemd import Journal
 from sparkd.base.vllm.log_lines import LogForwarder
 
 POLL_SECONDS = 0.1

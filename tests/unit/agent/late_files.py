@@ -12,9 +12,10 @@ from tests.unit.cluster_nodes import machine
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.bootstrap import build_agent
+from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
-from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.lib.systemd import Notifier
 
 ALONE = 'engine = {{recipe = "{recipe}", secrets = {{HF_TOKEN = "{secret}"}}}}\nobserve.listen = ""\n'
 RECIPE = "schema: 1\nname: own\nextends: tiny-cpu\n"

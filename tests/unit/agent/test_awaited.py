@@ -32,9 +32,10 @@ from sparkd.base.lib.errors import (
     UnreadableError,
     unreadable,
 )
+from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
-from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.lib.systemd import Notifier
 from sparkd.base.recipes.loader import load_recipe
 
 READ_SECONDS = 1.5

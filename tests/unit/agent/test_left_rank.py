@@ -28,10 +28,11 @@ from sparkd.agent.daemon.taking_over import KeptRank
 from sparkd.base.host import Host
 from sparkd.base.host.owner import HANDED, OWNER_LOCK
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
+from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.lock import open_lock, try_lock
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import SIGNALS, MainLoop
-from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.lib.systemd import Notifier
 from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankStage, read_rank
 from sparkd.tools.cli import run as cli
 

@@ -10,7 +10,7 @@ from tests.unit.agent.late_files import RECIPE, LateFiles
 
 from sparkd.agent.daemon.machine_end import BootFacts, classify, read_facts
 from sparkd.base.host.files import Files
-from sparkd.base.host.journal import BootLine
+from sparkd.base.host.last_boot import BootLine
 from sparkd.base.lib.errors import Cause
 from sparkd.base.state.launch_history import KILLED, End, LaunchHistory, MachineEnd, read_history
 

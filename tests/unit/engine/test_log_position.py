@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 from sparkd.agent.engine.log_position import LogPosition
 from sparkd.agent.engine.log_reader import LogReader
+from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import events
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.redactor import Redactor
-from sparkd.base.lib.systemd import Journal
 from sparkd.base.vllm.log_lines import LogForwarder
 
 BUSY_SECONDS = 4.0

@@ -19,7 +19,7 @@ FILL = "import mmap\nwhile True:\n m = mmap.mmap(-1, 1 << 22)\n m[:] = bytes(1 <
 
 def below(host: Host, pid: int) -> list[Process]:
     table = host.processes()
-    return [one for one in (table.get(pid), *table.descendants(pid)) if one is not None]
+    return [*filter(None, (table.get(pid), *table.descendants(pid)))]
 
 
 def thread(tree: Tree, pid: int, tid: int, state: str = "S", wchan: str = "0", stack: str = "") -> None:
@@ -69,7 +69,7 @@ def test_a_thread_that_waits_for_no_other_rank_is_halted(tree: Tree) -> None:
 
 
 def grown(program: str, seconds: float) -> Activity:
-    """What a Python process has done in so many seconds of CPU."""
+    """Activity of a Python process within so many seconds of CPU, without what it reads."""
     with subprocess.Popen([sys.executable, "-c", program]) as process:
         try:
             time.sleep(0.3)

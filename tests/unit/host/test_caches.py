@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pytest
 from tests.tree import Tree
 
 from sparkd.base.host import caches
@@ -23,7 +24,9 @@ default /c/op/op.so
 """
 
 
-def test_objects_of_builds_under_way_are_counted_and_those_of_others_not(tmp_path: Path) -> None:
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    """A cache of FlashInfer with one build under way, and one that is linked."""
     cache = tmp_path / caches.path(IMAGES[0], "flashinfer").lstrip("/")
     for name, built in (("op", ("a.cuda.o",)), ("linked", ("a.cuda.o", "linked.so"))):
         folder = cache / "0.6.12" / "121a" / "cached_ops" / name
@@ -31,11 +34,23 @@ def test_objects_of_builds_under_way_are_counted_and_those_of_others_not(tmp_pat
         (folder / "build.ninja").write_text(BUILD)
         for file in built:
             (folder / file).write_bytes(b"o")
-    files = Files(str(tmp_path))
+    return Files(str(tmp_path))
+
+
+def test_objects_of_builds_under_way_are_counted_and_those_of_others_not(files: Files) -> None:
     assert caches.count_objects(files, IMAGES[0], ("triton", "flashinfer")) == (1, 3)
-    assert caches.count_objects(files, IMAGES[1], ("flashinfer",)) == (0, 0)
-    assert caches.count_objects(files, IMAGES[0], ("triton", "_head/flashinfer")) == (0, 0)
-    assert caches.count_objects(files, IMAGES[0], ("triton",)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("image_id", "names"),
+    [(IMAGES[1], ("flashinfer",)), (IMAGES[0], ("triton", "_head/flashinfer")), (IMAGES[0], ("triton",))],
+    ids=["another image", "the plans of a head", "no cache of FlashInfer"],
+)
+def test_without_builds_under_way_no_objects_are_needed(files: Files, image_id: str, names: tuple[str, ...]) -> None:
+    assert caches.count_objects(files, image_id, names) == (0, 0)
+
+
+def test_kernels_are_counted_in_all_caches_of_an_image(files: Files) -> None:
     assert caches.count_kernels(files, IMAGES[0], ("flashinfer", "triton")) == 3
 
 

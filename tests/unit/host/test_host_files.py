@@ -1,3 +1,5 @@
+"""Reads below a root: symlinks stay inside, and no device and no FIFO is waited for."""
+
 import os
 from functools import partial
 from pathlib import Path
@@ -5,18 +7,12 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.preflight.checks.weights import Bind, find_outside
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.safetensors import find_fault
 
 
 def files(tree: Tree) -> Files:
     return Files(str(tree.root))
-
-
-def test_text_is_read_below_the_root(tree: Tree) -> None:
-    tree.file("/etc/hostname", "spark1\n")
-    assert files(tree).text("/etc/hostname") == "spark1\n"
 
 
 def test_bytes_that_are_no_utf8_read_as_escapes(tree: Tree) -> None:
@@ -88,7 +84,9 @@ def test_no_way_through_proc_leads_to_a_device(way: str) -> None:
 def test_stat_has_kind_and_permissions(tree: Tree) -> None:
     tree.file("/bin/tool", "#!", mode=0o755)
     facts = files(tree).stat("/bin/tool")
-    assert (facts.kind, facts.executable, facts.writable_by_others) == (Kind.FILE, True, False)
+    assert facts.kind is Kind.FILE
+    assert facts.executable
+    assert not facts.writable_by_others
     assert files(tree).stat("/bin").kind is Kind.FOLDER
 
 
@@ -96,15 +94,3 @@ def test_a_dangling_symlink_does_not_exist(tree: Tree) -> None:
     tree.link("/a", "/missing")
     assert not files(tree).exists("/a")
     assert files(tree).link("/a") == "/missing"
-
-
-def test_links_that_are_no_paths_are_returned_unchanged(tree: Tree) -> None:
-    tree.link("/proc/7/fd/3", "socket:[42]")
-    assert list(files(tree).links("/proc/7/fd")) == [("3", "socket:[42]")]
-
-
-def test_a_circle_in_a_containers_path_is_named_by_its_link(tree: Tree) -> None:
-    tree.link("/srv/m/config.json", "tokenizer.json")
-    tree.link("/srv/m/tokenizer.json", "config.json")
-    found = find_outside(Files(str(tree.root)), [Bind("/srv/m", "/models")], "/models/sub/../config.json")
-    assert found in ("/models/config.json", "/models/tokenizer.json")

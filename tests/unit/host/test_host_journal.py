@@ -18,14 +18,13 @@ from sparkd.base.host.journal import (
 )
 from sparkd.base.lib.redactor import Redactor
 
-CURSOR = "s=1bbd;i=2b51;b=9f0c;m=1c;t=63b;x=a9"
 RECORDED = {
     "PRIORITY": "4",
     "__REALTIME_TIMESTAMP": "1764000000123456",
     "__MONOTONIC_TIMESTAMP": "4567",
     "_BOOT_ID": "9f0c",
     "MESSAGE": "cluster.contact.changed peer=10.0.0.2",
-    "__CURSOR": CURSOR,
+    "__CURSOR": "s=1bbd;i=2b51;b=9f0c;m=1c;t=63b;x=a9",
 }
 """systemd 257, shortened."""
 
@@ -39,8 +38,7 @@ def parsed(data: bytes) -> Line | None:
 
 
 def test_a_line_has_time_place_level_and_text() -> None:
-    expected = Line(1764000000123456, "2b51", 4, "cluster.contact.changed peer=10.0.0.2")
-    assert parsed(printed()) == expected
+    assert parsed(printed()) == Line(1764000000123456, "2b51", 4, "cluster.contact.changed peer=10.0.0.2")
 
 
 @pytest.mark.parametrize(
@@ -54,8 +52,7 @@ def test_a_line_has_time_place_level_and_text() -> None:
     ],
 )
 def test_a_text_is_one_printable_line_without_secrets(message: object, text: str) -> None:
-    found = present(parsed(printed(MESSAGE=message)))
-    assert found.text == text
+    assert present(parsed(printed(MESSAGE=message))).text == text
 
 
 @pytest.mark.parametrize(
@@ -81,14 +78,14 @@ def test_what_is_no_line_is_left_out(data: bytes) -> None:
 
 
 def test_a_line_without_a_level_is_information() -> None:
-    found = present(parsed(printed(PRIORITY=None)))
-    assert found.priority == 6
+    assert present(parsed(printed(PRIORITY=None))).priority == 6
 
 
-def test_the_engines_lines_alone() -> None:
+def test_of_the_engine_its_own_lines_alone_are_taken() -> None:
     lines = (printed(), printed(MESSAGE="engine| INFO: ready"), printed(MESSAGE="a client's engine| text"))
-    found, whole = take_wanted(lines, Query(0, engine=True))
-    assert ([one.text for one in found], whole) == (["engine| INFO: ready"], True)
+    taken, is_whole = take_wanted(lines, Query(0, engine=True))
+    assert [line.text for line in taken] == ["engine| INFO: ready"]
+    assert is_whole
 
 
 @pytest.mark.parametrize(
@@ -96,14 +93,16 @@ def test_the_engines_lines_alone() -> None:
     [("x", MOST_LINES), ("x" * 10_000, MOST_BYTES // 10_002), ("\U0001f600" * 1000, MOST_BYTES // 12_002)],
 )
 def test_an_answer_is_bounded(message: str, most: int) -> None:
-    found, whole = take_wanted([printed(MESSAGE=message)] * 3 * MOST_LINES, Query(0))
-    assert (len(found), whole) == (most, False)
+    taken, is_whole = take_wanted([printed(MESSAGE=message)] * 3 * MOST_LINES, Query(0))
+    assert len(taken) == most
+    assert not is_whole
 
 
 def test_what_journalctl_prints_is_bounded_where_no_line_is_wanted() -> None:
     lines = [printed(MESSAGE="engine| x")] * 5 + [printed()] * 100 + [printed(MESSAGE="engine| y")]
-    found, whole = take_wanted(lines, Query(0, engine=True), 10 * len(printed()))
-    assert (len(found), whole) == (5, False)
+    taken, is_whole = take_wanted(lines, Query(0, engine=True), 10 * len(printed()))
+    assert len(taken) == 5
+    assert not is_whole
 
 
 def test_where_no_thread_can_end_journalctl_in_time_it_is_not_read(

@@ -1,17 +1,19 @@
+"""A unit as systemd merges it: masks, drop-ins, and lines that are joined."""
+
+from collections.abc import Callable
+
 import pytest
 from tests.tree import Tree
+from tests.unit.verdicts import present
 
 from sparkd.base.host import Host
-from sparkd.base.host.unit_commands import CommandLine, parse_command_lines
 from sparkd.base.host.units import Assignment, parse_assignments
 
 NAME = "sparkd-head.service"
 
 
 def programs(tree: Tree) -> list[str]:
-    unit = Host(tree.root).unit(NAME)
-    assert unit is not None
-    return [one.command.words[0] for one in unit.commands]
+    return [command.command.words[0] for command in present(Host(tree.root).unit(NAME)).commands]
 
 
 def unit(tree: Tree, folder: str, *lines: str) -> None:
@@ -28,8 +30,9 @@ def test_etc_hides_the_packages_unit(tree: Tree) -> None:
 def test_a_link_to_dev_null_masks(tree: Tree) -> None:
     unit(tree, "/usr/lib/systemd/system", "ExecStart=/bin/package")
     tree.link(f"/etc/systemd/system/{NAME}", "/dev/null")
-    found = Host(tree.root).unit(NAME)
-    assert found is not None and found.masked and found.commands == ()
+    masked = present(Host(tree.root).unit(NAME))
+    assert masked.masked
+    assert masked.commands == ()
 
 
 def test_drop_ins_add_in_order_of_name_over_all_folders(tree: Tree) -> None:
@@ -49,14 +52,11 @@ def test_of_equal_names_etc_wins_even_where_it_is_less_specific(tree: Tree) -> N
     assert programs(tree) == ["/bin/admin"]
 
 
-@pytest.mark.parametrize("masks", ["link", "empty"])
-def test_a_masked_drop_in_is_gone_wherever_it_lies(tree: Tree, masks: str) -> None:
+@pytest.mark.parametrize("mask", [lambda tree, path: tree.link(path, "/dev/null"), Tree.file], ids=["link", "empty"])
+def test_a_masked_drop_in_is_gone_wherever_it_lies(tree: Tree, mask: Callable[[Tree, str], object]) -> None:
     unit(tree, "/usr/lib/systemd/system", "ExecStart=/bin/package")
     tree.file(f"/usr/lib/systemd/system/{NAME}.d/50.conf", "[Service]\nExecStart=/bin/other\n")
-    if masks == "link":
-        tree.link(f"/etc/systemd/system/{NAME}.d/50.conf", "/dev/null")
-    else:
-        tree.file(f"/etc/systemd/system/{NAME}.d/50.conf")
+    mask(tree, f"/etc/systemd/system/{NAME}.d/50.conf")
     assert programs(tree) == ["/bin/package"]
 
 
@@ -83,28 +83,3 @@ def test_lines_are_joined_and_comments_between_them_skipped() -> None:
         Assignment("Service", "ExecStart", "/bin/a  b  c"),
         Assignment("Service", "X", "y"),
     )
-
-
-@pytest.mark.parametrize(
-    ("value", "commands"),
-    [
-        ("/bin/a b  c", [("/bin/a", "b", "c")]),
-        ("-/bin/a", [("/bin/a",)]),
-        ("@/bin/a name b", [("/bin/a", "b")]),
-        ("+-@/bin/a name", [("/bin/a",)]),
-        ("!!/bin/a", [("/bin/a",)]),
-        ("/bin/a 'b c' \"d 'e\"", [("/bin/a", "b c", "d 'e")]),
-        (r'/bin/a b\x20c \s \\ "\"" \u00e9', [("/bin/a", "b c", " ", "\\", '"', "é")]),
-        ("/bin/a b ; /bin/c", [("/bin/a", "b"), ("/bin/c",)]),
-        (r"/bin/a \; b", [("/bin/a", ";", "b")]),
-        ("/bin/a ';' b", [("/bin/a", ";", "b")]),
-        ("/bin/a ''", [("/bin/a", "")]),
-    ],
-)
-def test_command_lines_are_read_as_systemd_reads_them(value: str, commands: list[tuple[str, ...]]) -> None:
-    assert [command.words for command in parse_command_lines(value)] == commands
-
-
-def test_a_dash_says_that_failure_does_not_matter() -> None:
-    assert parse_command_lines("-/bin/a") == (CommandLine(("/bin/a",), ignores_failure=True),)
-    assert parse_command_lines("/bin/a -b") == (CommandLine(("/bin/a", "-b"), ignores_failure=False),)

@@ -106,7 +106,9 @@ def parsed(line: str) -> Event | None:
 @pytest.mark.parametrize(("line", "kind", "device", "action"), LINES)
 def test_a_real_line_has_its_kind_device_and_action(line: str, kind: str, device: str, action: str) -> None:
     event = present(parsed(line))
-    assert (event.kind, event.device, event.effect.action) == (kind, device, action)
+    assert event.kind == kind
+    assert event.device == device
+    assert event.effect.action == action
     assert "{" not in event.reason
     assert event.effect.hint
 

@@ -1,7 +1,5 @@
 """The kernel's records of a kill for want of memory: recorded ones of 5.15 and 6.18, and what users may name."""
 
-from collections.abc import Iterable
-
 import pytest
 from tests.tree import Tree
 
@@ -36,20 +34,17 @@ Tasks state (memory values in pages):
 oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=docker-{ID}.scope,mems_allowed=0,global_oom,\
 task_memcg={SCOPE},task=core,pid=411856,uid=0
 """
-"""By public reports: a table of 5.15, a kill of a container's process where the machine ran out of memory."""
+"""Public reports: a table of 5.15, a kill of a container's process where the machine ran out of memory."""
 
 
 def kills(text: str) -> list[OomKill]:
-    return list(find_oom_kills(records(text.splitlines())))
-
-
-def records(lines: Iterable[str]) -> Iterable[Record]:
-    return [Record(number, 100.0 + number, line) for number, line in enumerate(lines)]
+    return list(find_oom_kills(Record(number, 100.0 + number, line) for number, line in enumerate(text.splitlines())))
 
 
 def test_a_kill_names_its_victim_the_limit_and_the_largest_processes() -> None:
     (kill,) = kills(OF_618)
-    assert (kill.seconds, kill.group) == (108.0, "/sparkd-bed.a83b1b5c/spark1")
+    assert kill.seconds == 108.0
+    assert kill.group == "/sparkd-bed.a83b1b5c/spark1"
     assert kill.text == (
         "python3 (pid 29907, 2.5 GiB), at the memory limit of /sparkd-bed.a83b1b5c/spark1; the largest processes then: "
         "python3 2.5 GiB (pid 29907), cicc 117 MiB (pid 30434), cicc 116 MiB (pid 30439), sparkd 45 MiB (pid 29506)"
@@ -59,9 +54,7 @@ def test_a_kill_names_its_victim_the_limit_and_the_largest_processes() -> None:
 def test_a_machine_that_ran_out_of_memory_is_no_containers_limit() -> None:
     (kill,) = kills(GLOBAL)
     assert names_container(kill.group, ID)
-    assert kill.text.startswith(
-        "core (pid 411856, 1.3 GiB), at the whole machine's memory; the largest processes then:"
-    )
+    assert kill.text.startswith("core (pid 411856, 1.3 GiB), at the whole machine's memory; the largest")
 
 
 def test_a_kill_without_the_table_is_known_and_no_table_is_that_of_another_kill() -> None:
@@ -69,7 +62,8 @@ def test_a_kill_without_the_table_is_known_and_no_table_is_that_of_another_kill(
     without_table = "core (pid 411856), at the whole machine's memory"
     assert kills(line)[0].text == without_table
     first, second = kills("\n".join((*table, line, line)))
-    assert (len(first.text.split(", ")), second.text) == (4, without_table)
+    assert "the largest processes then" in first.text
+    assert second.text == without_table
     (kill,) = kills("\n".join((*table, "Tasks state (memory values in pages):", line)))
     assert kill.text == without_table
 

@@ -17,8 +17,8 @@ PATH = "/etc/sparkd/recipes/x.yaml"
 UID = 65534
 
 
-def found(tree: Tree, path: str = PATH, owner: int | None = None) -> str:
-    return find_writable(Files(str(tree.root), os.getuid() if owner is None else owner), path)
+def writable(tree: Tree, path: str = PATH) -> str:
+    return find_writable(Files(str(tree.root), os.getuid()), path)
 
 
 def chmod(path: str, mode: int) -> Callable[[Tree], None]:
@@ -42,17 +42,17 @@ def test_bits_of_the_file_and_of_each_folder_above_count(
 ) -> None:
     tree.file(PATH, "x")
     change(tree)
-    assert found(tree) == where
+    assert writable(tree) == where
 
 
 def test_a_sticky_folder_keeps_what_is_in_it_and_not_itself(tree: Tree) -> None:
     tree.folder("/tmp/hooks").chmod(0o1777)
-    assert found(tree, "/tmp/hooks") == "/tmp/hooks", "anybody adds files to it"
+    assert writable(tree, "/tmp/hooks") == "/tmp/hooks", "anybody adds files to it"
 
 
 def test_another_owner_is_named(tree: Tree) -> None:
     tree.file(PATH, "x")
-    assert found(tree, owner=os.getuid() + 1) == "/"
+    assert find_writable(Files(str(tree.root), os.getuid() + 1), PATH) == "/"
 
 
 @pytest.mark.parametrize("link", ["/etc/sparkd/recipes", "/etc/sparkd"])
@@ -61,16 +61,17 @@ def test_a_symlink_counts_with_the_folders_that_it_leads_through(tree: Tree, lin
     tree.file(f"/home/me/kept{below}", "x")
     (tree.root / link.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
     tree.link(link, "/home/me/kept")
-    assert found(tree) == ""
+    assert writable(tree) == ""
     (tree.root / "home/me").chmod(0o777)
-    assert found(tree) == "/home/me"
+    assert writable(tree) == "/home/me"
 
 
 def test_links_that_lead_in_a_circle_and_missing_files_are_left_to_who_reads_them(tree: Tree) -> None:
     tree.folder("/etc")
     tree.link("/etc/a", "/etc/b")
     tree.link("/etc/b", "/etc/a")
-    assert (found(tree, "/etc/a"), found(tree, "/etc/none/x")) == ("", "")
+    assert writable(tree, "/etc/a") == ""
+    assert writable(tree, "/etc/none/x") == ""
 
 
 def test_a_circle_of_links_hides_no_folder_that_others_may_write_to(tree: Tree) -> None:
@@ -78,13 +79,14 @@ def test_a_circle_of_links_hides_no_folder_that_others_may_write_to(tree: Tree) 
     tree.folder("/home/me")
     tree.link("/home/me/a", "a")
     (tree.root / "home/me").chmod(0o777)
-    assert found(tree, "/home/me/a/x") == "/home/me"
+    assert writable(tree, "/home/me/a/x") == "/home/me"
 
 
 def test_what_is_missing_in_a_sticky_folder_may_be_made_by_anybody(tree: Tree) -> None:
     tree.folder("/tmp").chmod(0o1777)
     tree.link("/etc/link", "/tmp/later")
-    assert [found(tree, path) for path in ("/tmp/x/y", "/etc/link", "/etc/x")] == ["/tmp", "/tmp", ""]
+    assert writable(tree, "/tmp/x/y") == writable(tree, "/etc/link") == "/tmp"
+    assert writable(tree, "/etc/x") == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="root mounts a user's file system")
@@ -133,13 +135,12 @@ def test_a_private_file_belongs_to_one_of_its_owners(tree: Tree) -> None:
         read_private(files, "/token", 10, uid + 1, uid + 2)
 
 
-@pytest.mark.parametrize(("is_file", "command"), [(True, "sudo chmod 600"), (False, "ls -l")])
-def test_a_hint_quotes_the_path_that_a_recipe_may_name(tree: Tree, is_file: bool, command: str) -> None:
+@pytest.mark.parametrize(("make", "command"), [(Tree.file, "sudo chmod 600"), (Tree.folder, "ls -l")])
+def test_a_hint_quotes_the_path_that_a_recipe_may_name(
+    tree: Tree, make: Callable[[Tree, str], object], command: str
+) -> None:
     path = "/tmp/a;reboot;key"
-    if is_file:
-        tree.file(path, "x", 0o644)
-    else:
-        tree.folder(path)
+    make(tree, path)
     with pytest.raises(ConfigError) as refused:
         read_private(Files(str(tree.root)), path, 10, os.getuid())
     assert refused.value.hint == f"{command} '{path}'"

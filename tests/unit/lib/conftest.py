@@ -1,16 +1,24 @@
-"""Fixtures of a client's tests."""
+"""A main loop, and the handlers of signals that it replaces."""
 
-import subprocess
-from pathlib import Path
+import signal
+from collections.abc import Iterator
 
 import pytest
 
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    names = ("-addext", "subjectAltName=IP:127.0.0.1")
-    subprocess.run([*words.split(), *names, "-keyout", path, "-out", f"{path}.crt"], check=True, capture_output=True)
-    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
-    return path
+
+@pytest.fixture
+def main() -> Iterator[MainLoop]:
+    with MainLoop(Notifier(), {}) as made:
+        yield made
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Their handlers are as before afterwards."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

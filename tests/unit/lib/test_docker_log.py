@@ -36,17 +36,17 @@ def test_a_frame_of_an_impossible_length_is_refused_at_once() -> None:
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 4096, 1 << 20])
 def test_a_log_is_read_to_its_end_in_chunks_of_any_size(size: int) -> None:
     raw = b"".join(frame(stream, data) for stream, data in SENT)
-    seen = []
+    requests = []
 
     def answer(request: str) -> Iterable[bytes]:
-        seen.append(request)
+        requests.append(request)
         return (STREAM, *(chunk(raw[at : at + size]) for at in range(0, len(raw), size)), STREAM_END)
 
     with dockerd(answer) as path:
         assert list(follow_log(ID, "0", path)) == SENT
         assert list(follow_log(ID, since_of(b"2025-11-22T05:53:56.123456789+01:00 a line"), path)) == SENT
-    assert seen[0] == f"GET /v1.44/containers/{ID}/logs?follow=1&stdout=1&stderr=1&tail=all&timestamps=1&since=0"
-    assert seen[1].endswith("&since=1763787236.123456789")
+    assert requests[0] == f"GET /v1.44/containers/{ID}/logs?follow=1&stdout=1&stderr=1&tail=all&timestamps=1&since=0"
+    assert requests[1].endswith("&since=1763787236.123456789")
 
 
 @pytest.mark.parametrize("cut", [b"", b"8\r\n", b"8\r\nabc"], ids=["between chunks", "before a chunk", "within one"])

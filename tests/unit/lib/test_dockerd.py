@@ -40,11 +40,11 @@ def test_each_read_returns_the_answer_of_its_path(path: str) -> None:
 
 
 def test_a_container_is_requested_each_time_and_others_once() -> None:
-    seen = []
+    requests = []
 
     def answer(request: str) -> Iterable[bytes]:
-        seen.append(plain(request))
-        return json_response({"at": len(seen)})
+        requests.append(plain(request))
+        return json_response({"at": len(requests)})
 
     with dockerd(answer) as socket, closing(connect(socket)) as docker:
         assert [docker.container("a"), docker.container("a")] == [{"at": 1}, {"at": 2}]
@@ -77,21 +77,20 @@ def test_a_user_whom_docker_is_closed_to_gets_to_know_whom_it_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "error", "says"),
+    ("status", "body", "reason"),
     [
-        (500, b'{"message": "RWLayer is nil"}', DockerError, "GET /info: HTTP 500"),
-        (503, b"busy", DockerError, "GET /info: HTTP 503"),
-        (500, b"{}", DockerError, "GET /info: not as docker's"),
-        (500, b"[]", DockerError, "GET /info: not as docker's"),
-        (200, b"[", DockerError, "GET /info: not JSON"),
-        (200, b"", DockerError, "GET /info: not JSON"),
-        (200, b"[" * 100_000, DockerError, "GET /info: not"),
+        (500, b'{"message": "RWLayer is nil"}', "GET /info: HTTP 500"),
+        (503, b"busy", "GET /info: HTTP 503"),
+        (500, b"{}", "GET /info: not as docker's"),
+        (500, b"[]", "GET /info: not as docker's"),
+        (200, b"[", "GET /info: not JSON"),
+        (200, b"", "GET /info: not JSON"),
+        (200, b"[" * 100_000, "GET /info: not"),
     ],
 )
-def test_another_answer_than_dockers_is_an_error(status: int, body: bytes, error: type[Exception], says: str) -> None:
-    with dockerd(answers({"GET /info": (status, body)})) as path, pytest.raises(error) as raised:
+def test_another_answer_than_dockers_is_an_error(status: int, body: bytes, reason: str) -> None:
+    with dockerd(answers({"GET /info": (status, body)})) as path, pytest.raises(DockerError, match=f"^{reason}"):
         info(path)
-    assert str(raised.value).startswith(says)
 
 
 def silent() -> Iterator[bytes]:
@@ -132,10 +131,10 @@ def test_a_server_without_http_is_an_error(answer: tuple[bytes, ...]) -> None:
     ],
 )
 def test_a_docker_without_this_api_version_is_used_by_its_own(own: str, words: str) -> None:
-    seen = []
+    requests = []
 
     def answer(request: str) -> Iterable[bytes]:
-        seen.append(request)
+        requests.append(request)
         if request == "GET /version":
             return json_response({"ApiVersion": own})
         if f"/v{own}/" in request:
@@ -144,7 +143,7 @@ def test_a_docker_without_this_api_version_is_used_by_its_own(own: str, words: s
 
     with dockerd(answer) as path, closing(connect(path)) as docker:
         assert docker.info() == docker.image("x") == {"good": True}
-    assert seen == ["GET /v1.44/info", "GET /version", f"GET /v{own}/info", f"GET /v{own}/images/x/json"]
+    assert requests == ["GET /v1.44/info", "GET /version", f"GET /v{own}/info", f"GET /v{own}/images/x/json"]
 
 
 def test_neither_proxy_nor_netrc_of_root_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

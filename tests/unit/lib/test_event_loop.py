@@ -7,18 +7,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 from tests.unit.clock import unstalled
 from tests.unit.nodes import network, until
 
-from sparkd.base.lib.event_loop import EventLoop, run_in_thread
+from sparkd.base.lib.event_loop import EventLoop
 
 
 def test_a_tasks_error_or_end_is_reported_and_other_tasks_continue() -> None:
-    died: list[BaseException] = []
+    errors: list[BaseException] = []
     beats: list[int] = []
     bug = TypeError("a bug")
 
@@ -31,19 +30,19 @@ def test_a_tasks_error_or_end_is_reported_and_other_tasks_continue() -> None:
             beats.append(1)
             await asyncio.sleep(0.01)
 
-    with network(died.append) as loop:
+    with network(errors.append) as loop:
         loop.spawn(beat())
         for number, error in enumerate((bug, asyncio.CancelledError(), None), start=1):
             loop.spawn(end(error))
-            until(lambda count=number: len(died) >= count)  # type: ignore[misc]  # bound now
+            until(lambda count=number: len(errors) >= count)  # type: ignore[misc]  # bound now
         before = len(beats)
         until(lambda: len(beats) > before)
-    assert died[0] is bug
-    assert [str(error).startswith("a task has ended: <coroutine object ") for error in died[1:]] == [True, True]
+    assert errors[0] is bug
+    assert [str(error).startswith("a task has ended: <coroutine object ") for error in errors[1:]] == [True, True]
 
 
 def test_finishing_cancels_every_task_waits_for_its_end_and_reports_nothing() -> None:
-    died: list[BaseException] = []
+    errors: list[BaseException] = []
     cleaned: list[int] = []
 
     async def work(number: int) -> None:
@@ -54,12 +53,12 @@ def test_finishing_cancels_every_task_waits_for_its_end_and_reports_nothing() ->
             cleaned.append(number)
 
     threads = set(threading.enumerate())
-    with network(died.append) as loop:
+    with network(errors.append) as loop:
         for number in range(3):
             loop.spawn(work(number))
         time.sleep(0.05)
     assert sorted(cleaned) == [0, 1, 2]
-    assert died == []
+    assert errors == []
     assert set(threading.enumerate()) <= threads, "others may have ended meanwhile"
 
 
@@ -97,20 +96,6 @@ def test_a_task_that_does_not_heed_its_cancelling_holds_the_end_for_a_moment_onl
     loop.finish()
     assert loop.is_closed()
     assert unstalled() - began < 3
-
-
-@pytest.mark.parametrize("error", [OSError("no"), RuntimeError("a bug"), StopIteration("of an iterator")])
-def test_the_error_of_a_call_beside_the_loop_reaches_who_waits_for_it(error: Exception) -> None:
-    async def call(work: Callable[[], str]) -> str:
-        return await run_in_thread("a-call", work)
-
-    def fail() -> str:
-        raise error
-
-    with network() as loop:
-        assert loop.submit(call(lambda: "done")).result(5) == "done"
-        with pytest.raises((OSError, RuntimeError), match=str(error)):
-            loop.submit(call(fail)).result(5)
 
 
 def test_a_call_that_hangs_beside_the_loop_holds_no_end_of_its_process() -> None:

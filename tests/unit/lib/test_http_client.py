@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -41,31 +42,23 @@ def get(loop: Network, port: int, seconds: float = SECONDS) -> Response:
     return loop.submit(HttpClient(f"http://127.0.0.1:{port}").request("/", seconds)).result()
 
 
-class Anything:
-    """A server that sends the same bytes to each client, then closes."""
+class Anything(NamedTuple):
+    """A server that sends `content`, one piece, to each client, then closes."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self.data = b""
-        self.port = listener.getsockname()[1]
-        self._listener = listener
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                with sock, contextlib.suppress(OSError):
-                    sock.recv(65536)
-                    sock.sendall(self.data)
-                    sock.shutdown(socket.SHUT_WR)
-                    sock.recv(65536)
+    port: int
+    content: list[bytes]
 
 
 @pytest.fixture(scope="module")
 def anything() -> Iterator[Anything]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield Anything(listener)
-        listener.shutdown(socket.SHUT_RDWR)
+    content = [b""]
+
+    def answer(_request: bytes) -> Iterator[bytes]:
+        yield content[0]
+        raise OSError  # wire.serving closes the connection
+
+    with answering("127.0.0.1", answer) as port:
+        yield Anything(port, content)
 
 
 NAMES = (
@@ -99,9 +92,9 @@ MESSAGES = st.builds(
 @given(st.lists(MESSAGES, min_size=1, max_size=3).map(b"".join) | st.binary(max_size=100))
 @examples(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_answered_nothing_but_an_http_error_is_raised(
-    loop: Network, anything: Anything, data: bytes
+    loop: Network, anything: Anything, answer: bytes
 ) -> None:
-    anything.data = data
+    anything.content[0] = answer
     client = HttpClient(f"http://127.0.0.1:{anything.port}")
     for _ in range(2):  # what the first answer left behind is there for the second one
         with contextlib.suppress(HttpError):
@@ -237,8 +230,7 @@ def test_what_comes_behind_an_answer_answers_nothing(loop: Network, later: bool,
     with answering("127.0.0.1", lambda request: sent if b"/a" in request else (http(b"second"),)) as port:
         client = HttpClient(f"http://127.0.0.1:{port}")
         assert loop.submit(client.request("/a", SECONDS)).result().body == b"first"
-        if later:
-            time.sleep(0.1)
+        time.sleep(0.1)  # what comes later is there
         assert loop.submit(client.request("/b", SECONDS)).result().body == b"second"
 
 
@@ -298,10 +290,7 @@ ENDLESS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
     "chunk's size": (lambda: begun(CHUNKED, endless(b"1" * 65536)), "."),
     "small chunks": (lambda: begun(CHUNKED, endless(b"1\r\nx\r\n" * 10000)), "answer of over"),
     "informational": (lambda: endless(b"HTTP/1.1 102 P\r\n\r\n" * 1000), "1xx, which nothing has"),
-    "in pieces": (
-        lambda: begun(b"HTTP/1", endless(b".0 100 C\r\n\r\nHTTP/1" * 1000)),
-        "1xx, which nothing has",
-    ),
+    "in pieces": (lambda: begun(b"HTTP/1", endless(b".0 100 C\r\n\r\nHTTP/1" * 1000)), "1xx, which nothing has"),
     "of another version": (lambda: endless(b"HTTP/2.3 100 C\r\n\r\n" * 1000), "1xx, which nothing has"),
 }
 

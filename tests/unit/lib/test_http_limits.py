@@ -113,9 +113,9 @@ def test_of_a_full_source_the_oldest_connection_never_served_is_dropped() -> Non
         assert answer(known) == (200, BODY)
         with connect(server) as oldest, connect(server) as other, connect(server) as newest:
             assert rest(oldest) == b""
-            for one in (known, other, newest):
-                one.sendall(GET)
-                assert answer(one) == (200, BODY)
+            for client in (known, other, newest):
+                client.sendall(GET)
+                assert answer(client) == (200, BODY)
             with connect(server) as refused:  # all are known now
                 assert rest(refused) == b""
 
@@ -161,7 +161,9 @@ def test_a_bug_in_admits_refuses_and_is_logged(caplog: pytest.LogCaptureFixture)
         assert fetch(server, source=STRANGER) == (401, b"")
         assert fetch(server) == (200, BODY)
         assert rest(silent) == b""
-    assert [(one.name, str(one.exc_info and one.exc_info[1])) for one in caplog.records] == [("asyncio", "a bug")] * 2
+    assert [(record.name, str(record.exc_info and record.exc_info[1])) for record in caplog.records] == [
+        ("asyncio", "a bug")
+    ] * 2
 
 
 def test_past_all_connections_the_oldest_never_served_makes_room() -> None:

@@ -38,17 +38,17 @@ PATHS = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def test_a_handler_gets_source_path_with_query_and_headers_in_lower_case() -> None:
-    seen = []
+    requests = []
 
     async def handle(request: Request) -> Response:
-        seen.append(request)
+        requests.append(request)
         return Response(200, BODY)
 
     request = b"GET /report?known=a%20b HTTP/1.1\r\nHost: a\r\nSparkd-Nonce: Xy\r\n\r\n"
     with serving(handle) as server:
         assert fetch(server, request, "127.0.0.9") == (200, BODY)
-    challenge = seen[0].challenge
-    assert seen == [Request("127.0.0.9", "/report?known=a%20b", {"host": "a", "sparkd-nonce": "Xy"}, challenge)]
+    challenge = requests[0].challenge
+    assert requests == [Request("127.0.0.9", "/report?known=a%20b", {"host": "a", "sparkd-nonce": "Xy"}, challenge)]
 
 
 def test_each_connection_has_a_challenge_of_its_own() -> None:
@@ -180,17 +180,17 @@ def test_a_client_that_closes_its_sending_half_gets_the_answer_to_what_it_sent()
     ],
 )
 def test_other_than_a_small_get_is_refused_before_the_handler(data: bytes, status: int) -> None:
-    seen = []
+    requests = []
 
     async def handle(request: Request) -> Response:
-        seen.append(request)
+        requests.append(request)
         return Response(200)
 
     with serving(handle) as server:
         with connect(server, data=data) as sock:
             assert answer(sock)[0] in (status, 0 if status in (413, 431) else status)
             rest(sock)
-        assert seen == []
+        assert requests == []
         assert fetch(server)[0] == 200
 
 
@@ -276,7 +276,7 @@ def test_without_descriptors_the_server_waits_without_spinning_and_logs_it(caplo
                 os.close(fd)
         assert answer(client) == (200, BODY)
         client.close()
-    logged = [(one.name, str(one.exc_info and one.exc_info[1])) for one in caplog.records]
+    logged = [(record.name, str(record.exc_info and record.exc_info[1])) for record in caplog.records]
     assert logged[0] == ("asyncio", "[Errno 24] Too many open files")
     assert len(logged) <= 3  # one each second
 
@@ -321,10 +321,10 @@ def test_an_address_that_cannot_be_bound_is_an_oserror() -> None:
 def test_ipv6_is_served_too() -> None:
     if not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("this machine has no IPv6")
-    seen = []
+    requests = []
 
     async def handle(request: Request) -> Response:
-        seen.append(request.source)
+        requests.append(request)
         return Response(200, BODY)
 
     with network() as loop:
@@ -333,7 +333,7 @@ def test_ipv6_is_served_too() -> None:
         with socket.create_connection(("::1", server.port), PATIENCE_SECONDS) as sock:
             sock.sendall(GET)
             assert answer(sock) == (200, BODY)
-    assert seen == ["::1"]
+    assert [request.source for request in requests] == ["::1"]
 
 
 def test_the_server_does_not_import_its_librarys_command_line() -> None:

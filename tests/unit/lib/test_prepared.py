@@ -41,11 +41,11 @@ for number in range(300):
         start.wait()
         msgspec.convert(fields, prepared(kind))
     work = ((NODE, made.Node), (NODE, made.Node), ({"node": NODE}, made.Link))
-    threads = [threading.Thread(target=run, args=one) for one in work]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    threads = [threading.Thread(target=run, args=arguments) for arguments in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 sys.exit(str(errors) if errors else 0)
 """
 
@@ -60,11 +60,7 @@ def decoders(tree: ast.Module) -> Iterator[ast.Call]:
     """Calls in functions that may name a type for msgspec."""
     for function in ast.walk(tree):
         for node in ast.walk(function) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else ():
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
-                "decode",
-                "convert",
-                "Decoder",
-            ):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("decode", "convert", "Decoder")):
                 yield node
 
 
@@ -75,7 +71,7 @@ def test_each_type_that_a_function_decodes_is_prepared() -> None:
         if "msgspec" not in text or path == SOURCE / "base/lib/__init__.py":
             continue
         for call in decoders(ast.parse(text)):
-            name, kinds = ast.unparse(call.func), [one.value for one in call.keywords if one.arg == "type"]
+            name, kinds = ast.unparse(call.func), [keyword.value for keyword in call.keywords if keyword.arg == "type"]
             kinds += call.args[1:2] if name in ("msgspec.convert", "convert") else ()
             kinds += call.args[:1] if name.endswith("Decoder") else ()
             for kind in map(ast.unparse, kinds):

@@ -90,9 +90,10 @@ def test_a_document_stays_one_without_its_secrets(secret: str) -> None:
     assert secret not in json.dumps(shown, ensure_ascii=False)
     assert "8314159265358" not in json.dumps(shown)
     assert isinstance(shown, dict)
-    assert (shown["secrets"], shown["max_tokens"]) == ({"HF_TOKEN": "/etc/sparkd/token"}, 123456789)
+    harmless = ("secrets", "max_tokens", "ok", "nothing")
+    assert {key: shown[key] for key in harmless} == {key: document[key] for key in harmless}
     assert shown["command"][:3] == ["vllm", "serve", "--api-key"]
-    assert (shown["env"]["PORT"], shown["ok"], shown["nothing"]) == (8000, True, None)
+    assert shown["env"]["PORT"] == 8000
     unnamed = Redaction(()).document({key: document[key] for key in ("env", "command", "reason")})
     assert secret not in json.dumps(unnamed, ensure_ascii=False)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.base.lib.text import counted, did_you_mean, reflow, size
+from sparkd.base.lib.text import counted, did_you_mean, reflow, sanitize, size
 
 
 @pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
@@ -53,3 +53,18 @@ or five six
 @pytest.mark.parametrize(("width", "shown"), [(80, WIDE), (24, REFLOWED), (18, NARROW)])
 def test_prose_is_broken_at_another_width_and_keeps_the_ends_that_are_meant(width: int, shown: str) -> None:
     assert f"{reflow(REFLOWED, width, filled=24)}\n" == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ünïcode", "plain ünïcode"),
+        ("a\nb", "a\\nb"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\u202e", "\\u202e"),
+        ("\udc80", "\\udc80"),
+        ("x" * 300, "x" * 199 + "…"),
+    ],
+)
+def test_nothing_from_outside_moves_the_cursor(text: str, shown: str) -> None:
+    assert sanitize(text) == shown

@@ -23,7 +23,7 @@ from sparkd.agent.preflight.runner import (
 )
 from sparkd.base.config.settings import ALL_FIXES, Preflight
 from sparkd.base.host import Host
-from sparkd.base.host.files import OvergrownError
+from sparkd.base.host.processes import OvergrownError
 from sparkd.base.lib.errors import ConfigError
 
 COMPACT = CompactMemory(80)

@@ -20,7 +20,8 @@ from sparkd.agent.actions import image_builder as dockers
 from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host
 from sparkd.base.host.disks import Room
-from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, find_built, read_built
+from sparkd.base.host.docker_image import Image
+from sparkd.base.host.image_origin import BUILT, BuiltFrom, find_built, read_built
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ConfigError, LaunchError, SparkdError, UsageError
 from sparkd.base.lib.text import GIB, MIB

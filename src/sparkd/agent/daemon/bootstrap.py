@@ -42,10 +42,11 @@ from sparkd.base.lib.errors import (
     OutdatedPlanError,
     SparkdError,
 )
+from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.systemd import Journal, Notifier, invocation_id
+from sparkd.base.lib.systemd import Notifier, invocation_id
 from sparkd.base.lib.times import utc_now
 from sparkd.base.status.model import Phase
 from sparkd.base.status.publisher import Reporter

@@ -23,11 +23,12 @@ from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import start_thread
 from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.http_client import CONNECTIONS
+from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.redactor import Redactor
-from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.lib.systemd import Notifier
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.publisher import Reporter, Sink
 from sparkd.base.vllm.api import Endpoint

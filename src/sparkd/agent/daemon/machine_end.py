@@ -17,9 +17,9 @@ from sparkd.agent.actions import Actions
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files, Kind
-from sparkd.base.host.journal import BootLine, read_last_boot
 from sparkd.base.host.kernel import Record
 from sparkd.base.host.kernel_events import parse_event
+from sparkd.base.host.last_boot import BootLine, read_last_boot
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop

@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.base.host.files import Files
-from sparkd.base.host.units import is_stop_ordered
+from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.lib.errors import Action, NeedsPersonError, SparkdError
+from sparkd.base.lib.systemd import is_stop_ordered
 from sparkd.base.lib.text import sanitize
 from sparkd.base.lib.times import format_duration
 from sparkd.base.state.file import StateFile
@@ -63,7 +64,7 @@ def _find_objection(agent: Agent, error: SparkdError) -> str:
 
 
 def _look_for_objection(files: Files) -> str:
-    stop_objection = "a stop of its unit is ordered, or systemd does not answer" if is_stop_ordered() else ""
+    stop_objection = "a stop of its unit is ordered, or systemd does not answer" if is_stop_ordered(OWN_UNITS) else ""
     return find_session(files) or find_earlier(files, time.time()) or stop_objection
 
 

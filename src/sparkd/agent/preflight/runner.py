@@ -32,7 +32,7 @@ from sparkd.agent.preflight.fixes import BY_START, ORDER, Fix, by_hand
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import CachedHost, Host
-from sparkd.base.host.files import OvergrownError
+from sparkd.base.host.processes import OvergrownError
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.plan.inputs import CheckInputs, MemorySample, PlanNeededError

@@ -15,8 +15,9 @@ from sparkd.base.host.docker import DockerFacts, read_containers
 from sparkd.base.host.files import FIXTURE, Files
 from sparkd.base.host.gpu import GpuFacts
 from sparkd.base.host.meminfo import FreeMemory, MemInfo
+from sparkd.base.host.open_files import OpenFiles
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.host.processes import Details, OpenFiles, Process, ProcessTable
+from sparkd.base.host.processes import Details, Process, ProcessTable
 from sparkd.base.host.shm import ANY, Segment, Uses
 from sparkd.base.host.sockets import Holder, Listener, PendingRequest
 from sparkd.base.host.units import Unit
@@ -38,7 +39,7 @@ class Host:
         gpu: Callable[[], GpuFacts] | None = None,
         owner_uid: int = 0,
     ) -> None:
-        """`owner_uid`: as in Files."""
+        """`owner_uid`: the same as for Files."""
         self.files = Files(os.path.realpath(root), owner_uid)
         self.docker_fixture = docker
         self.gpu = gpu or self._gpu
@@ -158,7 +159,7 @@ class Host:
         return gpu.gpu_users(self.files, self._without_own(among))
 
     def gpu_mappers(self, among: Iterable[Process]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """As `gpu.gpu_mappers`, without this process."""
+        """The answer of `gpu.gpu_mappers` without this process."""
         return gpu.gpu_mappers(self.files, self._without_own(among))
 
     def _without_own(self, among: Iterable[Process]) -> Iterator[Process]:

@@ -15,8 +15,6 @@ from sparkd.base.lib.text import sanitize
 
 MAX_THREADS = 2000
 """A rank has some hundreds; an engine may make any number."""
-HALTS = ("do_signal_stop", "ptrace_stop", "do_freezer_trap", "__refrigerator")
-"""Where the kernel holds the threads of a stopped, traced or frozen process."""
 
 _DISK = re.compile(r"^(?:read|write)_bytes: (\d+)$", re.MULTILINE)
 _FRAME = re.compile(r"\] ([\w.]+)\+")
@@ -51,13 +49,15 @@ def read_waits(files: Files, processes: Sequence[Process], most: int = 4) -> tup
 
     Raises OSError.
     """
+    # The kernel's functions that hold the threads of a stopped, traced or frozen process.
+    halts = ("do_signal_stop", "ptrace_stop", "do_freezer_trap", "__refrigerator")
     places, halted_tids = Counter[str](), set[int]()
     threads = ((process, tid) for process in processes for tid in files.names_if_any(f"/proc/{process.pid}/task"))
     for process, tid in islice(threads, MAX_THREADS):
         with suppress(*GONE):
             if thread := read_process(files, f"{process.pid}/task/{tid}"):
                 place = _read_place(files, f"/proc/{process.pid}/task/{tid}")
-                if thread.state in "DTt" or place.startswith(HALTS):
+                if thread.state in "DTt" or place.startswith(halts):
                     halted_tids.add(int(tid))
                 places[f"{process.comm} in {place or f'state {thread.state}'}"] += 1
     return ", ".join(f"{count} of {where}" for where, count in places.most_common(most)), frozenset(halted_tids)

@@ -21,11 +21,11 @@ ROOT = "/var/lib/sparkd/cache"
 MOST_ENTRIES = 20_000
 """The most files and folders that are counted in one cache; the rest is left out."""
 MOST_SEARCHED = 10 * MOST_ENTRIES
-"""The same for a search for kernels: one of Triton's has some ten files."""
+"""The most files and folders that a search for kernels visits: one of Triton's kernels has some ten files."""
 KERNELS = (".so", ".o", ".cubin", ".ptx", ".hsaco")
-"""What FlashInfer, Triton, TileLang, inductor, DeepGEMM and CuTe DSL write for each kernel."""
+"""Endings of the files that FlashInfer, Triton, TileLang, inductor, DeepGEMM and CuTe DSL write for each kernel."""
 
-NINJA, NINJA_BYTES = "build.ninja", 4 << 20
+NINJA = "build.ninja"
 
 IMAGE = re.compile(r"[0-9a-f]{64}")
 HEAD = "_head"
@@ -39,6 +39,7 @@ class Folder(Struct, frozen=True):
     files: int = 0
     bytes: int = 0
     whole: bool = True
+    """Whether all of it was counted."""
     uid: int = 0
     writable_by_others: bool = False
 
@@ -107,7 +108,7 @@ def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
 
 
 def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[int, int]:
-    """Object files of FlashInfer's builds in the caches that are not linked yet: how many exist, and how many it needs.
+    """Object files of FlashInfer's builds that are not linked yet: the number that exists, and the number needed.
 
     Each build has a folder with the list of its steps, of which the last one links (flashinfer/jit/cpp_ext.py). Raises
     OSError, ValueError.
@@ -123,7 +124,7 @@ def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[in
     built, needed = 0, 0
     for build, outputs in builds.items():
         if NINJA in outputs and f"{build.rpartition('/')[2]}.so" not in outputs:
-            ninja_text = files.itself(f"{cache_path}{build[len(real_path) :]}/{NINJA}", NINJA_BYTES).content
+            ninja_text = files.itself(f"{cache_path}{build[len(real_path) :]}/{NINJA}", 4 << 20).content
             needed += max(0, ninja_text.count(b"\nbuild ") - 1)
             built += sum(name.endswith(".o") for name in outputs)
     return min(built, needed), needed

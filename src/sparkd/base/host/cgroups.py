@@ -80,7 +80,7 @@ def read_charged_bytes(files: Files) -> int | None:
 
 
 def _read_charge(files: Files, folder: str) -> int | None:
-    """As `read_charged_bytes`, of one group and those below it."""
+    """Memory charged to one group and those below it, by the rules of `read_charged_bytes`."""
     counts = dict(_COUNT.findall(files.text_if_any(f"{folder}/memory.stat", limit=65536) or ""))
     if counts.get("kernel", "0") == "0":
         return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -28,19 +29,27 @@ class Consumer(Struct, frozen=True):
     """Freed when it ends: anonymous memory, shared memory once, and memory that the GPU holds for it."""
 
 
+class _Member(NamedTuple):
+    """A process of a consumer."""
+
+    pid: int
+    bytes: int
+    details: Details
+
+
 def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -> tuple[Consumer, ...]:
     """Consumers, the largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
-    members_by_consumer: dict[tuple[str, str, str], list[tuple[int, int, Details]]] = {}
+    members_by_consumer: dict[tuple[str, str, str], list[_Member]] = {}
     for process in among:
         if process.kernel or process.dead:
             continue
         with suppress(*GONE, PermissionError, ValueError):
             status = read_status(files, process.pid)
-            size = status.frees_bytes + gpu_bytes.get(process.pid, 0)
+            member = _Member(process.pid, status.frees_bytes + gpu_bytes.get(process.pid, 0), status)
             identity = "small", "", str(status.uid)
-            if size >= SMALLEST_BYTES:
+            if member.bytes >= SMALLEST_BYTES:
                 identity = _identify(read_group(files, process.pid), process)
-            members_by_consumer.setdefault(identity, []).append((size, process.pid, status))
+            members_by_consumer.setdefault(identity, []).append(member)
     consumers = (_sum_members(files, *identity, members) for identity, members in members_by_consumer.items())
     return tuple(sorted(consumers, key=lambda consumer: (-consumer.bytes, consumer.name)))
 
@@ -54,10 +63,10 @@ def _identify(group: Group, process: Process) -> tuple[str, str, str]:
     return "process", f"pid {process.pid} ({process.comm})", ""
 
 
-def _sum_members(files: Files, kind: str, name: str, uid: str, members: list[tuple[int, int, Details]]) -> Consumer:
-    _, pid, largest = max(members, key=lambda member: member[0])
+def _sum_members(files: Files, kind: str, name: str, uid: str, members: list[_Member]) -> Consumer:
+    largest = max(members, key=lambda member: member.bytes)
     # Members may map the same shared memory: the largest share counts for all.
-    shared = max(status.shared_bytes for _, _, status in members)
-    total = shared + sum(size - status.shared_bytes for size, _, status in members)
-    user = user_name(files, int(uid or largest.uid))
-    return Consumer(name or "small processes", kind, user, pid, len(members), total)
+    shared_bytes = max(member.details.shared_bytes for member in members)
+    total_bytes = shared_bytes + sum(member.bytes - member.details.shared_bytes for member in members)
+    user = user_name(files, int(uid or largest.details.uid))
+    return Consumer(name or "small processes", kind, user, largest.pid, len(members), total_bytes)

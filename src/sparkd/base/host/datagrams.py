@@ -27,8 +27,6 @@ LARGE_AT_SECONDS = (0.0, 0.1, 0.2)
 sent, since kernels answer a sender about once a second."""
 SMALL_AT_SECONDS = LARGE_AT_SECONDS[1]
 SMALL_BYTES = 64
-PROBE = 3
-"""IP_PMTUDISC_PROBE and IPV6_PMTUDISC_PROBE: never fragmented, whatever path MTU the kernel has stored."""
 _DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socket.IPPROTO_IPV6, 23)}
 """IP_MTU_DISCOVER and IPV6_MTU_DISCOVER of linux/in.h and in6.h."""
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
@@ -48,7 +46,8 @@ class Datagram:
         """`size_bytes`: with its headers."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self.socket.setsockopt(*_DISCOVER[family], PROBE)
+        # IP_PMTUDISC_PROBE, IPV6_PMTUDISC_PROBE: never fragmented, whatever path MTU the kernel has stored.
+        self.socket.setsockopt(*_DISCOVER[family], 3)
         self._content = bytes(size_bytes - HEADERS[family])
         self.arrived: bool | None = None
         with suppress(OSError):  # no route: sending fails too

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from sparkd.base.host import Host
     from sparkd.base.host.files import Files
 
-MOUNTS_LIMIT_BYTES = 16 << 20
-"""A host with many containers has some thousand lines."""
-MOUNT_VIEWS = ("1", "self")
-"""Processes whose mounts are read, in this order: the sandbox of sparkd's own unit is read-only nearly everywhere."""
 LOCAL = frozenset(
     ("bcachefs", "btrfs", "devtmpfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "overlay", "squashfs", "tmpfs", "vfat",
      "xfs", "zfs")
@@ -87,7 +83,8 @@ def _kernel_path(host: Host, path: str) -> str:
 
 def read_mounts(files: Files, process: str) -> tuple[Mount, ...]:
     """Mounts as a process (`self`, `1`) sees them, in order: a later one hides earlier ones on the same target."""
-    rows = (line.split(" ") for line in files.text(f"/proc/{process}/mounts", limit=MOUNTS_LIMIT_BYTES).split("\n"))
+    table = files.text(f"/proc/{process}/mounts", limit=16 << 20)  # a host with many containers has some thousand lines
+    rows = (line.split(" ") for line in table.split("\n"))
     return tuple(Mount(unescape(row[1]), row[2], tuple(row[3].split(","))) for row in rows if len(row) > 3)
 
 
@@ -120,7 +117,7 @@ def count_room(path: str) -> Counts:
 
 def _read_only_by_target(files: Files) -> dict[str, bool]:
     """Whether each mount is read-only, by its target; empty where the mounts are unreadable."""
-    for process in MOUNT_VIEWS:
+    for process in ("1", "self"):  # in the sandbox of sparkd's own unit nearly everything is read-only
         with suppress(FileNotFoundError, PermissionError):
             return {mount.target: not READ_ONLY.isdisjoint(mount.options) for mount in read_mounts(files, process)}
     return {}

@@ -142,7 +142,7 @@ def _query_listening(inodes: Iterable[int]) -> bool | None:
 
 
 def query(host: Host, read: Callable[[DockerReader], T]) -> T | None:
-    """What `read` returns of this machine's docker; None where none runs. Raises DockerError."""
+    """The result of `read` for this machine's docker; None where none runs. Raises DockerError."""
     if not running(host):
         return None
     with closing(host.docker_reader()) as docker:

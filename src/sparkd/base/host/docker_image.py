@@ -1,4 +1,4 @@
-"""An image as docker describes it: what identifies it on all nodes, what it was built from, how to get it."""
+"""An image as docker describes it: its names, what identifies it on all nodes, how to get it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from msgspec import MsgspecError, Struct
-from msgspec.json import decode
+from msgspec import Struct
 
-from sparkd.base.host.docker import LABEL, query, value_of
-from sparkd.base.lib import prepared
+from sparkd.base.host.docker import query, value_of
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import sanitize
 
@@ -29,12 +26,6 @@ CONFIG_KEYS = (
 versions of docker only (Hostname, AttachStdin, Tty, Image: gone with API 1.52)."""
 LABELS = ("org.opencontainers.image.", "org.label-schema.", "com.nvidia.", "maintainer")
 """Prefixes of labels that describe how an image was built. Others can be anything, such as the text of a licence."""
-BUILT = f"{LABEL}build"
-"""Label of an image that `sparkd image build` has made: a `BuiltFrom` as JSON."""
-MOST_BUILT = 64
-"""Steps, as in a recipe: a label that sparkd did not write may have thousands."""
-SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
-"""Other names that some tools write into an image, and docker accepts."""
 
 
 class Image(Struct, frozen=True):
@@ -50,54 +41,11 @@ class Image(Struct, frozen=True):
     labels: tuple[tuple[str, str], ...]
 
 
-class BuiltFrom(Struct, frozen=True):
-    """What went into an image. When it was built is the image's own date."""
-
-    base: str
-    base_id: str
-    steps: tuple[tuple[str, str], ...]
-    """Each step's text, and a SHA-256 of that text and of the files that the step copies."""
-
-    def lines(self) -> tuple[str, ...]:
-        """Lines for people, without the digests."""
-        base = f"from {sanitize(self.base)} ({sanitize(self.base_id.removeprefix('sha256:')[:12])})"
-        return base, *(sanitize(step) for step, _ in self.steps)
-
-    def changes(self, before: BuiltFrom) -> Iterator[str]:
-        """A line for each part that differs from an earlier build."""
-        parts = zip_longest((self.base_id, *self.steps), (before.base_id, *before.steps))
-        lines = zip_longest(self.lines(), before.lines(), fillvalue="nothing")
-        for number, ((part, old_part), (line, old_line)) in enumerate(zip(parts, lines, strict=True)):
-            if part != old_part:
-                change = "with other files" if line == old_line else old_line
-                yield f"{f'step {number}' if number else 'the base'}: {line}; before: {change}"
-
-
 def split_name(ref: str) -> tuple[str, str]:
     """Repository and tag of an image's name, without its digest; the tag is empty where it has none."""
     name = ref.partition("@")[0]
     repository, _, tag = name.rpartition(":")
     return (repository, tag) if repository and "/" not in tag else (name, "")  # else a registry's port
-
-
-def read_built(docker: DockerReader, ref: str) -> BuiltFrom | None:
-    """None where there is no such image, or sparkd has not built it. Raises DockerError."""
-    match docker.image(ref):
-        case {"Config": {"Labels": dict() as labels}} if len(text := str(labels.get(BUILT))) <= 64 << 10:
-            with suppress(MsgspecError, RecursionError):
-                built = decode(text, type=prepared(BuiltFrom))
-                return built if len(built.steps) <= MOST_BUILT else None
-    return None
-
-
-def find_built(docker: DockerReader, ref: str) -> tuple[str, BuiltFrom | None]:
-    """Name and origin of the image that was built before: of the same name, else the newest one of its repository,
-    since an import names an image by its content. Raises DockerError.
-    """
-    repository = split_name(ref)[0]
-    tags = [tag for tag in _list_names(docker, "RepoTags") if split_name(tag)[0] == repository]
-    origins = ((name, read_built(docker, name)) for name in (ref, *tags[:8]))
-    return next(((name, built) for name, built in origins if built), ("", None))
 
 
 def read_image(docker: DockerReader, ref: str) -> Image | None:
@@ -107,9 +55,11 @@ def read_image(docker: DockerReader, ref: str) -> Image | None:
             return None
         case {"Id": str(full_id), "Architecture": str(architecture), "Config": dict() | None as config, **rest}:
             config, size = config or {}, rest.get("Size")
+            # Other names that some tools write into an image, and docker accepts.
+            spellings = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
             return Image(
                 id=full_id,
-                architecture=sanitize(SPELLINGS.get(architecture, architecture), 20),
+                architecture=sanitize(spellings.get(architecture, architecture), 20),
                 created=sanitize(str(rest.get("Created") or ""), 40),
                 size_bytes=size if isinstance(size, int) else 0,
                 user=sanitize(str(config.get("User") or ""), 64),
@@ -122,11 +72,11 @@ def read_image(docker: DockerReader, ref: str) -> Image | None:
 
 def read_names(docker: DockerReader) -> tuple[str, ...]:
     """Names of all images here that have one, by tag and by digest. Raises DockerError."""
-    names = _list_names(docker, "RepoTags", "RepoDigests")
+    names = list_names(docker, "RepoTags", "RepoDigests")
     return tuple(sorted({name for name in names if "<none>" not in name}))
 
 
-def _list_names(docker: DockerReader, *keys: str) -> Iterator[str]:
+def list_names(docker: DockerReader, *keys: str) -> Iterator[str]:
     """Names under these keys of all images, those of the newest image first. Raises DockerError."""
     images = docker.images()
     for image in images if isinstance(images, list) else ():

@@ -29,8 +29,6 @@ LIMIT_BYTES = 4 << 20
 """Largest file that is read whole, such as a unit or a table of the kernel; a caller may set another limit."""
 MOST_NAMES = 100_000
 """Names in a folder that is listed whole."""
-MAX_LINKS = 40
-"""Symlinks followed for one path, as in the kernel."""
 
 # O_NONBLOCK: a FIFO where a file is expected must not hang the agent.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -40,14 +38,6 @@ _LEADS_OUT = re.compile(r"/(?:root|cwd|exe|fd|map_files|\.\.)(?:/|$)")
 """Parts of a path by which a file below /proc may be any other one, such as /proc/self/root/dev/watchdog."""
 
 T = TypeVar("T")
-
-
-class OvergrownError(OSError):
-    """A table is longer than what is read of it, and most of what was read belongs to `user`."""
-
-    def __init__(self, what: str, user: str) -> None:
-        super().__init__(errno.EFBIG, f"{what}, most of them of {user}")
-        self.user = user
 
 
 class Kind(Enum):
@@ -103,7 +93,7 @@ class Files(Struct, frozen=True):
 
     root: str = "/"
     owner_uid: int = 0
-    """Who owns what is root's on the machine: another user in a tree of files that this one has made."""
+    """The owner of the files that are root's on a machine; in a tree of files, the user who has made it."""
 
     @contextmanager
     def opened(self, path: str) -> Iterator[int]:
@@ -138,13 +128,13 @@ class Files(Struct, frozen=True):
         return self.bytes(path, limit).decode("utf-8", "backslashreplace")
 
     def text_if_any(self, path: str, limit: int = LIMIT_BYTES) -> str | None:
-        """As `text`; None where there is no such file."""
+        """The content, as `text` returns it; None where there is no such file."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return self.text(path, limit)
         return None
 
     def recorded(self, name: str, kind: type[T]) -> T | None:
-        """What a tree of files holds in `FIXTURE`/NAME.json; None where it has none. Raises ValueError."""
+        """The record `FIXTURE`/NAME.json of a tree of files; None where it has none. Raises ValueError."""
         path = f"{FIXTURE}/{name}.json"
         try:
             text = self.text_if_any(path)
@@ -176,7 +166,7 @@ class Files(Struct, frozen=True):
         return tuple(sorted(names))
 
     def names_if_any(self, path: str) -> tuple[str, ...]:
-        """As `names`; empty where there is no such folder."""
+        """The names in a folder, sorted; none where there is no such folder."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return self.names(path)
         return ()
@@ -190,7 +180,7 @@ class Files(Struct, frozen=True):
         return follow(path, lambda here, _: self.link(here)) or "/"
 
     def lstat(self, path: str) -> FileFacts:
-        """As `stat`, of `path` itself: a symlink there is not followed."""
+        """Facts of `path` itself: a symlink there is not followed."""
         return _make_facts(os.lstat(self._resolve_parent(path)))
 
     def links(self, path: str) -> Iterator[tuple[str, str]]:
@@ -233,7 +223,7 @@ def open_file(path: str, flags: int = 0) -> int:
 
 
 def _read(path: str, work: Callable[[int], T], flags: int = 0) -> T:
-    """What `work` returns for the open file. `opened` takes longer, which counts for thousands of processes' files."""
+    """The result of `work` for the open file. `opened` takes longer, which counts for thousands of processes' files."""
     fd = open_file(path, flags)
     try:
         return work(fd)
@@ -274,7 +264,7 @@ def follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
         except OSError:  # no symlink, or nothing there, which the caller's own call reports
             continue
         links += 1
-        if links > MAX_LINKS:
+        if links > 40:  # as in the kernel
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "/" + "/".join(resolved))
         resolved = [] if target.startswith("/") else resolved[:-1]
         pending.extend(target.split("/")[::-1])

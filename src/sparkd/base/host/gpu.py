@@ -1,4 +1,4 @@
-"""Queries of the GPU's driver with a deadline; the GPU's device files, and the processes that have them open.
+"""The GPU: queries of its driver with a deadline, and the processes that have its device files open or mapped.
 
 A call into a hung driver can be neither ended nor timed out: a thread of its own makes it, and imports `nvml`,
 which may fail as a query does.
@@ -14,7 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.host.files import Files
-from sparkd.base.host.processes import OpenFiles, Process, open_files, read_mappings
+from sparkd.base.host.open_files import OpenFiles, open_files, read_mappings
+from sparkd.base.host.processes import Process
 from sparkd.base.lib import start_thread
 from sparkd.base.lib.text import sanitize
 

@@ -22,11 +22,7 @@ RUNTIME = "the runtime nvidia"
 HOOK = "nvidia-container-runtime-hook"
 HOOK_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/nvidia/toolkit", "/snap/bin")
 CDI_KIND = "nvidia.com/gpu"
-SPEC_LIMIT_BYTES = 4 << 20
-"""Limit of a specification, whose last line may be the kind, behind all files of the driver: nvidia-ctk sorts keys."""
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
-HOOK_MODES = ("", "auto", "legacy")
-"""Modes of the toolkit in which its hook takes --gpus; in others it refuses that."""
 
 _GPU_KIND = re.compile(rb"""\bkind["']?\s*:\s*["']?%s(?![\w./-])""" % re.escape(CDI_KIND.encode()))
 """The kind in JSON or YAML. management.nvidia.com/gpu of NVIDIA's Kubernetes operator is another kind."""
@@ -71,7 +67,7 @@ def find_ways(files: Files, engine: DockerEngine) -> tuple[str, ...]:
     """Everything installed that gives a container the GPU: the runtime, the hook, CDI specifications. One is enough."""
     runtime = [RUNTIME] if "nvidia" in engine.runtimes else []
     hooks = [path for folder in HOOK_FOLDERS if files.exists(path := f"{folder}/{HOOK}")][:1]
-    if hooks and _read_toolkit_mode(files) not in HOOK_MODES:
+    if hooks and _read_toolkit_mode(files) not in ("", "auto", "legacy"):  # in others the hook refuses --gpus
         hooks = []
     return (*runtime, *hooks, *_find_specifications(files, engine.cdi_folders)[:1])
 
@@ -115,6 +111,7 @@ def _find_specifications(files: Files, folders: tuple[str, ...]) -> list[str]:
     specifications = []
     for path in paths:
         with suppress(OSError):
-            if path.endswith((".json", ".yaml", ".yml")) and _GPU_KIND.search(files.head(path, SPEC_LIMIT_BYTES)):
+            # nvidia-ctk sorts keys: the kind may be the last line, behind all files of the driver.
+            if path.endswith((".json", ".yaml", ".yml")) and _GPU_KIND.search(files.head(path, 4 << 20)):
                 specifications.append(path)
     return specifications

@@ -1,8 +1,5 @@
-"""Lines of the journal: of sparkd's units, and the last ones of the boot before this one. They are read by journalctl:
-the journal's files have no other stable reader.
-"""
+"""Lines of the journal of sparkd's units, read by journalctl: the journal's files have no other stable reader."""
 
-import heapq
 import json
 import subprocess
 import threading
@@ -24,14 +21,12 @@ MOST_LINES, MOST_BYTES = 2_000, 4 << 20
 LINE_LIMIT = 16_384
 """Characters, as of a line of the engine."""
 PRINTED_BYTES = 32 << 20
-"""What journalctl may print for one answer, most of which may be lines that are not wanted."""
+"""Limit of what journalctl prints for one answer, most of which may be lines that are not wanted."""
 READ_SECONDS = 5.0
 ENGINE = "engine| "
 """The agent puts it before each line of the engine, so that no client's text passes for an event."""
 LATEST_US = 1 << 53
 """Microseconds since 1970: the year 2255."""
-LAST_LINES, LAST_OWN_LINES = 300, 100
-"""Lines of the last boot, the machine's and sparkd's own: a loud engine crowds out none of the kernel or of systemd."""
 T = TypeVar("T")
 
 
@@ -57,14 +52,6 @@ class Line(Struct, frozen=True):
     text: Annotated[str, Meta(max_length=LINE_LIMIT)]
 
 
-class BootLine(Struct, frozen=True):
-    """`source`: kernel, journald, systemd or sparkd, which nobody else can write."""
-
-    at_seconds: float
-    source: str
-    text: str
-
-
 class Lines(Struct, frozen=True):
     lines: Annotated[tuple[Line, ...], Meta(max_length=MOST_LINES)]
     """Oldest first."""
@@ -80,7 +67,7 @@ def read_journal(query: Query, matches: Sequence[str] = (), seconds: float = REA
     options = ["--output-fields=MESSAGE,PRIORITY", f"--priority={query.priority}"]
     options += [f"--since={_format_time(query.since_us)}", f"--until={_format_time(query.until_us)}"]
     options += matches or [f"--unit={unit}" for unit in OWN_UNITS]
-    lines, is_whole = _run(options, lambda printed: take_wanted(printed, query), seconds)
+    lines, is_whole = run_journalctl(options, lambda printed: take_wanted(printed, query), seconds)
     return Lines(tuple(reversed(lines)), cut=not is_whole)
 
 
@@ -104,9 +91,9 @@ def parse_line(printed: bytes, redact: Callable[[str], str]) -> Line | None:
     with suppress(ValueError):
         match parse_json(printed):
             case {"__CURSOR": str(cursor), **fields}:
-                at_us = _parse_number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US)
-                text = _decode_message(fields.get("MESSAGE"))
-                priority = _parse_number(fields.get("PRIORITY"), 7)
+                at_us = parse_number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US)
+                text = decode_message(fields.get("MESSAGE"))
+                priority = parse_number(fields.get("PRIORITY"), 7)
                 if at_us is not None and text is not None:
                     place = next((part[2:66] for part in cursor.split(";") if part.startswith("i=")), "")
                     text = printable(redact(text))[:LINE_LIMIT]
@@ -130,13 +117,13 @@ def read_warnings(files: Files, most: int) -> tuple[Line, ...]:
         return list(islice((line for line in lines if line and not line.text.startswith(ENGINE)), most)), False
 
     options = ["--output-fields=MESSAGE,PRIORITY", "--priority=4", "--since=-1d"]
-    return tuple(_run([*options, *(f"--unit={unit}" for unit in OWN_UNITS)], collect)[0])
+    return tuple(run_journalctl([*options, *(f"--unit={unit}" for unit in OWN_UNITS)], collect)[0])
 
 
-def _run(
+def run_journalctl(
     options: Sequence[str], collect: Callable[[Iterable[bytes]], tuple[list[T], bool]], seconds: float = READ_SECONDS
 ) -> tuple[list[T], bool]:
-    """What `collect` returns for the printed lines, newest first: a list, and whether it has read all of them."""
+    """The list that `collect` makes of the printed lines, newest first, and whether it has read all of them."""
     command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json", *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(seconds, process.kill)
@@ -157,52 +144,12 @@ def _run(
     return collected, is_whole and code >= 0
 
 
-def read_last_boot(files: Files, seconds: float = 12) -> tuple[BootLine, ...]:
-    """The last lines of the boot before this one, newest first; none where the journal does not have it.
-
-    Raises OSError where that is not known, as after `seconds`, which each of two calls of journalctl gets.
-    """
-    if files.root != "/":  # a tree's are not this machine's
-        return tuple(files.recorded("last-boot", list[BootLine]) or ())
-    redact = Redactor()
-
-    def take_all(printed: Iterable[bytes]) -> tuple[list[BootLine], bool]:
-        return list(filter(None, (parse_boot_line(line, redact) for line in printed))), True
-
-    machine_options = (f"--lines={LAST_LINES}", "_TRANSPORT=kernel", "+", "_TRANSPORT=driver", "+", "_PID=1")
-    own_options = (f"--lines={LAST_OWN_LINES}", *(f"_SYSTEMD_UNIT={unit}" for unit in OWN_UNITS))
-    try:
-        groups = [_run(["--boot=-1", *options], take_all, seconds)[0] for options in (machine_options, own_options)]
-    except (FileNotFoundError, RefusedError):
-        return ()
-    return tuple(heapq.merge(*groups, key=lambda line: line.at_seconds, reverse=True))
-
-
-def parse_boot_line(printed: bytes, redact: Callable[[str], str]) -> BootLine | None:
-    """The line without likely secrets; None where others may have written it: only journald sets fields with _."""
-    with suppress(ValueError):
-        match parse_json(printed):
-            case {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", **fields}:
-                source = "kernel"
-            case {"_TRANSPORT": "driver", **fields}:
-                source = "journald"
-            case {"_TRANSPORT": "journal", "_PID": "1", **fields}:
-                source = "systemd"
-            case {"_SYSTEMD_UNIT": str(unit), "_UID": "0", **fields} if unit in OWN_UNITS:
-                source = "sparkd"
-            case _:
-                return None
-        at_us = _parse_number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US) or 0
-        return BootLine(at_us / 1e6, source, redact(_decode_message(fields.get("MESSAGE")) or "")[:LINE_LIMIT])
-    return None
-
-
 def _format_time(at_us: int) -> str:
     seconds, microseconds = divmod(at_us, 1_000_000)
     return f"@{seconds}.{microseconds:06}"
 
 
-def _decode_message(message: object) -> str | None:
+def decode_message(message: object) -> str | None:
     """The message as text: journalctl prints what is not UTF-8, or not printable, as a list of bytes."""
     if isinstance(message, str):
         return message
@@ -212,7 +159,7 @@ def _decode_message(message: object) -> str | None:
     return None
 
 
-def _parse_number(value: object, most: int) -> int | None:
+def parse_number(value: object, most: int) -> int | None:
     """The number of a field's digits; None for another value, and for more than `most`."""
     if isinstance(value, str) and len(value) <= len(str(most)) and value.isascii() and value.isdigit():
         return number if (number := int(value)) <= most else None

@@ -15,8 +15,6 @@ from sparkd.base.lib.text import sanitize
 
 LOG = "/dev/kmsg"
 LOG_DEVICE = os.makedev(1, 11)
-LOG_LIMIT_BYTES = 32 << 20
-"""The ring holds a megabyte or two: past this, records are written faster than they can be read."""
 RECORD_BYTES = 16384
 """Twice the longest record: a read into a smaller buffer fails."""
 
@@ -173,7 +171,7 @@ def _read_chunks(files: Files) -> Iterator[bytes]:
     """Pieces of the log: one record per read of the device."""
     with files.opened(LOG) as fd:
         _require_log(fd, files, stat.S_ISREG)
-        bytes_left = LOG_LIMIT_BYTES
+        bytes_left = 32 << 20  # the ring holds a megabyte or two: past this, records come faster than they can be read
         while bytes_left > 0:
             try:
                 chunk = os.read(fd, RECORD_BYTES)

@@ -19,7 +19,7 @@ Text = Annotated[str, Meta(min_length=1)]
 class Effect(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     action: Action
     meaning: Text
-    """With `{device}` and `{code}` of the message."""
+    """A text with `{device}` and `{code}` in the places of the message's own."""
     hint: Text
     preflight: Literal["", "warn", "block"] = ""
 

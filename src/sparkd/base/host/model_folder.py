@@ -121,7 +121,7 @@ class _Folder:
         self._names = names
 
     def find_small_flaw(self, name: str) -> Flaw | None:
-        """What is wrong with a file that is read as a whole, or why it can't be read; None where nothing is."""
+        """The fault of a file that is read as a whole, or the reason why it can't be read; None without one."""
         try:
             fault = self._check_small(name)
         except OSError as error:
@@ -157,7 +157,7 @@ class _Folder:
         tensor_files = {name for name in self._names if name.endswith(SAFETENSORS)}
         checks = [partial(self._check_index, name) for name in INDICES if name in self._names]
         if tensor_files and INDICES[0] not in self._names:
-            checks.append(partial(self._check_shards, tensor_files | _complete_sets(tensor_files)))
+            checks.append(partial(self._check_shards, tensor_files | _name_complete_sets(tensor_files)))
         elif mistral := {name for name in tensor_files if name.startswith("consolidated")}:
             checks.append(partial(self._check_shards, mistral))
         first_set = None
@@ -205,9 +205,11 @@ class _Folder:
                 flaws.append(self._explain(name, error))
             else:
                 size_bytes += shard_bytes
-                flaws += [Flaw(name, fault)] if fault else []
-        weights_found = ModelFolder(format=SAFETENSORS, shards=len(names), size_bytes=size_bytes)
-        return replace(weights_found, flaws=tuple(flaws), opened=tuple(opened))
+                if fault:
+                    flaws.append(Flaw(name, fault))
+        return ModelFolder(
+            format=SAFETENSORS, shards=len(names), size_bytes=size_bytes, flaws=tuple(flaws), opened=tuple(opened)
+        )
 
     def list_unfinished(self) -> tuple[str, ...]:
         names = [name for name in self._names if _UNFINISHED.fullmatch(name)]
@@ -234,7 +236,7 @@ def _is_tokenizer(name: str) -> bool:
     return name in _TOKENIZERS or name.endswith(_TOKENIZER_ENDS) or bool(_TOKENIZER_CODE.search(name))
 
 
-def _complete_sets(names: Iterable[str]) -> set[str]:
+def _name_complete_sets(names: Iterable[str]) -> set[str]:
     """All names of each numbered set of which a name is present, such as `model-00002-of-00046.safetensors`.
 
     At most one more than a model may have: a file without content may name a set of any size.

@@ -20,8 +20,6 @@ OPTIMISTIC, TENTATIVE = 0x04, 0x40
 """IFA_F_OPTIMISTIC and IFA_F_TENTATIVE of linux/if_addr.h."""
 RTF_UP, RTF_GATEWAY = 0x0001, 0x0002
 """Flags of linux/route.h."""
-ELSEWHERE = "203.0.113.1"
-"""An address of TEST-NET-3 (RFC 5737), which no network has."""
 
 _LOCAL = re.compile(r"\|-- (\S+)\n(?: +/.*\n)*? +/32 host LOCAL$", re.MULTILINE)
 """A leaf of the trie; the machine's own is followed by `/32 host LOCAL`."""
@@ -209,6 +207,6 @@ def source_address(files: Files) -> str:
     if files.root != "/":
         return ""
     with suppress(OSError), closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        probe.connect((ELSEWHERE, 9))
+        probe.connect(("203.0.113.1", 9))  # of TEST-NET-3 (RFC 5737), which no network has
         return str(probe.getsockname()[0])
     return ""

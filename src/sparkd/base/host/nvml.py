@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import add
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pynvml
 
@@ -88,21 +88,15 @@ def _read_sizes(device: object) -> dict[int, int | None]:
     """Memory of each process on a device, by pid. One that computes and draws is in both lists, each with all of it."""
     sizes: dict[int, int | None] = {}
     for function in (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3):
-        for process in _list_processes(function, device):
-            sizes[process.pid] = _combine(max, sizes.get(process.pid, 0), process.usedGpuMemory)
+        with suppress(pynvml.NVMLError_NotSupported):  # some devices have no graphics at all
+            for process in function(device):  # all: pynvml leaves room for twice as many as there were, and five more
+                sizes[process.pid] = _combine(max, sizes.get(process.pid, 0), process.usedGpuMemory)
     return sizes
 
 
 def _combine(function: Callable[[int, int], int], first: int | None, second: int | None) -> int | None:
     """None where one of the sizes is unknown."""
     return None if first is None or second is None else function(first, second)
-
-
-def _list_processes(function: Callable[[object], list[Any]], device: object) -> list[Any]:
-    """The processes of a device, in full: pynvml leaves room for twice as many as there were, and five more."""
-    with suppress(pynvml.NVMLError_NotSupported):  # some devices have no graphics at all
-        return function(device)
-    return []
 
 
 def _read_clocks(device: object) -> GpuClocks:

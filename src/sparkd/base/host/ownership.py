@@ -1,4 +1,4 @@
-"""Who else may read a secret, or change a file that root is to run, read as a recipe, or give to a container."""
+"""Access of others than root: to a secret, and to a file that root runs, reads as a recipe or gives to a container."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def _list_steps(files: Files, path: str) -> list[str]:
 
 
 def find_writable(files: Files, path: str, *trusted: int, sticky: bool = False) -> str:
-    """What others than root may write to: the file, or a folder or symlink on the way to it. Empty where nothing.
+    """The path that others than root may write to: the file, or a folder or symlink on its way; empty without one.
 
     `trusted`: uids that may write to it, too. A sticky folder on the way counts only where the next step is missing:
     anybody may make it, while nobody can replace another owner's. `sticky`: `path` itself may be such a folder. A step

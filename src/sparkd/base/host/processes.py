@@ -5,38 +5,34 @@ psutil lists the pids. The line has what psutil lacks: process group, clock tick
 
 import errno
 import re
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
-from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.host import cgroups
 from sparkd.base.host.cgroups import Group
-from sparkd.base.host.files import Files, OvergrownError
+from sparkd.base.host.files import Files
 from sparkd.base.lib.text import sanitize
 
-T = TypeVar("T")
-
-KERNEL_THREAD = 0x0020_0000
-"""PF_KTHREAD of the flags in /proc/PID/stat."""
-CMDLINE_BYTES = 32 << 10
-"""The first words identify a process; some have megabytes of them."""
 PROGRAM_WORDS = 32
 """A user may start thousands of processes with thousands of words each."""
 
 _STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
 
-SCAN_SECONDS = 10.0
-"""Limit for open files, or mappings, of all processes: 0.1 s for a thousand. Each user can make them take hours."""
-MAPS_LIMIT_BYTES = 16 << 20
-"""A large engine has some ten thousand mappings, about 1 MiB of text; 65,530 of any user's may have 500 MiB."""
 GONE = (FileNotFoundError, ProcessLookupError)
 """Raised by a read of a process's file when the process ended meanwhile."""
+
+
+class OvergrownError(OSError):
+    """A table is longer than what is read of it, and most of what was read belongs to `user`."""
+
+    def __init__(self, what: str, user: str) -> None:
+        super().__init__(errno.EFBIG, f"{what}, most of them of {user}")
+        self.user = user
 
 
 class Process(Struct, frozen=True):
@@ -73,20 +69,6 @@ class Details(Struct, frozen=True):
     def frees_bytes(self) -> int:
         """Memory that its end frees, if no other process has the shared part, too."""
         return self.anonymous_bytes + self.shared_bytes
-
-
-class OpenFile(Struct, frozen=True):
-    pid: int
-    path: str
-    """The descriptor, in /proc."""
-    target: str
-    """A path, ` (deleted)` behind it once unlinked, or `socket:[inode]`."""
-
-
-class OpenFiles(Struct, frozen=True):
-    found: tuple[OpenFile, ...]
-    unreadable_pids: tuple[int, ...]
-    """Processes whose descriptors are unreadable: anything may be open there."""
 
 
 class ProcessTable(Struct, frozen=True, dict=True):
@@ -186,7 +168,7 @@ def parse_stat(line: bytes) -> Process | None:
             group=int(fields[2]),
             threads=int(fields[17]),
             start_time=int(fields[19]),
-            kernel=bool(int(fields[6]) & KERNEL_THREAD),
+            kernel=bool(int(fields[6]) & 0x0020_0000),  # PF_KTHREAD
         )
     except (IndexError, ValueError):
         return None
@@ -198,7 +180,7 @@ def read_argv(files: Files, pid: int, limit: int = 4096) -> tuple[str, ...]:
     The NULs with which setproctitle pads the line are cut.
     """
     try:
-        raw = files.head(f"/proc/{pid}/cmdline", CMDLINE_BYTES).rstrip(b"\0")
+        raw = files.head(f"/proc/{pid}/cmdline", 32 << 10).rstrip(b"\0")  # some have megabytes of words
     except GONE:
         return ()
     words = raw.split(b"\0", limit)[:limit] if raw else ()
@@ -232,64 +214,6 @@ def read_status(files: Files, pid: int) -> Details:
         )
     except (IndexError, KeyError, ValueError):
         raise ValueError(f"/proc/{pid}/status has another format") from None
-
-
-def living_folder(files: Files, process: Process) -> str:
-    """Its folder in /proc, or that of a living thread where the first thread has ended: its folder then shows nothing.
-
-    Raises one of GONE, OSError.
-    """
-    folder = f"/proc/{process.pid}"
-    if process.state not in "ZX":
-        return folder
-    for tid in files.names(f"{folder}/task"):
-        if (thread := read_process(files, f"{process.pid}/task/{tid}")) and thread.state not in "ZX":
-            return f"{folder}/task/{tid}"
-    raise ProcessLookupError(f"pid {process.pid} has ended")
-
-
-def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str], object]) -> OpenFiles:
-    """Open descriptors of these processes whose target is `wanted`, without processes that ended meanwhile.
-
-    Processes that are not reached within SCAN_SECONDS count as unreadable.
-    """
-    descriptors: list[OpenFile] = []
-
-    def read(process: Process, folder: str) -> bool:
-        links = files.links(f"{folder}/fd")
-        descriptors.extend(OpenFile(process.pid, f"{folder}/fd/{name}", link) for name, link in links if wanted(link))
-        return True
-
-    unreadable = tuple(pid for pid, is_read in _read_each(files, processes, read) if not is_read)
-    return OpenFiles(tuple(descriptors), unreadable)
-
-
-def read_mappings(files: Files, processes: Iterable[Process]) -> Iterator[tuple[int, bytes | None]]:
-    """Pid and text of /proc/PID/maps of these processes, without those that ended meanwhile; None where unreadable.
-
-    Processes that are not reached within SCAN_SECONDS count as unreadable.
-    """
-    return _read_each(files, processes, lambda _, folder: files.bytes(f"{folder}/maps", MAPS_LIMIT_BYTES))
-
-
-def _read_each(
-    files: Files, processes: Iterable[Process], read: Callable[[Process, str], T]
-) -> Iterator[tuple[int, T | None]]:
-    """Pid and what `read` returns of a process and its folder, as `living_folder`; None where it is unreadable."""
-    deadline = time.monotonic() + SCAN_SECONDS
-    for process in processes:
-        if process.kernel or process.dead:
-            continue
-        try:
-            if time.monotonic() > deadline:
-                raise TimeoutError
-            value = read(process, living_folder(files, process))
-        except GONE:
-            continue
-        except OSError:
-            yield process.pid, None
-        else:
-            yield process.pid, value
 
 
 def overgrown(files: Files, what: str, uids: Iterable[int]) -> OvergrownError:

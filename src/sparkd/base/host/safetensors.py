@@ -85,6 +85,7 @@ def read_sizes(files: Files, paths: Iterable[str]) -> dict[str, int]:
     for path in paths:
         with files.opened(path) as fd:
             header_bytes = int.from_bytes(os.pread(fd, _LENGTH_BYTES, 0), "little")
+            # Twice the bytes of such a model, and fifteen times its tensors: a user's file may claim any number.
             if header_bytes > 16 << 20 or len(sizes) > 1_000_000:
                 raise ValueError(f"{path} has a header of {header_bytes} bytes, after {len(sizes)} tensors")
             content = os.pread(fd, header_bytes, _LENGTH_BYTES)

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from sparkd.base.host.files import Files, Kind
-from sparkd.base.host.processes import GONE, Process, open_files, overgrown, read_mappings
+from sparkd.base.host.open_files import open_files, read_mappings
+from sparkd.base.host.processes import GONE, Process, overgrown
 
 FOLDER = "/dev/shm"  # noqa: S108 - read, never written to
 MOST_NAMES, MOST_SEGMENTS, SAMPLES = 500_000, 20_000, 100
@@ -100,14 +101,14 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
     names = {file.name for file in by_identity.values()}
     uses: set[tuple[int, int, int]] = set()
     unreadable: set[int] = set()
-    living = [process for process in processes if not process.kernel and not process.dead]
-    for pid, maps in read_mappings(files, living):
+    users = tuple(processes)
+    for pid, maps in read_mappings(files, users):
         if maps is None:
             unreadable.add(pid)
         else:
             uses |= {(*identity, pid) for identity in _find_mapped(maps, frozenset(by_identity))}
     # Only a file with a wanted name: stat of any other could hang on a dead file server.
-    opened = open_files(files, living, lambda target: target.removesuffix(" (deleted)").rpartition("/")[2] in names)
+    opened = open_files(files, users, lambda target: target.removesuffix(" (deleted)").rpartition("/")[2] in names)
     for file in opened.found:
         try:
             facts = files.stat(file.path)

@@ -9,7 +9,8 @@ from itertools import product
 from msgspec import Struct
 
 from sparkd.base.host.files import Files
-from sparkd.base.host.processes import GONE, Process, open_files, overgrown
+from sparkd.base.host.open_files import open_files
+from sparkd.base.host.processes import GONE, Process, overgrown
 from sparkd.base.host.sock_diag import (
     INET_DIAG_SKV6ONLY,
     TCP_CLOSE_WAIT,

@@ -54,18 +54,6 @@ class EnablingLink(NamedTuple):
     """Whether a package ships such a link, which `systemctl disable` leaves in place."""
 
 
-def is_stop_ordered() -> bool:
-    """Whether systemd has a job to stop or restart a unit of sparkd's. True also where systemctl does not answer."""
-    import subprocess  # here, so that code that only reads files can start no program
-
-    command = ("systemctl", "list-jobs", "--no-legend", "--plain", *OWN_UNITS)
-    with suppress(OSError, subprocess.SubprocessError):
-        output = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-        jobs = [words for words in map(str.split, output.splitlines()) if words and words[0].isdigit()]
-        return not all(words[2:3] in (["start"], ["reload"]) for words in jobs)
-    return True
-
-
 def read_unit(files: Files, name: str) -> Unit | None:
     """A unit as systemd merges it; None where there is no such unit. Raises OSError, ValueError."""
     for folder in SEARCH_PATH:

@@ -8,8 +8,6 @@ from sparkd.base.host import Host, docker, kernel, meminfo
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.text import sanitize, size
 
-KERNEL_PATHS = ("BOOT_IMAGE=", "initrd=")
-"""Words of the command line that are left out: they have the kernel's version, which is a fact of its own."""
 LIMIT = 100
 
 
@@ -23,7 +21,7 @@ def read_versions(host: Host) -> Mapping[str, str]:
 
 
 def read_local_versions(host: Host) -> Mapping[str, str]:
-    """The same, without docker's."""
+    """Versions of sparkd, driver and kernel by name; unknown ones are left out."""
     versions = {"sparkd": __version__, "driver": _driver(host), "kernel": kernel.read_release(host.files)}
     return {name: sanitize(text, LIMIT) for name, text in versions.items() if text}
 
@@ -31,7 +29,9 @@ def read_local_versions(host: Host) -> Mapping[str, str]:
 def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
     """Facts by name; unknown ones are left out. `sysctls`: names of settings to include."""
     facts: dict[str, str] = {}
-    if words := [word for word in kernel.read_command_line(host.files) if not word.startswith(KERNEL_PATHS)]:
+    # Paths with the kernel's version are left out: that is a fact of its own.
+    words = kernel.read_command_line(host.files)
+    if words := tuple(word for word in words if not word.startswith(("BOOT_IMAGE=", "initrd="))):
         facts["boot.command_line"] = " ".join(words)
     with suppress(OSError, ValueError):
         facts["boot.memory"] = size(host.meminfo().total_bytes)

@@ -28,12 +28,11 @@ SMALL_FILES = frozenset(
      "preprocessor_config.json", "processor_config.json")
 )  # fmt: skip
 """Files that Hugging Face's and Mistral's loaders read beside the weights. Others may differ: notes, licenses."""
-QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 HASHED_LIMIT_BYTES = 64 << 20
 """Largest file that is hashed, and largest index that is read. Tokenizers have up to 40 MB, indices 10. A larger file
 counts by its size."""
 HASHED_IN_ALL_BYTES = 512 << 20
-"""What a model's small files may have together: sparse ones take no disk, and minutes to hash."""
+"""Limit of a model's small files together: sparse ones take no disk, and minutes to hash."""
 MOST_FILES = 10_000
 SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
 """A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
@@ -42,7 +41,6 @@ DOWNLOADS = ".cache/huggingface/download"
 CHUNK_BYTES = 8 << 20
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_LONGEST_NAME = 300
 _NAMED = re.compile(rb':\s*"([^"\\]{1,255}\.(?:safetensors|bin|gguf|pth?))"')
 """A shard in an index: a value, never a key. The index is read as a stream, since it may have 10 MB."""
 _TOTAL = re.compile(rb'"total_size"\s*:\s*(\d{1,18})[\s,}]')
@@ -62,7 +60,7 @@ Manifest = tuple[tuple[str, str], ...]
 
 
 def manifest(files: Files, folder: str) -> Manifest:
-    """What identifies a model's weights, symlinks followed. Raises OSError, also for more than MOST_FILES files."""
+    """The files that identify a model's weights, symlinks followed. Raises OSError, also for more than MOST_FILES."""
     values: dict[str, str] = {}
     bytes_left = HASHED_IN_ALL_BYTES
     for name in files.names(folder):
@@ -97,7 +95,7 @@ def read_index(files: Files, path: str) -> Index:
             raise OSError(errno.EFBIG, f"more than {MOST_FILES} files of weights", path)
         if total_bytes is None and (match := _TOTAL.search(text)):
             total_bytes = int(match[1])
-        tail = text[-_LONGEST_NAME:]
+        tail = text[-300:]  # longer than a name of a shard with its marks
     shards = frozenset(name.decode("utf-8", "backslashreplace") for name in names)
     return Index(shards, total_bytes, first_byte == b"{" and tail.rstrip()[-1:] == b"}")
 
@@ -113,9 +111,10 @@ def read_config(files: Files, folder: str) -> Mapping[str, object]:
     As in vLLM, a file of its own may say how the weights are quantized.
     """
     config = _read_object(files, f"{folder}/config.json")
-    for name in QUANTIZATION_FILES if config and config.get("quantization_config") is None else ():
-        if quantization := _read_object(files, f"{folder}/{name}"):
-            return {**config, "quantization_config": quantization}
+    if config and config.get("quantization_config") is None:
+        for name in ("hf_quant_config.json", "quantize_config.json", "quant_config.json"):
+            if quantization := _read_object(files, f"{folder}/{name}"):
+                return {**config, "quantization_config": quantization}
     return config
 
 

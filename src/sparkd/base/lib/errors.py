@@ -130,7 +130,7 @@ class SparkdError(Exception):
 
 
 AS_ROOT = "run it as root"
-"""What `cli` replaces in the hint of a UsageError by the command with sudo."""
+"""A hint of a UsageError that `cli` replaces by the command with sudo."""
 
 
 class UsageError(SparkdError):
@@ -161,7 +161,7 @@ NOT_NOW = frozenset(
     {errno.EIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
     | {errno.ENOMEM, errno.ENFILE}
 )
-"""What a read says on a share whose server is away, on a mount by systemd's automount that failed, and on a machine
+"""Errors of a read on a share whose server is away, on a mount by systemd's automount that failed, and on a machine
 that has just run out of memory or of open files."""
 
 

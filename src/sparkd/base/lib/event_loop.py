@@ -18,8 +18,6 @@ T = TypeVar("T")
 
 CLOSE_SECONDS = 1.0
 """Time for cancelled tasks to end."""
-CLOSE_TURNS = 100
-"""The most turns of the loop at its end: tasks may create tasks without end."""
 
 
 class EventLoop(asyncio.SelectorEventLoop):
@@ -84,7 +82,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         self._spawned.clear()
         # A task that has not begun yet would leave its coroutine unawaited, and one that begins may make more.
         tasks = asyncio.all_tasks(self)
-        for _ in range(CLOSE_TURNS):
+        for _ in range(100):  # tasks may create tasks without end
             self.turn(0)
             known_tasks, tasks = tasks, asyncio.all_tasks(self)
             if tasks <= known_tasks:

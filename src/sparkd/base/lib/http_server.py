@@ -12,8 +12,6 @@ BACKLOG = 1024
 ACCEPTED_PER_TURN = 1
 """A flood of connections delays no request, and a connection's data is handled before it may be dropped for another.
 With no file descriptor left, asyncio pauses for 1 s, and logs that once per connection of a turn."""
-SOURCES_KEPT = 1024
-"""Beyond it the source that was counted longest ago is dropped, and starts again with a full burst."""
 
 
 class HttpServer:
@@ -59,8 +57,8 @@ class HttpServer:
         now = asyncio.get_running_loop().time()
         due = max(now, self._due.pop(owner, now))
         is_allowed = due - now <= (self.limits.burst - 1) / self.limits.requests_per_second
-        self._due[owner] = due + is_allowed / self.limits.requests_per_second
-        if len(self._due) > SOURCES_KEPT:
+        self._due[owner] = due + (1 / self.limits.requests_per_second if is_allowed else 0.0)
+        if len(self._due) > 1024:  # the source that was counted longest ago starts again with a full burst
             del self._due[next(iter(self._due))]
         return is_allowed
 

@@ -40,7 +40,6 @@ RESERVED = frozenset(("event", "level", "timestamp", "logger", "node", "rank", "
 _NO_KEY = re.compile(r"[^A-Za-z0-9_.-]")
 MOST_LINES, WINDOW_SECONDS = 60, 60.0
 """The most lines of libraries in a window: remote clients can cause one of a server's library per request."""
-TEXT_LIMIT = 1_000
 
 
 class Events(Protocol):
@@ -200,7 +199,7 @@ class _OneLineFormatter(logging.Formatter):
         text = ": ".join((f"sparkd: {record.name}", *_read_fields(record).values()))
         from sparkd.base.lib.redaction import Redaction  # 20 ms, which a command without such lines does not take
 
-        return sanitize(Redaction()(printable(text)), TEXT_LIMIT)
+        return sanitize(Redaction()(printable(text)), 1_000)
 
 
 def _read_fields(record: logging.LogRecord) -> dict[str, str]:

@@ -15,8 +15,6 @@ _NO_SECRET = re.compile(
     r"|(?!.*(?:hf_|sk-|nvapi-))/(?:etc|home|opt|root|run|srv|var)/[\w./-]+)$"
 )
 """Values that are no secrets: counts, words such as null, and the path of the file that has the secret."""
-SHORTEST_SECRET = 4
-"""Shorter secrets are not searched for: their letters are in every line."""
 
 
 class Redactor:
@@ -28,7 +26,8 @@ class Redactor:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         lines = {line.strip() for value in values for line in value.splitlines()}  # a key file is logged line by line
-        forms = {form for line in lines if len(line) >= SHORTEST_SECRET for form in self.forms(line)}
+        # The letters of shorter secrets are in every line.
+        forms = {form for line in lines if len(line) >= 4 for form in self.forms(line)}
         known = sorted(forms, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 

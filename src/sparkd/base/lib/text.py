@@ -33,7 +33,7 @@ def cell_width(text: str) -> int:
     """Columns that the text takes on a terminal: two for each wide letter of East Asia, none for a combining mark."""
     if text.isascii():
         return len(text)
-    return sum(0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text)
+    return sum(0 if combining(letter) else 2 if east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def pad(text: str, width: int) -> str:
@@ -58,7 +58,7 @@ def reflow(text: str, width: int, filled: int = 120) -> str:
             paragraphs[-1] = f"{paragraphs[-1][0]} {words}", text_column
         else:
             text_column = line.rfind("  ") + 2 if "  " in line else indent
-            text_column += 2 * line.startswith("- ", text_column)
+            text_column += 2 if line.startswith("- ", text_column) else 0
             paragraphs.append((line, text_column))
         above_length = len(line)
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
@@ -76,7 +76,7 @@ def size(size_bytes: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """`1 request`, `2,000 requests`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun if number == 1 else f'{noun}s'}"
 
 
 def natural_order(text: str) -> list[tuple[int, str]]:

@@ -17,15 +17,15 @@ def read_file(path: Path) -> str:
 
 
 def read_owned_file(path: Path, folder: str = "") -> tuple[str, int]:
-    """As `read_file`, with the uid of the file's owner. `folder`: where it must lie, itself no link."""
+    """The text, as `read_file` returns it, and the uid of the owner. `folder`: where it must lie, itself no link."""
     try:
         content, owner = _read_regular(path, folder)
     except FileNotFoundError:
         refuse_dangling(path)
         raise
     except OSError as error:
-        reason = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
-        raise unreadable(error)(reason + "; try sudo" * (error.errno == errno.EACCES and os.geteuid() != 0)) from None
+        try_sudo = "; try sudo" if error.errno == errno.EACCES and os.geteuid() else ""
+        raise unreadable(error)(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}{try_sudo}") from None
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{path}: is larger than {LIMIT_BYTES} bytes")
     try:

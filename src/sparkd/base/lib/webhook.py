@@ -20,8 +20,6 @@ with without("rich", "click"):
 logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO it logs each URL
 
 OFFLINE = "is the network up? a proxy is taken from the environment alone"
-REFUSED = (400, 413, 422)
-"""The receiver does not take this message, and will not take it later."""
 
 
 class RefusedError(LaunchError):
@@ -66,7 +64,7 @@ def post(url: str, content: bytes, headers: Mapping[str, str], total_seconds: fl
         raise LaunchError(str(http_error(error)).replace(url, "***"), OFFLINE) from None
     if 300 <= status < 400:
         raise LaunchError(f"HTTP {status}: redirects are not followed", "write the URL that it leads to")
-    if status in REFUSED:
+    if status in (400, 413, 422):
         raise RefusedError(f"HTTP {status}", "is notify.template the receiver's?")
     if status >= 400:
         raise LaunchError(f"HTTP {status}", "does the receiver still know this URL?" if status < 500 else "")

@@ -14,7 +14,8 @@ from msgspec.structs import asdict
 
 from sparkd.base import config
 from sparkd.base.host import CachedHost, Host, docker, weights
-from sparkd.base.host.docker_image import read_built, read_image
+from sparkd.base.host.docker_image import read_image
+from sparkd.base.host.image_origin import read_built
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode

@@ -53,9 +53,10 @@ def run_agent(args: argparse.Namespace, root: Path = Path("/")) -> int:
     from sparkd.agent.daemon.bootstrap import build_agent
     from sparkd.agent.daemon.run import run
     from sparkd.base.lib.endings import StopRequested
+    from sparkd.base.lib.journal_writer import Journal
     from sparkd.base.lib.log import ProcessLog, print_bug
     from sparkd.base.lib.main_loop import MainLoop
-    from sparkd.base.lib.systemd import Journal, Notifier
+    from sparkd.base.lib.systemd import Notifier
 
     journal = Journal(sys.stdout.fileno())
     log = ProcessLog(journal.put)

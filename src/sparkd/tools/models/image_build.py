@@ -19,7 +19,8 @@ from sparkd.agent.actions.images import image_name
 from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host, docker
 from sparkd.base.host.disks import Room, read_rooms
-from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, find_built, read_image
+from sparkd.base.host.docker_image import Image, read_image
+from sparkd.base.host.image_origin import BUILT, BuiltFrom, find_built
 from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader

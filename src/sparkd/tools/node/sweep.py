@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from sparkd.base.host import Host, docker
 from sparkd.base.host.docker import LABEL, ContainerFacts
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.host.units import is_stop_ordered
+from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.lib.errors import ExitCode, LaunchError
+from sparkd.base.lib.systemd import is_stop_ordered
 from sparkd.base.state.container_owner import Whose, whose
 from sparkd.base.state.rank_record import RECORD_HINT, KnownRank, read_rank
 
@@ -26,7 +27,7 @@ def is_left(host: Host, role: str | None, env: Mapping[str, str]) -> bool:
     known_rank, service_result = read_rank(host), env.get("SERVICE_RESULT", "")
     is_retried = service_result == "exit-code" and env.get("EXIT_STATUS") in RETRIED
     is_own = known_rank.record is not None and known_rank.record.role == role
-    return is_own and known_rank.stays and (service_result in CRASHES or is_retried) and not is_stop_ordered()
+    return is_own and known_rank.stays and (service_result in CRASHES or is_retried) and not is_stop_ordered(OWN_UNITS)
 
 
 def end_orphans(host: Host, invocation: str, role: str | None, show: Callable[[str], None]) -> ExitCode:

@@ -248,6 +248,13 @@ def test_links_are_followed_as_the_container_follows_them(tree: Tree, target: st
     assert find_outside(Files(str(tree.root)), BINDS, "/models/m") == outside
 
 
+def test_a_circle_in_a_containers_path_is_named_by_its_link(tree: Tree) -> None:
+    tree.link("/srv/m/config.json", "tokenizer.json")
+    tree.link("/srv/m/tokenizer.json", "config.json")
+    outside = find_outside(Files(str(tree.root)), [Bind("/srv/m", "/models")], "/models/sub/../config.json")
+    assert outside in ("/models/config.json", "/models/tokenizer.json")
+
+
 def test_a_mounts_own_source_may_be_a_link(tree: Tree) -> None:
     model(tree, A, B, folder="/mnt/nvme/m")
     tree.link("/srv/models", "/mnt/nvme")

@@ -48,7 +48,8 @@ class DockerReader:
         self._client = client
         self._seconds = self._left = seconds
         self.answers: dict[str, object] = {}
-        """Each answer, or its error, by target. A local `path` would be named as a file by `event_loop.find_path`."""
+        """Each answer, or its error, by target: the request's path. No local here is named `path`, since a docker that
+        hangs would then be reported as a file that hangs (`event_loop.find_path`)."""
 
     def containers(self) -> object:
         return self._get("/containers/json", lambda api: api.containers(all=True))

@@ -14,19 +14,19 @@ def node(tree: Tree) -> Tree:
     return tree
 
 
-def found(tree: Tree) -> list[str]:
+def list_names(tree: Tree) -> list[str]:
     return [port.link.name for port in read_ports(Files(str(tree.root)))]
 
 
 def test_a_sparks_cable_comes_first_then_its_twin_then_ports_without_a_cable(node: Tree) -> None:
     first, twin, *unplugged = read_ports(Files(str(node.root)))
-    assert (first.link.name, first.addresses, first.hcas) == (
-        "enp1s0f0np0",
-        ("10.0.0.1",),
-        ("rocep1s0f0", "roceP2p1s0f0"),
-    )
+    assert first.link.name == "enp1s0f0np0"
+    assert first.addresses == ("10.0.0.1",)
+    assert first.hcas == ("rocep1s0f0", "roceP2p1s0f0")
     assert first.twins == ("enP2p1s0f0np0",)
-    assert (first.link.speed_mbps, first.link.mtu, first.connected) == (200_000, 9000, True)
+    assert first.link.speed_mbps == 200_000
+    assert first.link.mtu == 9000
+    assert first.connected
     assert twin.link.name == "enP2p1s0f0np0"
     assert [port.link.name for port in unplugged] == ["enp1s0f1np1", "enP2p1s0f1np1"]
     assert not any(port.connected for port in unplugged)
@@ -37,7 +37,9 @@ def test_twins_are_known_before_they_have_addresses(node: Tree) -> None:
     for twin in spark.TWINS:
         spark.gids(node, twin)
     first = read_ports(Files(str(node.root)))[0]
-    assert (first.link.name, first.addresses, first.hcas) == ("enp1s0f0np0", (), ("rocep1s0f0",))
+    assert first.link.name == "enp1s0f0np0"
+    assert first.addresses == ()
+    assert first.hcas == ("rocep1s0f0",)
     assert first.twins == ("enP2p1s0f0np0",)
 
 
@@ -58,7 +60,7 @@ def test_a_port_without_rdma_counts_by_its_address(tree: Tree, files: dict[str, 
     spark.interface(tree, "net0")
     for name, text in files.items():
         tree.file(f"/sys/class/net/net0/{name}", f"{text}\n")
-    assert found(tree) == (["net0"] if counts else [])
+    assert list_names(tree) == (["net0"] if counts else [])
 
 
 def test_the_way_out_is_no_fabric_and_a_fast_port_is_one_by_its_real_speed(tree: Tree) -> None:
@@ -69,7 +71,7 @@ def test_the_way_out_is_no_fabric_and_a_fast_port_is_one_by_its_real_speed(tree:
     spark.interface(tree, "net0", speed=10_000, device="/sys/devices/a")
     spark.interface(tree, "enp1s0f0np0", speed=10_000, device="/sys/devices/b")
     spark.interface(tree, "eth1", speed=100_000, device="/sys/devices/c")
-    assert found(tree) == ["eth1"]
+    assert list_names(tree) == ["eth1"]
 
 
 def test_of_ports_without_rdma_one_with_an_address_comes_before_a_faster_one(tree: Tree) -> None:
@@ -77,9 +79,9 @@ def test_of_ports_without_rdma_one_with_an_address_comes_before_a_faster_one(tre
     spark.routes(tree, ("slow", "0000000A"))
     for name, speed in (("fast", 200_000), ("slow", 10_000)):
         spark.interface(tree, name, speed=speed, device=f"/sys/devices/{name}")
-    assert found(tree) == ["slow", "fast"]
+    assert list_names(tree) == ["slow", "fast"]
 
 
 def test_a_machine_without_tables_is_an_error_and_no_empty_list(tree: Tree) -> None:
     with pytest.raises(OSError, match="fib_trie"):
-        found(tree)
+        list_names(tree)

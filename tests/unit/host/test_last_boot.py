@@ -5,9 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.unit.verdicts import present
 
 from sparkd.base.host.files import Files
-from sparkd.base.host.journal import parse_boot_line, read_last_boot
+from sparkd.base.host.last_boot import BootLine, parse_boot_line, read_last_boot
 from sparkd.base.lib.redactor import Redactor
 
 END = 1_790_000_000.0
@@ -33,22 +34,22 @@ def line(message: str, **fields: str) -> bytes:
     ],
 )
 def test_a_user_forges_no_line_of_the_last_boot(fields: dict[str, str], source: str | None) -> None:
-    parsed = parse_boot_line(line("Journal stopped", **fields), str)
-    assert (parsed and parsed.source) == source
-    assert parsed is None or parsed.at_seconds == END
+    expected = source and BootLine(END, source, "Journal stopped")
+    assert parse_boot_line(line("Journal stopped", **fields), str) == expected
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"_TRANSPORT": "driver", "MESSAGE": {}}', b"\xff" * 100])
-def test_nonsense_in_the_journal_is_no_evidence(data: bytes) -> None:
-    parsed = parse_boot_line(data, str)
-    assert parsed is None or parsed.text == ""
+@pytest.mark.parametrize("document", [b"", b"{", b"[]", b"\xff" * 100])
+def test_nonsense_in_the_journal_is_no_line(document: bytes) -> None:
+    assert parse_boot_line(document, str) is None
+
+
+def test_a_message_that_is_no_text_is_empty() -> None:
+    assert present(parse_boot_line(b'{"_TRANSPORT": "driver", "MESSAGE": {}}', str)).text == ""
 
 
 def test_what_a_line_says_is_public_without_its_secrets() -> None:
     printed = line("agent.run.failed reason=token=abcdefgh12345", _UID="0", _SYSTEMD_UNIT="sparkd-head.service")
-    parsed = parse_boot_line(printed, Redactor())
-    assert parsed is not None
-    assert parsed.text == "agent.run.failed reason=token=***"
+    assert present(parse_boot_line(printed, Redactor())).text == "agent.run.failed reason=token=***"
 
 
 JOURNALCTL = """#!/bin/sh

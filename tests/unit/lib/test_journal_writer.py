@@ -1,3 +1,5 @@
+"""The journal's writer: its bounds, and its end."""
+
 import os
 import select
 import threading
@@ -8,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from tests.unit.clock import unstalled
 
-from sparkd.base.lib.systemd import CAPACITY_BYTES, Journal
+from sparkd.base.lib.journal_writer import CAPACITY_BYTES, Journal
 
 
 @contextmanager
@@ -59,11 +61,36 @@ def test_sparkds_own_events_are_bounded_too_and_what_was_dropped_is_counted() ->
     assert sum(line.startswith("<4>event ") for line in lines) == 60_000 - dropped > 5_000
 
 
-def test_a_checkpoint_passes_once_what_was_queued_before_it_is_written() -> None:
+def test_a_closed_pipe_ends_the_writing_and_not_the_agent() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    journal = Journal(writing)
+    journal.put(6, "nobody reads")
+    began = unstalled()
+    journal.close(10)
+    assert unstalled() - began < 5
+    assert journal.checkpoint()(), "given up"
+    os.close(writing)
+
+
+QUEUED_LINES, LINE_BYTES = 1000, len("<6>" + "x" * 1000 + "\n")
+
+
+@pytest.fixture
+def full() -> Iterator[tuple[Journal, int]]:
+    """A journal with more lines than its pipe takes, and the pipe's other end, which nobody reads."""
     reading, writing = os.pipe()
     made = Journal(writing)
-    for _ in range(1000):
+    for _ in range(QUEUED_LINES):
         made.put(6, "x" * 1000)
+    yield made, reading
+    os.close(reading)
+    made.close(10)
+    os.close(writing)
+
+
+def test_a_checkpoint_passes_once_what_was_queued_before_it_is_written(full: tuple[Journal, int]) -> None:
+    made, reading = full
     early = made.checkpoint()
     time.sleep(0.1)
     assert not early(), "nobody reads"
@@ -74,45 +101,30 @@ def test_a_checkpoint_passes_once_what_was_queued_before_it_is_written() -> None
         assert time.monotonic() < deadline
     made.put(6, "later")
     assert early()
-    os.close(reading)
-    made.close(10)
-    assert made.checkpoint()(), "given up"
-    os.close(writing)
-
-
-def test_a_closed_pipe_ends_the_writing_and_not_the_agent() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    journal = Journal(writing)
-    journal.put(6, "nobody reads")
-    began = unstalled()
-    journal.close(10)
-    assert unstalled() - began < 5
-    os.close(writing)
 
 
 @pytest.mark.parametrize(("patience_seconds", "limit"), [(0.2, 1.0), (2.0, 2.5)])
-def test_the_end_waits_for_a_reader_only_as_long_as_it_reads(patience_seconds: float, limit: float) -> None:
-    reading, writing = os.pipe()
-    journal = Journal(writing)
-    for _ in range(1000):
-        journal.put(6, "x" * 1000)
+def test_the_end_does_not_wait_longer_than_its_patience_for_a_reader_that_hangs(
+    full: tuple[Journal, int], patience_seconds: float, limit: float
+) -> None:
     began, unstalled_began = time.monotonic(), unstalled()
-    journal.close(2.0, patience_seconds)
-    assert patience_seconds <= time.monotonic() - began, "nobody reads"
+    full[0].close(2.0, patience_seconds)
+    assert patience_seconds <= time.monotonic() - began
     assert unstalled() - unstalled_began < limit
-    os.close(reading)
-    slow, writing = os.pipe()
-    journal = Journal(writing)
-    for _ in range(1000):
-        journal.put(6, "x" * 1000)
+
+
+def test_the_end_waits_for_a_slow_reader(full: tuple[Journal, int]) -> None:
+    made, reading = full
 
     def read_slowly() -> None:
-        while os.read(slow, 1 << 16):
+        bytes_left = QUEUED_LINES * LINE_BYTES
+        while bytes_left:
+            bytes_left -= len(os.read(reading, 1 << 16))
             time.sleep(0.05)
 
-    threading.Thread(target=read_slowly, daemon=True).start()
+    reader = threading.Thread(target=read_slowly)
+    reader.start()
     began = time.monotonic()
-    journal.close(10, 0.2)
-    assert time.monotonic() - began > 0.5, "a slow one is waited for"
-    os.close(writing)
+    made.close(10, 0.2)
+    assert time.monotonic() - began > 0.5
+    reader.join()

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
 from sparkd.agent.actions.shared_folders import refuse_shared
-from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
+from sparkd.agent.daemon.operator_program import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
 from sparkd.agent.daemon.state_store import find_remedy
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.agent.status.notice_formats import as_json, render

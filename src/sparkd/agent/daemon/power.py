@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
+from sparkd.agent.daemon.operator_program import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
 from sparkd.agent.daemon.reboot import announce, judge_earlier
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.base.host import network

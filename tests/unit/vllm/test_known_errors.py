@@ -11,7 +11,7 @@ import pytest
 from msgspec import ValidationError, toml
 from tests.unit.commands import sparkd, stdin_of
 
-from sparkd.agent.daemon.ended_engine import KERNEL_OOM
+from sparkd.agent.daemon.engine_cause import KERNEL_OOM
 from sparkd.base.host.kernel_events import parse_printed
 from sparkd.base.lib import read_data
 from sparkd.base.vllm.known_errors import GAP, PORT_IN_USE, TABLE, KnownError, explain

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from sparkd.agent.cluster.monitor import ExpectedPeer
-from sparkd.agent.daemon.taking_over import KeptRank, without_mounts_and_asserts
+from sparkd.agent.daemon.kept_rank import KeptRank, without_mounts_and_asserts
 from sparkd.base.cluster.membership import make_context, node_of_rank
 from sparkd.base.config import Engine, Settings
 from sparkd.base.host import Host

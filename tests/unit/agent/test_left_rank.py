@@ -23,8 +23,8 @@ from tests.unit.verdicts import present
 from sparkd.agent.daemon.bootstrap import build_agent
 from sparkd.agent.daemon.configuration_stamp import FORM, digest_stamp
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.taking_over import FILE as KEPT
-from sparkd.agent.daemon.taking_over import KeptRank
+from sparkd.agent.daemon.kept_rank import FILE as KEPT
+from sparkd.agent.daemon.kept_rank import KeptRank
 from sparkd.base.host import Host
 from sparkd.base.host.owner import HANDED, OWNER_LOCK
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode

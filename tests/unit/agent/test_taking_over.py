@@ -10,8 +10,8 @@ from tests.unit.agent.kept_ranks import kept_rank
 from tests.unit.limits import files_left
 from tests.unit.rank_records import rank_record
 
+from sparkd.agent.daemon.kept_rank import FILE
 from sparkd.agent.daemon.taking_over import (
-    FILE,
     TAKEOVERS_ALLOWED,
     TAKEOVERS_WITHIN_SECONDS,
     AdoptableRank,

@@ -7,7 +7,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test
 from tests.unit.cluster_nodes import settings as cluster_settings
 
-from sparkd.agent.daemon.page_cache import lower_readahead, restore_readahead
+from sparkd.agent.daemon.readahead import lower_readahead, restore_readahead
 from sparkd.base.config import Engine, Settings
 from sparkd.base.lib.main_loop import never
 

@@ -20,7 +20,7 @@ from sparkd.agent.daemon.context import USUAL_PACE, Agent, AgentProcess, Base, P
 from sparkd.agent.daemon.head_config import HeadFollower, use_kept
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
-from sparkd.agent.daemon.page_cache import restore_readahead
+from sparkd.agent.daemon.readahead import restore_readahead
 from sparkd.agent.daemon.reloading import reap_inherited
 from sparkd.agent.daemon.switch_start import begin_switch, end_start, stamp_switch
 from sparkd.agent.daemon.switching import waiting_limit

@@ -12,7 +12,7 @@ from sparkd.agent.daemon.ended_engine import LOST_GRACE_SECONDS
 from sparkd.agent.daemon.evidence import EvidenceSearch
 from sparkd.agent.daemon.hangs import keep_stacks, read_rank_stacks
 from sparkd.agent.daemon.judgement import count_end, judge_end
-from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
+from sparkd.agent.daemon.readahead import RESTORE_SECONDS, begin_restore
 from sparkd.agent.daemon.reboot import reboot_if_due
 from sparkd.agent.daemon.switching import SwitchRequested
 from sparkd.agent.engine.rank import Running

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent, beside_or_blocked
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
-from sparkd.agent.daemon.page_cache import lower_readahead, start_load_memory_thread
+from sparkd.agent.daemon.page_cache import start_load_memory_thread
+from sparkd.agent.daemon.readahead import lower_readahead
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.base.cluster import auth

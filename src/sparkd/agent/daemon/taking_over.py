@@ -18,7 +18,7 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.kept_rank import FILE, KeptRank
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
-from sparkd.agent.daemon.page_cache import begin_restore
+from sparkd.agent.daemon.readahead import begin_restore
 from sparkd.base.host import Host
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.processes import GONE, read_process

@@ -22,7 +22,7 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.head_config import share_config, use_kept
+from sparkd.agent.daemon.head_config import report_followed, share_config
 from sparkd.agent.daemon.serving import follow_head
 from sparkd.base.config.settings import Engine
 from sparkd.base.lib.errors import BlockedError, OutdatedPlanError
@@ -69,7 +69,9 @@ def test_a_worker_with_nothing_but_its_nodes_runs_the_plan_of_its_head(tree: Tre
     with head_of(tree, port, env={"A": "b"}, secrets=secrets, args={"max-model-len": 77}) as head:
         fetch_config(tree, port, head)
         with agent_under_test(tree, 1, following(NODES, port)) as worker:
-            use_kept(worker.agent, {"engine.image": "a file", "engine.secrets.A": "a file", "cluster.nodes": "a file"})
+            report_followed(
+                worker.agent, {"engine.image": "a file", "engine.secrets.A": "a file", "cluster.nodes": "a file"}
+            )
             assert worker.agent.plan.digest == head.agent.plan.digest
             assert ("A", "b") in worker.agent.plan.env
             assert worker.agent.plan.secrets == ()
@@ -95,7 +97,7 @@ def test_a_right_of_the_heads_recipe_that_this_node_does_not_permit_is_in_its_jo
     document["recipe"].setdefault("container", {})["no_new_privileges"] = wanted
     file.write_text(json.dumps(document))
     with agent_under_test(tree, 1, following(NODES, port, allow={"privileged": privileged})) as worker:
-        use_kept(worker.agent, {})
+        report_followed(worker.agent, {})
         lines = [line for line in worker.events.lines if line.startswith("cluster.config.overridden")]
         assert worker.agent.plan.container.keeps_rights is not (privileged and wanted is False)
         assert len(lines) == (wanted is False and not privileged)
@@ -134,7 +136,7 @@ def test_files_of_the_head_that_could_not_be_kept_block_and_each_try_writes_them
         fetch_config(tree, port, head)
     in_the_way = tree.file(f"/node1{HEAD_FILES}", "")  # as where the disk is full
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
-        use_kept(worker.agent, {})
+        report_followed(worker.agent, {})
         kept = tree.root / f"node1{worker.agent.plan.user_script}"
         for _ in range(2):
             with pytest.raises(BlockedError, match="the files of the head can't be kept: ") as blocked:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.hangs import is_hang
+from sparkd.agent.daemon.hangs import may_be_hang
 from sparkd.agent.engine.hang import FROZEN, HangState, HangWatch, Look, advance, describe_halt, look_at_rank
 from sparkd.agent.engine.health import Continue, Failure, Observation, decide, healthy
 from sparkd.base.config.settings import Supervise
@@ -248,7 +248,7 @@ def test_an_unreadable_rank_is_no_proof() -> None:
     ],
 )
 def test_stacks_are_kept_of_a_rank_that_ends_by_a_hang(error: SparkdError, failed_in: Phase, hangs: bool) -> None:
-    assert is_hang(error, failed_in) is hangs
+    assert may_be_hang(error, failed_in) is hangs
 
 
 def look_at(pid: int, *, waits: bool = True) -> Look:

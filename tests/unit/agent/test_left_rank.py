@@ -27,11 +27,13 @@ from sparkd.agent.daemon.kept_rank import FILE as KEPT
 from sparkd.agent.daemon.kept_rank import KeptRank
 from sparkd.base.host import Host
 from sparkd.base.host.owner import HANDED, OWNER_LOCK
-from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
+from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, ExitCode
 from sparkd.base.lib.lock import open_lock, try_lock
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import SIGNALS, MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.state import launch_history
+from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankStage, read_rank
 from sparkd.tools.cli import run as cli
 
@@ -217,6 +219,14 @@ def test_an_agent_that_takes_a_rank_over_is_ready_once_its_report_says_that_it_s
     assert taken_over and "history.read.failed" in journal
     messages = notifications()
     assert messages.index("STATUS=serving") < messages.index("READY=1")
+
+
+def test_the_end_before_the_launch_of_a_rank_is_not_reported_by_an_agent_that_takes_it_over(left: World) -> None:
+    ended = LaunchHistory(last_exit=End("no image", 11, "pull it", cause=Cause.IMAGE_MISSING))
+    left.tree.file(launch_history.FILE.path, launch_history.FILE.encode(ended))
+    taken_over, _ = take_over(left)
+    assert taken_over
+    assert left.read("run/sparkd/report.json")["last_cause"] == ""
 
 
 def test_a_stop_during_a_reload_ends_the_rank_as_any_stop_and_not_by_a_sweep(left: World) -> None:

@@ -159,5 +159,3 @@ def test_the_first_report_has_what_the_agent_before_knew_of_the_rank() -> None:
     kept_report = replace(report, incarnation="old", versions={"driver": "1"}, smoke_passed=True, message="it serves")
     merged = first_report(replace(adoptable, report=kept_report), first)
     assert (merged.incarnation, merged.versions, merged.smoke_passed) == ("new", {"driver": "1"}, True)
-    ended = replace(first, last_cause="x", last_cause_code="kernel-oom", last_action="reboot", last_hint="y")
-    assert first_report(adoptable, ended) == report, "the end before this rank's launch"

@@ -142,10 +142,6 @@ def first_report(adoptable: AdoptableRank, first: NodeReport) -> NodeReport:
         transport=record.transport,
         plan_digest=adoptable.kept.agreement.digest,
         rank_id=record.rank_id,
-        last_cause="",
-        last_cause_code="",
-        last_action="",
-        last_hint="",
     )
     if last_report is None:
         engine = replace(first.engine, container_id=record.container_id, image=adoptable.kept.image_id)

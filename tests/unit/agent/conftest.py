@@ -7,6 +7,8 @@ from tests.tree import Tree
 from tests.unit.agent_runs import World, open_world
 from tests.unit.agent_steps import joined_worker
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, settings
+from tests.unit.event_log import EventLog
+from tests.unit.http_receivers import Receiver, receiver
 from tests.unit.nodes import Node, node, report
 
 
@@ -14,6 +16,17 @@ from tests.unit.nodes import Node, node, report
 def world() -> Iterator[World]:
     with open_world(World) as world:
         yield world
+
+
+@pytest.fixture
+def log() -> EventLog:
+    return EventLog()
+
+
+@pytest.fixture
+def hook() -> Iterator[Receiver]:
+    with receiver() as hook:
+        yield hook
 
 
 @pytest.fixture

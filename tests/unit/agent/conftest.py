@@ -6,7 +6,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.agent_runs import World, open_world
 from tests.unit.agent_steps import joined_worker
-from tests.unit.cluster_nodes import AgentUnderTest, addresses, settings
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, alone, settings
 from tests.unit.event_log import EventLog
 from tests.unit.http_receivers import Receiver, receiver
 from tests.unit.nodes import Node, node, report
@@ -42,3 +42,10 @@ def worker(tree: Tree, port: int, head: Node) -> Iterator[AgentUnderTest]:
     """Rank 1, in the head's epoch."""
     with joined_worker(tree, settings(addresses(2), port)) as worker:
         yield worker
+
+
+@pytest.fixture
+def lone(tree: Tree) -> Iterator[AgentUnderTest]:
+    """A node alone."""
+    with agent_under_test(tree, 0, alone()) as node:
+        yield node

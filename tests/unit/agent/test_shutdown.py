@@ -12,12 +12,7 @@ from tests.unit.clock import unstalled
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone, running, until_with
 from tests.unit.nodes import Node, report, until
 
-from sparkd.agent.daemon.shutdown import (
-    FAILED_GRACE_SECONDS,
-    RELEASE_SECONDS,
-    shutdown_on_error,
-    shutdown_on_request,
-)
+from sparkd.agent.daemon.shutdown import FAILED_GRACE_SECONDS, RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
 from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, DockerFacts

@@ -49,3 +49,25 @@ def lone(tree: Tree) -> Iterator[AgentUnderTest]:
     """A node alone."""
     with agent_under_test(tree, 0, alone()) as node:
         yield node
+
+
+@pytest.fixture
+def planned_worker(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
+    """Rank 1 of two, with a plan."""
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as agent:
+        agent.set_plan("d")
+        yield agent
+
+
+@pytest.fixture
+def planned_head(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
+    """Rank 0 of three, with a plan."""
+    with agent_under_test(tree, 0, settings(addresses(3), port)) as agent:
+        agent.set_plan("d")
+        yield agent
+
+
+@pytest.fixture
+def workers(port: int) -> Iterator[tuple[Node, Node]]:
+    with node("127.0.0.2", port=port) as first, node("127.0.0.3", port=port) as second:
+        yield first, second

@@ -11,6 +11,8 @@ from tests.unit.event_log import EventLog
 from tests.unit.http_receivers import Receiver, receiver
 from tests.unit.nodes import Node, node, report
 
+from sparkd.base.config.settings import Supervise
+
 
 @pytest.fixture
 def world() -> Iterator[World]:
@@ -71,3 +73,14 @@ def planned_head(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
 def workers(port: int) -> Iterator[tuple[Node, Node]]:
     with node("127.0.0.2", port=port) as first, node("127.0.0.3", port=port) as second:
         yield first, second
+
+
+@pytest.fixture
+def started(tree: Tree) -> Iterator[AgentUnderTest]:
+    """A head that is about to serve, and for which no time of service is too short."""
+    at_once = Supervise.model_construct(peer_timeout_seconds=20, proven_seconds=0)
+    configured = alone().model_copy(update={"supervise": at_once})
+    with agent_under_test(tree, 0, configured) as node:
+        node.set_plan("agreed", **dict(node.agent.plan.shared), **{"image.identity": "i", "weights.w": "5 bytes"})
+        node.agent.reporter.update(versions={"kernel": "6.17", "driver": "580"})
+        yield node

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.tree import Tree
 from tests.unit.agent.switched_nodes import ReadOnlyDisk, read_switch, run_try, write_switch
 from tests.unit.cluster_nodes import AgentUnderTest, FullDisk, alone, last_exit
+from tests.unit.known_good_entries import known_good_entry
 from tests.unit.limits import files_left
+from tests.unit.verdicts import present
 
 from sparkd.agent.daemon.startup import launch
 from sparkd.agent.daemon.switch_start import begin_switch, stamp_switch
@@ -14,7 +17,7 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Engine
 from sparkd.base.lib.errors import AwaitedError, Cause, OutdatedPlanError
-from sparkd.base.state.switch import TRIES, Chosen, Stage, Switch
+from sparkd.base.state.switch import FILE, TRIES, Chosen, Stage, Switch, make_rollback
 
 
 def begin(node: AgentUnderTest, config: Settings | None = None) -> Switch | None:
@@ -79,6 +82,42 @@ def test_a_choice_holds_while_the_recipe_that_it_replaces_may_come_by_a_late_mou
     with pytest.raises(AwaitedError, match="recipes: is a link"):
         membership.fingerprint_config(configured, host)
     assert membership.current_switch(configured, host) == switch
+
+
+def test_a_rollback_in_force_is_logged(lone: AgentUnderTest) -> None:
+    rollback = present(make_rollback(known_good_entry(), "", ""))
+    lone.remake(context=replace(lone.agent.context, switch=rollback)).switching.settle()
+    assert lone.events.lines[-1].startswith(
+        f"rollback.plan.applied plan={lone.agent.plan.digest[:12]} recipe=tiny-cpu "
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (FILE.encode(present(make_rollback(known_good_entry(), "", ""))), "the configuration has changed"),
+        ("rubbish", "can't be read"),
+    ],
+    ids=["over", "unreadable"],
+)
+def test_a_rollback_that_is_over_or_unreadable_is_removed(lone: AgentUnderTest, text: str, reason: str) -> None:
+    Tree(Path(lone.agent.host.files.root)).file(FILE.path, text)
+    lone.agent.switching.settle()
+    (line,) = lone.events.lines
+    assert line.startswith("rollback.plan.removed")
+    assert reason in line
+    assert not lone.agent.host.files.exists(FILE.path)
+
+
+def test_a_rollback_that_is_chosen_while_an_agent_starts_is_for_the_next_one(lone: AgentUnderTest) -> None:
+    agent = lone.agent
+    rollback = make_rollback(
+        known_good_entry(), membership.fingerprint_config(agent.context.configured, agent.host), ""
+    )
+    Tree(Path(agent.host.files.root)).file(FILE.path, FILE.encode(present(rollback)))
+    agent.switching.settle()
+    assert read_switch(lone) == rollback
+    assert lone.events.lines == []
 
 
 def test_a_process_does_not_take_its_own_step_for_a_choice(lone: AgentUnderTest) -> None:

@@ -45,7 +45,8 @@ class LateFiles:
         def watch() -> None:
             for awaited, act in acts:
                 until(lambda: awaited in str(self.report()["message"]))  # noqa: B023
-                assert (self.report()["phase"], self.report()["action"]) == ("blocked", "inspect")
+                assert self.report()["phase"] == "blocked"
+                assert self.report()["action"] == "inspect"
                 act()
 
         thread = threading.Thread(target=watch)

@@ -115,7 +115,8 @@ def test_docker_is_awaited_again_where_it_is_stopped_while_the_node_stands_by(wo
     code, journal = run_agent(world, run=run_with_stop)
     starter.join()
     ending.join()
-    assert (code, phases_without_docker) == (ExitCode.GOOD, ["awaiting-docker"] * 2), journal
+    assert code is ExitCode.GOOD, journal
+    assert phases_without_docker == ["awaiting-docker"] * 2, journal
 
 
 class Tries:

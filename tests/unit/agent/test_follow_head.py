@@ -83,7 +83,8 @@ def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(
             reader.heard_at -= 25.0
             if returns_seconds:
                 until(lambda: worker.report.message.endswith("; the engine answers"))
-                assert (worker.report.phase, walk.over) == (Phase.DEGRADED, False)
+                assert worker.report.phase is Phase.DEGRADED
+                assert not walk.over
                 health[0] = 503
                 reader.heard_at -= 5.0
             until(lambda: walk.over)
@@ -105,4 +106,5 @@ def test_the_last_report_has_the_cause_of_a_node_that_failed_first_once_that_has
         later.join()
     (peer,) = worker.report.peers
     assert peer.report is not None
-    assert (worker.report.cause, peer.report.cause) == ("peer-failed", "memory-guard")
+    assert worker.report.cause == "peer-failed"
+    assert peer.report.cause == "memory-guard"

@@ -144,7 +144,8 @@ def test_an_agent_that_ended_with_its_machine_gets_the_machines_end_as_its_reaso
     end = last_exit_after("power-lost")
     assert end is not None
     assert str(end) == "the machine ended while the agent ran: power-lost: evidence"
-    assert (end.cause, end.hint) == (Cause.AGENT_KILLED, "journalctl -b -1 -e")
+    assert end.cause == Cause.AGENT_KILLED
+    assert end.hint == "journalctl -b -1 -e"
     assert LaunchHistory(last_exit=end).last_cause == end, "a message to people has it"
 
 

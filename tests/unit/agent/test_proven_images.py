@@ -38,7 +38,10 @@ def test_the_images_of_known_good_plans_are_kept_beside_the_loop(
             self, named: Sequence[str], pinned: Sequence[str], before: Collection[str]
         ) -> Iterator[tuple[str, bool]]:
             own = ("sha256:i",)
-            assert (named, pinned, before, threading.current_thread().name) == (own, own, (), "kept-images")
+            assert named == own
+            assert pinned == own
+            assert before == ()
+            assert threading.current_thread().name == "kept-images"
             if isinstance(outcome, DockerError):
                 raise outcome
             yield from outcome

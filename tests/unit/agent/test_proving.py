@@ -40,7 +40,8 @@ def test_caches_that_cannot_be_listed_end_no_engine_and_keep_what_is_known_of_th
     files.file(launch_history.FILE.path, launch_history.FILE.encode(before))
     agent.proving.begin()
     after = written(agent.actions, launch_history.FILE)
-    assert (after.good, after.good_caches) == (facts, known)
+    assert after.good == facts
+    assert after.good_caches == known
 
 
 def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnderTest) -> None:
@@ -48,20 +49,25 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     agent.reporter.update_engine(image="sha256:i")
     serve(started)
     (entry,) = kept_entries(started)
-    assert (entry.plan_digest, entry.agreement_digest, entry.image_id) == (agent.plan.digest, "agreed", "sha256:i")
+    assert entry.plan_digest == agent.plan.digest
+    assert entry.agreement_digest == "agreed"
+    assert entry.image_id == "sha256:i"
     assert entry.facts.values["weights.w"] == "5 bytes"
-    assert (entry.facts.versions["driver"], entry.facts.boot["boot.memory"]) == ("580", "120.0 GiB")
+    assert entry.facts.versions["driver"] == "580"
+    assert entry.facts.boot["boot.memory"] == "120.0 GiB"
     rollback = make_rollback(entry, "f", "")
     assert rollback is not None
     assert rollback.to is not None
-    assert (rollback.to.recipe, rollback.to.engine) == (agent.context.recipe, agent.settings.engine)
+    assert rollback.to.recipe == agent.context.recipe
+    assert rollback.to.engine == agent.settings.engine
     assert agent.proving.proven
 
 
 def test_a_plan_that_has_not_served_long_is_not_kept(tree: Tree, port: int) -> None:
     with agent_under_test(tree, 0, settings(addresses(2), port)) as node:
         serve(node)
-        assert (kept_entries(node), node.agent.proving.proven) == ((), False)
+        assert kept_entries(node) == ()
+        assert not node.agent.proving.proven
 
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["a full disk", "an unreadable file"])
@@ -75,7 +81,8 @@ def test_an_entry_that_could_not_be_kept_is_kept_a_minute_later(started: AgentUn
     proving = ProvingPeriod(agent, agent.agreed, agent.switching, lambda: now)
     proving.begin()
     proving.tick()
-    assert (kept_entries(started), proving.proven) == ((), True)
+    assert kept_entries(started) == ()
+    assert proving.proven
     actions.is_full = False
     unreadable.rmdir()
     now = AGAIN_SECONDS - 1
@@ -109,7 +116,8 @@ def test_a_proven_plan_that_could_not_be_kept_is_kept_after_a_reload(started: Ag
     proving = ProvingPeriod(started.agent, started.agent.agreed, started.agent.switching, lambda: now)
     proving.begin(again=True)
     proving.tick()
-    assert (kept_entries(started), proving.proven) == ((), True)
+    assert kept_entries(started) == ()
+    assert proving.proven
     now = AGAIN_SECONDS
     proving.tick()
     assert len(kept_entries(started)) == 1

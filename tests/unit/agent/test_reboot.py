@@ -190,7 +190,8 @@ def test_an_unsure_verdict_in_the_same_check_leaves_a_reboot_unproven() -> None:
     for other, proven in ((Verdict(Level.UNKNOWN, "whose is it?"), False), (Verdict(Level.WARN, "old"), True)):
         refusal = GateResult((), (Finding("stray-workers", combine_verdicts((other, stuck), ""), {}, 0),), ()).refusal()
         assert isinstance(refusal, NeedsPersonError)
-        assert (refusal.action, refusal.proven) == (Action.REBOOT, proven)
+        assert refusal.action is Action.REBOOT
+        assert refusal.proven == proven
 
 
 @pytest.mark.parametrize("jobs", ["7 sparkd-head.service stop running", "7 sparkd-head.service restart waiting"])

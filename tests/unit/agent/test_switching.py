@@ -31,7 +31,9 @@ def test_a_running_agent_leaves_for_a_chosen_plan_once(lone: AgentUnderTest) -> 
     shutdown_on_request(agent, None, request.value)
     assert agent.store.read_launches().last_exit is None, "kept in memory by this test"
     end = last_exit(lone.agent.actions)
-    assert (end.reason, end.code, end.cause) == ("leaving for recipe new", 0, "switch")
+    assert end.reason == "leaving for recipe new"
+    assert end.code == 0
+    assert end.cause == "switch"
     write_switch(lone, Stage.DRAINING, drain_seconds=1)
     agent.loop.wait(0)
 

@@ -153,9 +153,16 @@ def test_the_first_report_has_what_the_agent_before_knew_of_the_rank() -> None:
     adoptable = AdoptableRank(record(epoch="e", transport="rdma"), kept_rank(), None)
     first = NodeReport("spark1", "head", 0, Phase.PREFLIGHT, "now", "", "new", "1.0")
     report = first_report(adoptable, first)
-    assert (report.phase, report.epoch, report.transport) == (Phase.SERVING, "e", "rdma")
-    assert (report.plan_digest, report.rank_id, report.incarnation) == ("d" * 64, "rank", "new")
-    assert (report.engine.container_id, report.engine.image) == ("c" * 64, "sha256:i")
+    assert report.phase is Phase.SERVING
+    assert report.epoch == "e"
+    assert report.transport == "rdma"
+    assert report.plan_digest == "d" * 64
+    assert report.rank_id == "rank"
+    assert report.incarnation == "new"
+    assert report.engine.container_id == "c" * 64
+    assert report.engine.image == "sha256:i"
     kept_report = replace(report, incarnation="old", versions={"driver": "1"}, smoke_passed=True, message="it serves")
     merged = first_report(replace(adoptable, report=kept_report), first)
-    assert (merged.incarnation, merged.versions, merged.smoke_passed) == ("new", {"driver": "1"}, True)
+    assert merged.incarnation == "new"
+    assert merged.versions == {"driver": "1"}
+    assert merged.smoke_passed

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.tree import Tree
+from tests.unit.agent.kept_ranks import kept_rank
+from tests.unit.agent.left_ranks import left_rank
 from tests.unit.agent_runs import World, open_world
 from tests.unit.agent_steps import joined_worker
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, alone, settings
@@ -84,3 +86,10 @@ def started(tree: Tree) -> Iterator[AgentUnderTest]:
         node.set_plan("agreed", **dict(node.agent.plan.shared), **{"image.identity": "i", "weights.w": "5 bytes"})
         node.agent.reporter.update(versions={"kernel": "6.17", "driver": "580"})
         yield node
+
+
+@pytest.fixture
+def left(world: World) -> Iterator[World]:
+    """Where an agent has left a rank."""
+    with left_rank(world.tree, kept_rank()):
+        yield world

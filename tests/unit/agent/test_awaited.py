@@ -35,7 +35,6 @@ from sparkd.base.lib.errors import (
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
-from sparkd.base.recipes.loader import load_recipe
 
 READ_SECONDS = 1.5
 
@@ -57,11 +56,9 @@ def test_a_share_whose_server_is_away_is_waited_for(late: LateFiles) -> None:
         assert late.start().count("agent.start.awaited") == 2
 
 
-def test_a_key_file_or_recipe_whose_disk_fails_may_be_readable_later() -> None:
+def test_a_key_file_whose_disk_fails_may_be_readable_later() -> None:
     with pytest.raises(UnreadableError):
         read_keys(Files(owner_uid=os.getuid()), "/proc/self/mem")
-    with pytest.raises(UnreadableError):
-        load_recipe("/proc/self/mem", [])
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM, errno.ENFILE])
@@ -210,23 +207,3 @@ def test_a_new_plan_waits_for_its_files_no_longer_than_its_try_may_take(tree: Tr
     alone = configured(engine={"recipe": str(tree.root / "late/own.yaml")}, observe={"listen": ""})
     with base_under_test(tree, 0, alone) as base, pytest.raises(NotReadyError, match=r"own\.yaml: does not exist"):
         await_agent(base, None, EventLines(), limit_seconds=0.5)
-
-
-def test_folders_of_the_configuration_may_go_while_its_stamp_is_taken(tree: Tree) -> None:
-    folder, stamped = tree.root / "etc/sparkd", threading.Event()
-    folder.mkdir(parents=True)
-
-    def churn() -> None:
-        while not stamped.is_set():
-            (folder / "conf.d/a").mkdir(parents=True)
-            (folder / "conf.d/a").rmdir()
-            (folder / "conf.d").rmdir()
-
-    thread = threading.Thread(target=churn)
-    thread.start()
-    try:
-        for _ in range(20_000):
-            stamp_configuration(tree.root)
-    finally:
-        stamped.set()
-        thread.join()

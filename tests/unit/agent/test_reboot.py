@@ -21,8 +21,6 @@ from tests.unit.traffic_programs import Programs
 from sparkd.agent.actions import Actions
 from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.reboot import APART_SECONDS, find_earlier, find_session, reboot_if_due
-from sparkd.agent.preflight.check import Finding, Level, Verdict, combine_verdicts
-from sparkd.agent.preflight.gate import GateResult
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
@@ -32,8 +30,14 @@ from sparkd.base.lib.main_loop import SIGNALS
 from sparkd.base.state.launch_history import End
 
 PROVEN = NeedsPersonError("the driver leaks", "reboot this node", action=Action.REBOOT, proven=True)
+
+
 END = End("the driver leaks", 17, "reboot this node", "preflight", "", Cause.NEEDS_PERSON, Action.REBOOT)
+
+
 REBOOT = "reboot --check-inhibitors=yes"
+
+
 SESSIONS, STATE = "/run/systemd/sessions", "/var/lib/sparkd/reboot.json"
 
 
@@ -171,27 +175,6 @@ def test_what_this_node_s_checks_did_not_prove_reboots_nothing(node: Node, error
     assert not node.requests_reboot(error)
     assert "not all that blocks was proven" in node.refusal
     assert node.calls == []
-
-
-@pytest.mark.parametrize(("level", "proven"), [(Level.BLOCK, True), (Level.UNKNOWN, False)])
-def test_an_unsure_finding_beside_one_that_needs_a_reboot_leaves_that_unproven(level: Level, proven: bool) -> None:
-    findings = (
-        Finding("gpu", Verdict(Level.BLOCK, "reset", needs_person=True, action=Action.REBOOT), {}, 0),
-        Finding("hook:10-site", Verdict(level, "?"), {}, 0),
-    )
-    refusal = GateResult((), findings, ()).refusal()
-    assert isinstance(refusal, NeedsPersonError)
-    assert refusal.proven is proven
-
-
-def test_an_unsure_verdict_in_the_same_check_leaves_a_reboot_unproven() -> None:
-    """As an engine that can't be ended, beside one whose owner is unknown: a reboot would end that too."""
-    stuck = Verdict(Level.BLOCK, "asleep", needs_person=True, action=Action.REBOOT)
-    for other, proven in ((Verdict(Level.UNKNOWN, "whose is it?"), False), (Verdict(Level.WARN, "old"), True)):
-        refusal = GateResult((), (Finding("stray-workers", combine_verdicts((other, stuck), ""), {}, 0),), ()).refusal()
-        assert isinstance(refusal, NeedsPersonError)
-        assert refusal.action is Action.REBOOT
-        assert refusal.proven == proven
 
 
 @pytest.mark.parametrize("jobs", ["7 sparkd-head.service stop running", "7 sparkd-head.service restart waiting"])

@@ -209,21 +209,6 @@ def test_the_end_of_a_second_look_that_hung_starts_a_try_too(world: World) -> No
     assert LOOK_HANGS in journal
 
 
-def test_a_stop_ends_a_blocked_run_at_once(scriptless: World) -> None:
-    stopped_at: list[float] = []
-
-    def stop() -> None:
-        stopped_at.append(time.monotonic())
-        end()
-
-    thread = scriptless.once("blocked", stop)
-    code, _ = run_agent(scriptless)
-    assert time.monotonic() - stopped_at[0] < 3
-    thread.join()
-    assert code is ExitCode.GOOD
-    assert scriptless.phase == "stopped"
-
-
 @pytest.mark.parametrize("path", ["/etc/sparkd/conf.d/10-mine.toml", "/srv/secrets/api.key"])
 def test_another_configuration_is_for_the_next_process(scriptless: World, path: str) -> None:
     scriptless.tree.file("/srv/secrets/api.key", "old")

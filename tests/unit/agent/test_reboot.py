@@ -116,12 +116,6 @@ def test_a_record_that_proves_nothing_lets_no_node_reboot(tree: Tree, text: str,
     assert why in find_earlier(Host(tree.root).files, 1000.0)
 
 
-def test_without_a_record_or_with_an_old_one_a_node_may_reboot(tree: Tree) -> None:
-    assert find_earlier(Host(tree.root).files, APART_SECONDS + 100.0) == ""
-    tree.file(STATE, '{"schema": 1, "at": 100.0}')
-    assert find_earlier(Host(tree.root).files, APART_SECONDS + 100.0) == ""
-
-
 def test_a_record_that_is_no_file_lets_no_node_reboot(node: Node) -> None:
     node.tree.folder(STATE)
     assert not node.requests_reboot()
@@ -189,28 +183,16 @@ def test_a_unit_that_is_still_starting_may_reboot_its_node(node: Node, programs:
     assert node.requests_reboot()
 
 
-@pytest.fixture
-def stoppable(node: Node) -> Iterator[Node]:
-    """A signal requests its stop."""
+def test_a_stop_that_comes_during_the_last_look_reboots_nothing(node: Node, programs: Programs) -> None:
+    """As `kill` by hand, for which systemd has no job."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     node.under_test.agent.loop.listen()
-    yield node
+    note_calls(programs, f"$(test -e {programs.folder}/first && kill -TERM {os.getpid()}; >{programs.folder}/first)")
+    assert not node.requests_reboot()
+    assert node.refusal == "a stop was requested"
+    assert REBOOT not in node.calls
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_a_requested_stop_reboots_nothing(stoppable: Node) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert not stoppable.requests_reboot()
-    assert stoppable.refusal == "a stop was requested"
-
-
-def test_a_stop_that_comes_during_the_last_look_reboots_nothing(stoppable: Node, programs: Programs) -> None:
-    """As `kill` by hand, for which systemd has no job."""
-    note_calls(programs, f"$(test -e {programs.folder}/first && kill -TERM {os.getpid()}; >{programs.folder}/first)")
-    assert not stoppable.requests_reboot()
-    assert stoppable.refusal == "a stop was requested"
-    assert REBOOT not in stoppable.calls
 
 
 def test_disks_that_hang_do_not_hold_the_reboot(node: Node) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent.switched_nodes import ReadOnlyDisk, read_switch, run_try, write_switch
+from tests.unit.agent.switched_nodes import read_switch, run_try, write_switch
 from tests.unit.cluster_nodes import AgentUnderTest, FullDisk, alone, last_exit
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.limits import files_left
@@ -126,15 +126,6 @@ def test_a_process_does_not_take_its_own_step_for_a_choice(lone: AgentUnderTest)
         write_switch(lone, stage, TRIES)
         _, stamp = begin_switch(agent.context.configured, agent.host, agent.actions, agent.events)
         assert stamp == stamp_switch(agent.host)
-
-
-def test_a_step_that_a_read_only_disk_does_not_take_is_logged_with_what_to_look_at(lone: AgentUnderTest) -> None:
-    agent = lone.agent
-    write_switch(lone, Stage.DRAINING)
-    disk = ReadOnlyDisk(agent.host, agent.loop, "read-only")
-    begin_switch(agent.context.configured, agent.host, disk, agent.events)
-    (line,) = (line for line in lone.events.lines if line.startswith("state.write.failed file=switch.json"))
-    assert line.endswith("reason=Read-only file system hint=why it fails, or is read-only: sudo dmesg")
 
 
 def test_no_plan_is_launched_without_its_try_where_a_full_disk_kept_that_from_being_written(

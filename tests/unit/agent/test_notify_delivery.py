@@ -12,7 +12,7 @@ from tests.unit.http_receivers import Receiver
 from tests.unit.nodes import until
 from tests.unit.notify_ways import LOST, URL_FILE, program, webhook
 
-from sparkd.agent.daemon.notify import deliver
+from sparkd.agent.daemon.notify_delivery import deliver
 from sparkd.base.config import Notify
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import LaunchError

@@ -86,7 +86,8 @@ def build_agent(
             return agent
         handed = None  # the node lock is free again
         refusals.append("its first process has just ended, or is in another container")
-    return _start_afresh(*_await_settings(process, env, root, handed), handed, refusals)
+    process, loaded = _await_settings(process, env, root, handed)
+    return _start_afresh(process, loaded, handed, refusals)
 
 
 def _await_settings(

@@ -34,6 +34,8 @@ RELEASE_SECONDS = 3.0
 """How long a stopped worker waits for its head to leave service, before it ends its rank."""
 GOODBYE_SECONDS = 0.3
 """Time for the other nodes to read that this one leaves, before it refuses connections."""
+QUIET_SECONDS = 3.0
+"""Time without a request that ends a drain: a client that has just read 200 from /readyz may still send one."""
 
 
 def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequested) -> None:
@@ -144,10 +146,6 @@ def clear_rank(agent: Agent, running: Running | None) -> None:
         if is_removed and running.rank.ended.is_set():  # a record that stays is replaced by the next one
             agent.actions.forget_rank()
     running.rank.close(agent.loop)
-
-
-QUIET_SECONDS = 3.0
-"""Time without a request that ends a drain: a client that has just read 200 from /readyz may still send one."""
 
 
 def _prepare_stop(agent: Agent, running: Running | None, request: StopRequested) -> None:

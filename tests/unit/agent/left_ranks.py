@@ -1,24 +1,18 @@
 """A rank that serves, whose agent has ended; and the start of the next agent."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from tests.tree import Tree
-from tests.unit.agent_runs import record as in_main_loop
 from tests.unit.rank_records import rank_record
 from tests.unit.verdicts import present
 
-from sparkd.agent.daemon.bootstrap import build_agent
-from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.kept_rank import FILE as KEPT
 from sparkd.agent.daemon.kept_rank import KeptRank
 from sparkd.base.host import Host
-from sparkd.base.lib.log import ProcessLog
-from sparkd.base.lib.main_loop import MainLoop
-from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankStage, read_rank
 
 T = TypeVar("T")
@@ -52,12 +46,3 @@ def left_rank(tree: Tree, kept: KeptRank) -> Iterator[subprocess.Popen[bytes]]:
         leave_rank(tree, process.pid, kept)
         yield process
         process.kill()
-
-
-def start_agent(tree: Tree, use: Callable[[Agent], T], role: str = "head") -> tuple[T, str]:
-    """Start the next agent, and use it; what that returns, and the journal."""
-
-    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> T:
-        return use(build_agent(role, loop, notifier, journal, ProcessLog(journal.put), {}, tree.root))
-
-    return in_main_loop(start)

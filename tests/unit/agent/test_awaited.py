@@ -13,13 +13,14 @@ import pytest
 from tests.tree import Tree
 from tests.unit.agent.late_files import RECIPE, LateFiles
 from tests.unit.agent.opened_files import opened_by_main_thread
+from tests.unit.agent.starts import release, start_agent
 from tests.unit.agent_runs import record
 from tests.unit.cluster_nodes import EventLines, base_under_test
 from tests.unit.plans import configured
 
 from sparkd.agent.daemon.bootstrap import await_agent, build_agent
-from sparkd.agent.daemon.configuration_stamp import stamp_configuration
-from sparkd.agent.daemon.context import Pace
+from sparkd.agent.daemon.configuration_stamp import Stamp, stamp_configuration
+from sparkd.agent.daemon.context import Agent, Pace
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.host.files import Files
 from sparkd.base.host.owner import HANDED
@@ -141,16 +142,17 @@ def test_settings_that_were_replaced_while_they_were_awaited_count_as_read(late:
     own = late.tree.root / "etc/sparkd/own.toml"
     own.symlink_to("/proc/self/mem")  # EIO
 
-    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        timer = threading.Timer(0.5, late.appear, (own, (own.parent / "sparkd.toml").read_text()))
-        timer.start()
-        env, pace = {"SPARKD_CONFIG": str(own)}, Pace(look_seconds=0.05)
-        agent = build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
-        agent.actions.release()
-        timer.join()
-        assert agent.configured_at == stamp_configuration(late.tree.root)
+    timer = threading.Timer(0.5, late.appear, (own, (own.parent / "sparkd.toml").read_text()))
 
-    assert "own.toml: cannot be read" in record(start)[1]
+    def read_stamp(agent: Agent) -> Stamp:
+        agent.actions.release()
+        return agent.configured_at
+
+    timer.start()
+    stamp, journal = start_agent(late.tree, read_stamp, {"SPARKD_CONFIG": str(own)}, Pace(look_seconds=0.05))
+    timer.join()
+    assert "own.toml: cannot be read" in journal
+    assert stamp == stamp_configuration(late.tree.root)
 
 
 def test_settings_that_can_not_be_read_keep_no_lock_that_was_handed_on(
@@ -158,15 +160,9 @@ def test_settings_that_can_not_be_read_keep_no_lock_that_was_handed_on(
 ) -> None:
     share = late.tree.root / "share.toml"
     share.symlink_to("/proc/self/mem")  # EIO
-
-    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        with open(os.devnull) as lock:
-            monkeypatch.setenv(HANDED, f"{lock.fileno()} abc")
-            env = {"SPARKD_CONFIG": str(share)}
-            build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root)
-
-    with pytest.raises(BlockedError, match="cannot be read"):
-        record(start)
+    with open(os.devnull) as lock, pytest.raises(BlockedError, match="cannot be read"):
+        monkeypatch.setenv(HANDED, f"{lock.fileno()} abc")
+        start_agent(late.tree, release, {"SPARKD_CONFIG": str(share)})
 
 
 def test_a_recipe_and_a_secret_on_a_late_mount_are_waited_for_with_one_line_each(late: LateFiles) -> None:

@@ -3,7 +3,7 @@
 import threading
 
 from tests.tree import Tree
-from tests.unit.agent.left_ranks import start_agent
+from tests.unit.agent.starts import start_agent
 from tests.unit.agent_runs import World
 
 from sparkd.agent.daemon.configuration_stamp import digest_stamp, stamp_configuration

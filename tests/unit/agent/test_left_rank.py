@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent.kept_ranks import kept_rank
-from tests.unit.agent.left_ranks import left_rank, start_agent
+from tests.unit.agent.left_ranks import left_rank
 from tests.unit.agent.opened_files import opened_by_main_thread
+from tests.unit.agent.starts import release, start_agent
 from tests.unit.agent_runs import World
 from tests.unit.agent_runs import record as in_main_loop
 
@@ -21,10 +22,6 @@ from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.state.rank_record import RANK_FILE
-
-
-def release(agent: Agent) -> None:
-    agent.actions.release()
 
 
 def test_a_start_without_what_may_come_back_is_no_crash(tree: Tree) -> None:

@@ -24,7 +24,7 @@ from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.processes import GONE, read_process
 from sparkd.base.lib.errors import SparkdError
 from sparkd.base.plan.agreement import PLAN_PATH, dump_values
-from sparkd.base.state.rank_record import LOG_POSITION, RANK_FILE, KnownRank, RankRecord, RankStage, load_rank
+from sparkd.base.state.rank_record import LOG_POSITION, RANK_FILE, RankRecord, RankStage, load_rank
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report
 
 TAKEOVERS_ALLOWED, TAKEOVERS_WITHIN_SECONDS = 2, 600.0
@@ -66,7 +66,7 @@ def find_adoptable_rank(
         return None
     faults = list[str]()
     kept = FILE.load(host.files, faults.append)
-    if reason := _find_objection(known_rank, kept, role, invocation, host.uptime_seconds(), faults):
+    if reason := _find_objection(record, kept, role, invocation, host.uptime_seconds(), faults):
         refuse(reason)
         return None
     assert kept is not None
@@ -76,17 +76,16 @@ def find_adoptable_rank(
 
 
 def _find_objection(
-    known: KnownRank, kept: KeptRank | None, role: str, invocation: str, now: float, faults: list[str]
+    record: RankRecord, kept: KeptRank | None, role: str, invocation: str, now: float, faults: list[str]
 ) -> str:
     """Why the rank can't be taken over; empty where it can. `now`: seconds since boot."""
-    assert known.record is not None
     if kept is None:
         return faults[0] if faults else f"{FILE.path} is missing"
-    if kept.rank_id != known.record.rank_id:
+    if kept.rank_id != record.rank_id:
         return f"{FILE.path} is of another rank"
     if kept.context.role != role:
         return f"it is a {kept.context.role}'s"
-    if invocation != known.record.invocation and len(_list_recent_crashes(known.record, now)) >= TAKEOVERS_ALLOWED:
+    if invocation != record.invocation and len(_list_recent_crashes(record, now)) >= TAKEOVERS_ALLOWED:
         minutes = TAKEOVERS_WITHIN_SECONDS / 60
         return f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within {minutes:.0f} minutes"
     return ""

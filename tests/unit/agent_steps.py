@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test
+from tests.unit.nodes import until
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
 from sparkd.agent.daemon.context import Agent
@@ -87,3 +88,7 @@ def joined_worker(tree: Tree, configured: Settings) -> Iterator[AgentUnderTest]:
 
 def wait_while_blocked(agent: Agent) -> None:
     retry_while_blocked(agent, wait_and_join)
+
+
+def await_message(agent: AgentUnderTest, text: str) -> None:
+    until(lambda: text in agent.report.message)

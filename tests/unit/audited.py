@@ -13,7 +13,7 @@ CHANGES = (
     "os.posix_spawn", "os.spawn", "os.putenv", "os.unsetenv", "subprocess.Popen", "shutil.", "tempfile.", "fcntl.",
     "socket.bind", "socket.connect", "socket.sendto", "signal.pthread_kill", "ctypes.dlopen", "mmap.__new__", "pty.",
 )  # fmt: skip
-ACTING_MODULES = ("sparkd.agent.actions", "sparkd.agent.daemon.hooks", "sparkd.agent.preflight.gate")
+ACTING_MODULES = ("sparkd.agent.actions", "sparkd.agent.daemon.operator_program", "sparkd.agent.preflight.gate")
 """None of them is imported by a command that only looks."""
 
 

@@ -7,15 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.tree import Tree
-from tests.unit.agent_runs import record
+from tests.unit.agent.starts import release, start_agent
 from tests.unit.cluster_nodes import machine
 from tests.unit.nodes import until
-
-from sparkd.agent.daemon.bootstrap import build_agent
-from sparkd.base.lib.journal_writer import Journal
-from sparkd.base.lib.log import ProcessLog
-from sparkd.base.lib.main_loop import MainLoop
-from sparkd.base.lib.systemd import Notifier
 
 ALONE = 'engine = {{recipe = "{recipe}", secrets = {{HF_TOKEN = "{secret}"}}}}\nobserve.listen = ""\n'
 RECIPE = "schema: 1\nname: own\nextends: tiny-cpu\n"
@@ -46,7 +40,8 @@ class LateFiles:
         def watch() -> None:
             for awaited, act in acts:
                 until(lambda: awaited in str(self.report()["message"]))  # noqa: B023
-                assert (self.report()["phase"], self.report()["action"]) == ("blocked", "inspect")
+                assert self.report()["phase"] == "blocked"
+                assert self.report()["action"] == "inspect"
                 act()
 
         thread = threading.Thread(target=watch)
@@ -56,12 +51,7 @@ class LateFiles:
 
     def start(self) -> str:
         """The journal of a start up to its first step."""
-
-        def work(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-            log = ProcessLog(journal.put)
-            build_agent("head", loop, notifier, journal, log, {}, self.tree.root).actions.release()
-
-        return record(work)[1]
+        return start_agent(self.tree, release)[1]
 
     def appear(self, path: Path, text: str) -> None:
         self.mount.mkdir(exist_ok=True)

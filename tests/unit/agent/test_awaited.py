@@ -13,13 +13,14 @@ import pytest
 from tests.tree import Tree
 from tests.unit.agent.late_files import RECIPE, LateFiles
 from tests.unit.agent.opened_files import opened_by_main_thread
+from tests.unit.agent.starts import release, start_agent
 from tests.unit.agent_runs import record
 from tests.unit.cluster_nodes import EventLines, base_under_test
 from tests.unit.plans import configured
 
 from sparkd.agent.daemon.bootstrap import await_agent, build_agent
-from sparkd.agent.daemon.configuration_stamp import stamp_configuration
-from sparkd.agent.daemon.context import Pace
+from sparkd.agent.daemon.configuration_stamp import Stamp, stamp_configuration
+from sparkd.agent.daemon.context import Agent, Pace
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.host.files import Files
 from sparkd.base.host.owner import HANDED
@@ -36,7 +37,6 @@ from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.recipes.loader import load_recipe
 
 READ_SECONDS = 1.5
 
@@ -58,11 +58,9 @@ def test_a_share_whose_server_is_away_is_waited_for(late: LateFiles) -> None:
         assert late.start().count("agent.start.awaited") == 2
 
 
-def test_a_key_file_or_recipe_whose_disk_fails_may_be_readable_later() -> None:
+def test_a_key_file_whose_disk_fails_may_be_readable_later() -> None:
     with pytest.raises(UnreadableError):
         read_keys(Files(owner_uid=os.getuid()), "/proc/self/mem")
-    with pytest.raises(UnreadableError):
-        load_recipe("/proc/self/mem", [])
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM, errno.ENFILE])
@@ -145,16 +143,17 @@ def test_settings_that_were_replaced_while_they_were_awaited_count_as_read(late:
     own = late.tree.root / "etc/sparkd/own.toml"
     own.symlink_to("/proc/self/mem")  # EIO
 
-    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        timer = threading.Timer(0.5, late.appear, (own, (own.parent / "sparkd.toml").read_text()))
-        timer.start()
-        env, pace = {"SPARKD_CONFIG": str(own)}, Pace(look_seconds=0.05)
-        agent = build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root, pace=pace)
-        agent.actions.release()
-        timer.join()
-        assert agent.configured_at == stamp_configuration(late.tree.root)
+    timer = threading.Timer(0.5, late.appear, (own, (own.parent / "sparkd.toml").read_text()))
 
-    assert "own.toml: cannot be read" in record(start)[1]
+    def read_stamp(agent: Agent) -> Stamp:
+        agent.actions.release()
+        return agent.configured_at
+
+    timer.start()
+    stamp, journal = start_agent(late.tree, read_stamp, {"SPARKD_CONFIG": str(own)}, Pace(look_seconds=0.05))
+    timer.join()
+    assert "own.toml: cannot be read" in journal
+    assert stamp == stamp_configuration(late.tree.root)
 
 
 def test_settings_that_can_not_be_read_keep_no_lock_that_was_handed_on(
@@ -162,15 +161,9 @@ def test_settings_that_can_not_be_read_keep_no_lock_that_was_handed_on(
 ) -> None:
     share = late.tree.root / "share.toml"
     share.symlink_to("/proc/self/mem")  # EIO
-
-    def start(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
-        with open(os.devnull) as lock:
-            monkeypatch.setenv(HANDED, f"{lock.fileno()} abc")
-            env = {"SPARKD_CONFIG": str(share)}
-            build_agent("head", loop, notifier, journal, ProcessLog(journal.put), env, late.tree.root)
-
-    with pytest.raises(BlockedError, match="cannot be read"):
-        record(start)
+    with open(os.devnull) as lock, pytest.raises(BlockedError, match="cannot be read"):
+        monkeypatch.setenv(HANDED, f"{lock.fileno()} abc")
+        start_agent(late.tree, release, {"SPARKD_CONFIG": str(share)})
 
 
 def test_a_recipe_and_a_secret_on_a_late_mount_are_waited_for_with_one_line_each(late: LateFiles) -> None:
@@ -211,23 +204,3 @@ def test_a_new_plan_waits_for_its_files_no_longer_than_its_try_may_take(tree: Tr
     alone = configured(engine={"recipe": str(tree.root / "late/own.yaml")}, observe={"listen": ""})
     with base_under_test(tree, 0, alone) as base, pytest.raises(NotReadyError, match=r"own\.yaml: does not exist"):
         await_agent(base, None, EventLines(), limit_seconds=0.5)
-
-
-def test_folders_of_the_configuration_may_go_while_its_stamp_is_taken(tree: Tree) -> None:
-    folder, stamped = tree.root / "etc/sparkd", threading.Event()
-    folder.mkdir(parents=True)
-
-    def churn() -> None:
-        while not stamped.is_set():
-            (folder / "conf.d/a").mkdir(parents=True)
-            (folder / "conf.d/a").rmdir()
-            (folder / "conf.d").rmdir()
-
-    thread = threading.Thread(target=churn)
-    thread.start()
-    try:
-        for _ in range(20_000):
-            stamp_configuration(tree.root)
-    finally:
-        stamped.set()
-        thread.join()

@@ -115,7 +115,8 @@ def test_docker_is_awaited_again_where_it_is_stopped_while_the_node_stands_by(wo
     code, journal = run_agent(world, run=run_with_stop)
     starter.join()
     ending.join()
-    assert (code, phases_without_docker) == (ExitCode.GOOD, ["awaiting-docker"] * 2), journal
+    assert code is ExitCode.GOOD, journal
+    assert phases_without_docker == ["awaiting-docker"] * 2, journal
 
 
 class Tries:
@@ -206,21 +207,6 @@ def test_the_end_of_a_second_look_that_hung_starts_a_try_too(world: World) -> No
     _, journal = run_agent(world, run=lambda agent: tries.run(replace(agent, host=Host(world.tree.root, docker))))
     assert tries.times[1] - tries.times[0] < 2.5, "the second one says what blocks now"
     assert LOOK_HANGS in journal
-
-
-def test_a_stop_ends_a_blocked_run_at_once(scriptless: World) -> None:
-    stopped_at: list[float] = []
-
-    def stop() -> None:
-        stopped_at.append(time.monotonic())
-        end()
-
-    thread = scriptless.once("blocked", stop)
-    code, _ = run_agent(scriptless)
-    assert time.monotonic() - stopped_at[0] < 3
-    thread.join()
-    assert code is ExitCode.GOOD
-    assert scriptless.phase == "stopped"
 
 
 @pytest.mark.parametrize("path", ["/etc/sparkd/conf.d/10-mine.toml", "/srv/secrets/api.key"])

@@ -8,7 +8,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.startup import check_hcas
+from sparkd.agent.daemon.rdma import check_hcas
 from sparkd.base.config.settings import Fabric
 from sparkd.base.lib.errors import BlockedError, OutdatedPlanError
 

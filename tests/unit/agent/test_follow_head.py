@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent_steps import joined_worker
+from tests.unit.agent_steps import StepsThread, joined_worker
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, settings
 from tests.unit.engine_server import engine
 from tests.unit.followers import LOADING, following
@@ -57,39 +59,62 @@ def test_a_head_that_ends_also_ends_the_worker(
     assert error.reason == reason
 
 
-@pytest.mark.parametrize(
-    ("returns_seconds", "reason"),
-    [(15, r"silent for \d+ s: .*, and the engine does not answer$"), (0, r"silent for \d+ s: [^,]*$")],
-)
-def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(
-    tree: Tree, port: int, head: Node, returns_seconds: int, reason: str
-) -> None:
-    health, requests = [200], list[str]()
+class HeadEngine:
+    """Answers with `status`, and notes the requests."""
 
-    def answer(request: str, _key: str) -> tuple[int, bytes]:
-        requests.append(request)
-        return health[0], b""
+    def __init__(self) -> None:
+        self.status = 200
+        self.requests = list[str]()
 
-    with engine(answer) as api_port:
+    def answer(self, request: str, _key: str) -> tuple[int, bytes]:
+        self.requests.append(request)
+        return self.status, b""
+
+
+@contextmanager
+def silent_head(
+    tree: Tree, port: int, head: Node, head_engine: HeadEngine, returns_seconds: int
+) -> Iterator[tuple[AgentUnderTest, StepsThread]]:
+    """A worker whose head has said nothing for 25 s, and whose agent may return in this time."""
+    with engine(head_engine.answer) as api_port:
         configured = settings(addresses(2), port, api_port=api_port, agent_return_seconds=returns_seconds)
         with joined_worker(tree, configured) as worker, following(worker) as (_, _, walk):
             head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
             until(lambda: worker.report.phase is Phase.SERVING)
-            assert requests == []
-            head.publish_bytes(b"")  # from now on it says nothing
+            assert head_engine.requests == []
+            head.publish_bytes(b"")
             reader = worker.agent.monitor.readers[0]
             until(lambda: reader.status.said == "it has no report yet")
             assert reader.heard_at is not None
             reader.heard_at -= 25.0
-            if returns_seconds:
-                until(lambda: worker.report.message.endswith("; the engine answers"))
-                assert (worker.report.phase, walk.over) == (Phase.DEGRADED, False)
-                health[0] = 503
-                reader.heard_at -= 5.0
-            until(lambda: walk.over)
-            error = walk.ended_by(PeerLostError)
-    assert re.search(reason, error.reason), error.reason
-    assert set(requests) == ({"GET /health"} if returns_seconds else set())
+            yield worker, walk
+
+
+def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(tree: Tree, port: int, head: Node) -> None:
+    head_engine = HeadEngine()
+    with silent_head(tree, port, head, head_engine, returns_seconds=15) as (worker, walk):
+        until(lambda: worker.report.message.endswith("; the engine answers"))
+        assert worker.report.phase is Phase.DEGRADED
+        assert not walk.over
+        head_engine.status = 503
+        reader = worker.agent.monitor.readers[0]
+        assert reader.heard_at is not None
+        reader.heard_at -= 5.0
+        until(lambda: walk.over)
+        error = walk.ended_by(PeerLostError)
+    assert re.search(r"silent for \d+ s: .*, and the engine does not answer$", error.reason), error.reason
+    assert set(head_engine.requests) == {"GET /health"}
+
+
+def test_a_silent_head_whose_agent_need_not_return_is_lost_without_a_look_at_its_engine(
+    tree: Tree, port: int, head: Node
+) -> None:
+    head_engine = HeadEngine()
+    with silent_head(tree, port, head, head_engine, returns_seconds=0) as (_, walk):
+        until(lambda: walk.over)
+        error = walk.ended_by(PeerLostError)
+    assert re.search(r"silent for \d+ s: [^,]*$", error.reason), error.reason
+    assert head_engine.requests == []
 
 
 def test_the_last_report_has_the_cause_of_a_node_that_failed_first_once_that_has_named_it(
@@ -105,4 +130,5 @@ def test_the_last_report_has_the_cause_of_a_node_that_failed_first_once_that_has
         later.join()
     (peer,) = worker.report.peers
     assert peer.report is not None
-    assert (worker.report.cause, peer.report.cause) == ("peer-failed", "memory-guard")
+    assert worker.report.cause == "peer-failed"
+    assert peer.report.cause == "memory-guard"

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from pydantic import ValidationError
 from tests.tree import Tree
 from tests.unit.agent.awaiting_workers import awaiting
 from tests.unit.agent_steps import running_steps, wait_and_join, wait_while_blocked
@@ -22,12 +21,11 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.head_config import share_config, use_kept
+from sparkd.agent.daemon.head_config import report_followed, share_config
 from sparkd.agent.daemon.serving import follow_head
 from sparkd.base.config.settings import Engine
 from sparkd.base.lib.errors import BlockedError, OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
-from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import BACKOFF_SECONDS, LaunchHistory
 from sparkd.base.state.shared_config import FILE
@@ -69,7 +67,9 @@ def test_a_worker_with_nothing_but_its_nodes_runs_the_plan_of_its_head(tree: Tre
     with head_of(tree, port, env={"A": "b"}, secrets=secrets, args={"max-model-len": 77}) as head:
         fetch_config(tree, port, head)
         with agent_under_test(tree, 1, following(NODES, port)) as worker:
-            use_kept(worker.agent, {"engine.image": "a file", "engine.secrets.A": "a file", "cluster.nodes": "a file"})
+            report_followed(
+                worker.agent, {"engine.image": "a file", "engine.secrets.A": "a file", "cluster.nodes": "a file"}
+            )
             assert worker.agent.plan.digest == head.agent.plan.digest
             assert ("A", "b") in worker.agent.plan.env
             assert worker.agent.plan.secrets == ()
@@ -83,31 +83,46 @@ def test_a_worker_with_nothing_but_its_nodes_runs_the_plan_of_its_head(tree: Tre
                 assert joins.join() is None
 
 
-@pytest.mark.parametrize("privileged", [False, True])
-@pytest.mark.parametrize("wanted", [None, False, True])
-def test_a_right_of_the_heads_recipe_that_this_node_does_not_permit_is_in_its_journal(
-    tree: Tree, port: int, privileged: bool, wanted: bool | None
-) -> None:
+@contextmanager
+def follower_of(tree: Tree, port: int, wanted: bool | None, *, permits: bool) -> Iterator[AgentUnderTest]:
+    """A worker whose head's recipe has this `no_new_privileges`. `permits`: its own `cluster.allow.privileged`."""
     with head_of(tree, port) as head:
         fetch_config(tree, port, head)
     file = tree.root / f"node1{FILE.path}"
     document = json.loads(file.read_text())
     document["recipe"].setdefault("container", {})["no_new_privileges"] = wanted
     file.write_text(json.dumps(document))
-    with agent_under_test(tree, 1, following(NODES, port, allow={"privileged": privileged})) as worker:
-        use_kept(worker.agent, {})
-        lines = [line for line in worker.events.lines if line.startswith("cluster.config.overridden")]
-        assert worker.agent.plan.container.keeps_rights is not (privileged and wanted is False)
-        assert len(lines) == (wanted is False and not privileged)
-        assert all(
-            "container.no_new_privileges" in line and "cluster.allow.privileged = true" in line for line in lines
-        )
+    with agent_under_test(tree, 1, following(NODES, port, allow={"privileged": permits})) as worker:
+        report_followed(worker.agent, {})
+        yield worker
 
 
-def test_no_recipe_names_a_heads_cache() -> None:
-    for name in ("_head", "_head/vllm"):
-        with pytest.raises(ValidationError, match="a short name"):
-            Recipe.model_validate({"schema": 1, "name": "x", "caches": {name: "/x"}})
+def overridden(worker: AgentUnderTest) -> list[str]:
+    return [line for line in worker.events.lines if line.startswith("cluster.config.overridden")]
+
+
+def test_a_right_of_the_heads_recipe_that_this_node_does_not_permit_is_in_its_journal(tree: Tree, port: int) -> None:
+    with follower_of(tree, port, wanted=False, permits=False) as worker:
+        assert worker.agent.plan.container.keeps_rights
+        (line,) = overridden(worker)
+    assert "container.no_new_privileges" in line
+    assert "cluster.allow.privileged = true" in line
+
+
+def test_a_right_of_the_heads_recipe_that_this_node_permits_is_given(tree: Tree, port: int) -> None:
+    with follower_of(tree, port, wanted=False, permits=True) as worker:
+        assert not worker.agent.plan.container.keeps_rights
+        assert overridden(worker) == []
+
+
+@pytest.mark.parametrize("permits", [False, True])
+@pytest.mark.parametrize("wanted", [None, True])
+def test_a_right_that_the_heads_recipe_does_not_want_is_not_given(
+    tree: Tree, port: int, wanted: bool | None, permits: bool
+) -> None:
+    with follower_of(tree, port, wanted, permits=permits) as worker:
+        assert worker.agent.plan.container.keeps_rights
+        assert overridden(worker) == []
 
 
 def test_files_of_the_head_are_kept_for_root_and_old_ones_removed(tree: Tree, port: int) -> None:
@@ -124,7 +139,8 @@ def test_files_of_the_head_are_kept_for_root_and_old_ones_removed(tree: Tree, po
         kept = tree.root / f"node1{worker.agent.plan.user_script}"
         assert kept.read_text() == 'exec "$@"'
         assert not old.exists()
-        assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o644, 0o700)
+        assert kept.stat().st_mode & 0o777 == 0o644
+        assert kept.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_files_of_the_head_that_could_not_be_kept_block_and_each_try_writes_them_again(tree: Tree, port: int) -> None:
@@ -134,7 +150,7 @@ def test_files_of_the_head_that_could_not_be_kept_block_and_each_try_writes_them
         fetch_config(tree, port, head)
     in_the_way = tree.file(f"/node1{HEAD_FILES}", "")  # as where the disk is full
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
-        use_kept(worker.agent, {})
+        report_followed(worker.agent, {})
         kept = tree.root / f"node1{worker.agent.plan.user_script}"
         for _ in range(2):
             with pytest.raises(BlockedError, match="the files of the head can't be kept: ") as blocked:
@@ -163,7 +179,8 @@ def test_a_worker_without_a_configuration_reports_that_it_waits_for_its_head(tre
     with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base):
         until(lambda: "no configuration of the head 127.0.0.1" in written(base.actions).get("report.json", ""))
         report = json.loads(written(base.actions)["report.json"])
-        assert (report["phase"], report["rank"]) == ("awaiting-peers", 1)
+        assert report["phase"] == "awaiting-peers"
+        assert report["rank"] == 1
 
 
 def test_a_worker_that_waits_restarts_with_what_its_head_has_changed(tree: Tree, port: int) -> None:

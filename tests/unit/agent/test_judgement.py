@@ -20,7 +20,7 @@ from sparkd.base.lib.errors import (
     StalledError,
     UsageError,
 )
-from sparkd.base.state.launch_history import LaunchHistory
+from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.status.model import Phase
 
 AT = "2026-01-01T00:00:00.000+00:00"
@@ -65,8 +65,7 @@ def test_what_happened_comes_before_what_the_error_says(
     error: SparkdError, evidence: Evidence, cause: str, reason: str, hint: str
 ) -> None:
     end = judge_end(error, evidence, Phase.SERVING, AT)
-    assert (end.cause, end.reason, end.hint) == (cause, reason, hint)
-    assert (end.code, end.phase, end.at) == (error.code, "serving", AT)
+    assert end == End(reason, int(error.code), hint, "serving", AT, cause, end.action)
 
 
 def test_a_known_error_is_explained_but_not_by_words_that_a_client_may_have_written() -> None:

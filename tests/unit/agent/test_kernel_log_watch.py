@@ -15,7 +15,6 @@ from tests.unit import page_reports
 from tests.unit.limits import peak_bytes
 
 from sparkd.agent.daemon.kernel_log import ID, KEPT_SECONDS, MOST_DEVICES, MOST_FINDINGS, REPEAT_SECONDS, KernelLogWatch
-from sparkd.agent.preflight.checks.kernel_log import KernelLog, KernelLogFacts, find_events
 from sparkd.agent.status.metrics import render_metrics
 from sparkd.base.host import kernel
 from sparkd.base.host.files import Files
@@ -95,7 +94,9 @@ def test_a_message_that_requires_nothing_is_counted_and_logged_but_no_warning(no
 @pytest.mark.parametrize("priority", [8, 12, 28])
 def test_what_a_program_writes_into_the_kernels_log_is_not_believed(node: Node, priority: int) -> None:
     node.read(record(LOST, priority=priority), record(LOST, priority=priority), "nonsense", f"4;{LOST}")
-    assert (node.lines, node.published, node.report.kernel_counts) == ([], [], {})
+    assert node.lines == []
+    assert node.published == []
+    assert node.report.kernel_counts == {}
     assert node.shown() == []
 
 
@@ -229,8 +230,3 @@ def test_a_node_without_a_log_of_the_kernel_has_nothing_to_follow(tmp_path: Path
         (tmp_path / "dev/kmsg").write_text("")
     with pytest.raises(FileNotFoundError):
         kernel.open_log_end(Files(str(tmp_path)))
-
-
-def test_a_finding_of_preflight_has_the_same_action_word() -> None:
-    kernel_events = find_events([kernel.Record(1, 1.0, LOST), kernel.Record(2, 2.0, XID.format(94))])
-    assert KernelLog().judge(KernelLogFacts(10.0, 0.0, kernel_events)).action == "power-cycle"

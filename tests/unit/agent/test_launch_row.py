@@ -45,7 +45,9 @@ def test_a_launch_is_there_before_its_container_and_has_its_end_at_once(begun: A
     launch_row.begin()
     (row,) = rows(begun)
     assert isinstance(row, Launch)
-    assert (row.id, row.plan, row.end) == (agent.rank_id, "agreed", None)
+    assert row.id == agent.rank_id
+    assert row.plan == "agreed"
+    assert row.end is None
     with running(agent) as (rank, _):
         launch_row.note_ready(rank)
     seconds[0] = 60
@@ -55,8 +57,11 @@ def test_a_launch_is_there_before_its_container_and_has_its_end_at_once(begun: A
     launch_row.end(None, END)
     (row,) = store.read(agent.host.files)
     assert isinstance(row, Launch)
-    assert (row.first_tokens_per_second, row.last_tokens_per_second, row.draft_acceptance) == (12.5, 37.5, 0.6)
-    assert (row.end, round(row.served_seconds or 0)) == (END, 60)
+    assert row.first_tokens_per_second == 12.5
+    assert row.last_tokens_per_second == 37.5
+    assert row.draft_acceptance == 0.6
+    assert row.end == END
+    assert round(row.served_seconds or 0) == 60
 
 
 @pytest.mark.parametrize(("last", "cause"), [(None, "agent-killed"), (End("?"), "agent-killed"), (END, END.cause)])
@@ -77,7 +82,8 @@ def test_a_smoke_test_is_kept_without_secrets(begun: AgentUnderTest) -> None:
     begun.agent.launch_row.keep_smoke(("api_key=abcdefgh\x1b[31m said",))
     (row,) = rows(begun)
     assert isinstance(row, Smoke)
-    assert (row.launch, row.bad) == (begun.agent.rank_id, 1)
+    assert row.launch == begun.agent.rank_id
+    assert row.bad == 1
     assert "abcdefgh" not in row.faults[0]
     assert row.faults[0].isprintable()
 

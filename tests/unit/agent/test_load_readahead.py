@@ -4,29 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test
-from tests.unit.cluster_nodes import settings as cluster_settings
+from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone
 
-from sparkd.agent.daemon.page_cache import lower_readahead, restore_readahead
-from sparkd.base.config import Engine, Settings
+from sparkd.agent.daemon.readahead import lower_readahead, restore_readahead
+from sparkd.base.config import Engine
 from sparkd.base.lib.main_loop import never
 
 
-def settings(port: int, load_readahead_kib: int) -> Settings:
-    engine = Engine(recipe="tiny-cpu-pair", load_readahead_kib=load_readahead_kib)
-    return cluster_settings(addresses(2), port).model_copy(update={"engine": engine})
-
-
 @pytest.fixture
-def lowering(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
+def lowering(tree: Tree) -> Iterator[AgentUnderTest]:
     """An agent that lowers readahead for its load, of a model that is not there."""
-    with agent_under_test(tree, 1, settings(port, 8)) as node:
-        yield node
-
-
-@pytest.fixture
-def not_lowering(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
-    with agent_under_test(tree, 1, settings(port, 0)) as node:
+    engine = Engine(recipe="tiny-cpu", load_readahead_kib=8)
+    with agent_under_test(tree, 0, alone().model_copy(update={"engine": engine})) as node:
         yield node
 
 
@@ -43,6 +32,6 @@ def test_where_no_thread_can_restore_readahead_that_is_logged(lowering: AgentUnd
     assert "can't start new thread" in failure
 
 
-def test_without_the_setting_readahead_is_not_read(not_lowering: AgentUnderTest) -> None:
-    lower_readahead(not_lowering.agent)
-    assert not_lowering.events.lines == []
+def test_without_the_setting_readahead_is_not_read(lone: AgentUnderTest) -> None:
+    lower_readahead(lone.agent)
+    assert lone.events.lines == []

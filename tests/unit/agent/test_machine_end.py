@@ -1,4 +1,4 @@
-"""How the last boot ended, by what is left of it, and what that means for an agent that was killed."""
+"""How the last boot ended, by what is left of it."""
 
 import json
 import os
@@ -11,17 +11,32 @@ from tests.unit.agent.late_files import RECIPE, LateFiles
 from sparkd.agent.daemon.machine_end import BootFacts, classify, read_facts
 from sparkd.base.host.files import Files
 from sparkd.base.host.last_boot import BootLine
-from sparkd.base.lib.errors import Cause
-from sparkd.base.state.launch_history import KILLED, End, LaunchHistory, MachineEnd, read_history
+from sparkd.base.state.launch_history import KILLED, read_history
 
 END = 1_790_000_000.0
+
+
 BOOTED = END + 60
+
+
 QUIET = BootLine(END, "systemd", "Started session-3.scope - Session 3 of User spark.")
+
+
 PANIC = "Kernel panic - not syncing: Fatal exception in interrupt"
+
+
 NO_MEMORY = "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) returned"
+
+
 OOM = "Out of memory: Killed process 4848 (VLLM::EngineCor) total-vm:172233344kB, anon-rss:5611288kB"
+
+
 HOT = "thermal thermal_zone4: critical temperature reached (128 C), shutting down"
+
+
 FAILED = "agent.run.failed code=10"
+
+
 STOPPED = BootLine(END, "journald", "Journal stopped")
 
 
@@ -127,36 +142,6 @@ def test_no_name_of_a_file_forges_a_panic_by_a_line_end(tree: Tree) -> None:
 
 def test_a_machine_that_kept_nothing_has_no_facts(tree: Tree) -> None:
     assert read_facts(Files(str(tree.root)), BOOTED) == BootFacts()
-
-
-KILLED_END = End(KILLED, at="2026-09-21T14:00:00.000+00:00", cause=Cause.AGENT_KILLED)
-
-
-def last_exit_after(
-    kind: str, last: End | None = KILLED_END, booted_at: str = "2026-09-21T14:13:20.000+00:00"
-) -> End | None:
-    """The last exit of an agent, once it is known how its machine ended."""
-    launches = LaunchHistory(last_exit=last)
-    return launches.record_machine_end(MachineEnd("now", kind, "evidence", "at"), booted_at).last_exit
-
-
-def test_an_agent_that_ended_with_its_machine_gets_the_machines_end_as_its_reason() -> None:
-    end = last_exit_after("power-lost")
-    assert end is not None
-    assert str(end) == "the machine ended while the agent ran: power-lost: evidence"
-    assert (end.cause, end.hint) == (Cause.AGENT_KILLED, "journalctl -b -1 -e")
-    assert LaunchHistory(last_exit=end).last_cause == end, "a message to people has it"
-
-
-def test_other_exits_of_an_agent_keep_their_reason() -> None:
-    stopped = End("stop requested", code=0)
-    assert last_exit_after("ordered") == KILLED_END
-    assert last_exit_after("power-lost", stopped) == stopped
-    assert last_exit_after("power-lost", None) is None
-    earlier = "2026-09-21T13:59:59.000+00:00"
-    assert last_exit_after("power-lost", booted_at=earlier) == KILLED_END, (
-        "an agent of this boot, that launched nothing"
-    )
 
 
 def test_the_first_agent_of_a_boot_reports_the_last_ones_end_once_and_the_killed_agent_gets_it_as_its_cause(

@@ -64,7 +64,9 @@ def test_the_rank_has_a_record_from_before_its_container_to_after_it(recorded: R
     assert before is not None and ready is not None and recorded.rank is not None
     assert before.rank_id == before.epoch == report["rank_id"] != report["incarnation"]
     assert before.invocation == report["incarnation"]
-    assert (before.stage, before.container_id, before.pid) == (RankStage.STARTING, "", 0)
+    assert before.stage is RankStage.STARTING
+    assert before.container_id == ""
+    assert before.pid == 0
     assert recorded.record_at["start"] == before
     completed = replace(before, container_id=CONTAINER, started_at="2026-01-01T00:00:00Z", pid=recorded.rank.pid)
     measured = {"start_time": ready.start_time, "stage": RankStage.READY}
@@ -96,7 +98,8 @@ def test_a_rank_that_could_not_be_kept_is_kept_once_there_is_room(recorded: Reco
         end()
 
     code, journal = run_agent(recorded, once={"serving": make_room})
-    assert (code, stages) == (ExitCode.GOOD, [RankStage.STARTING, True]), journal
+    assert code is ExitCode.GOOD, journal
+    assert stages == [RankStage.STARTING, True], journal
     assert journal.count("state.write.failed file=rank-plan.json") == 1
 
 

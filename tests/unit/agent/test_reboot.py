@@ -21,8 +21,6 @@ from tests.unit.traffic_programs import Programs
 from sparkd.agent.actions import Actions
 from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.reboot import APART_SECONDS, find_earlier, find_session, reboot_if_due
-from sparkd.agent.preflight.check import Finding, Level, Verdict, combine_verdicts
-from sparkd.agent.preflight.gate import GateResult
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
@@ -32,8 +30,14 @@ from sparkd.base.lib.main_loop import SIGNALS
 from sparkd.base.state.launch_history import End
 
 PROVEN = NeedsPersonError("the driver leaks", "reboot this node", action=Action.REBOOT, proven=True)
+
+
 END = End("the driver leaks", 17, "reboot this node", "preflight", "", Cause.NEEDS_PERSON, Action.REBOOT)
+
+
 REBOOT = "reboot --check-inhibitors=yes"
+
+
 SESSIONS, STATE = "/run/systemd/sessions", "/var/lib/sparkd/reboot.json"
 
 
@@ -112,12 +116,6 @@ def test_a_record_that_proves_nothing_lets_no_node_reboot(tree: Tree, text: str,
     assert why in find_earlier(Host(tree.root).files, 1000.0)
 
 
-def test_without_a_record_or_with_an_old_one_a_node_may_reboot(tree: Tree) -> None:
-    assert find_earlier(Host(tree.root).files, APART_SECONDS + 100.0) == ""
-    tree.file(STATE, '{"schema": 1, "at": 100.0}')
-    assert find_earlier(Host(tree.root).files, APART_SECONDS + 100.0) == ""
-
-
 def test_a_record_that_is_no_file_lets_no_node_reboot(node: Node) -> None:
     node.tree.folder(STATE)
     assert not node.requests_reboot()
@@ -173,26 +171,6 @@ def test_what_this_node_s_checks_did_not_prove_reboots_nothing(node: Node, error
     assert node.calls == []
 
 
-@pytest.mark.parametrize(("level", "proven"), [(Level.BLOCK, True), (Level.UNKNOWN, False)])
-def test_an_unsure_finding_beside_one_that_needs_a_reboot_leaves_that_unproven(level: Level, proven: bool) -> None:
-    findings = (
-        Finding("gpu", Verdict(Level.BLOCK, "reset", needs_person=True, action=Action.REBOOT), {}, 0),
-        Finding("hook:10-site", Verdict(level, "?"), {}, 0),
-    )
-    refusal = GateResult((), findings, ()).refusal()
-    assert isinstance(refusal, NeedsPersonError)
-    assert refusal.proven is proven
-
-
-def test_an_unsure_verdict_in_the_same_check_leaves_a_reboot_unproven() -> None:
-    """As an engine that can't be ended, beside one whose owner is unknown: a reboot would end that too."""
-    stuck = Verdict(Level.BLOCK, "asleep", needs_person=True, action=Action.REBOOT)
-    for other, proven in ((Verdict(Level.UNKNOWN, "whose is it?"), False), (Verdict(Level.WARN, "old"), True)):
-        refusal = GateResult((), (Finding("stray-workers", combine_verdicts((other, stuck), ""), {}, 0),), ()).refusal()
-        assert isinstance(refusal, NeedsPersonError)
-        assert (refusal.action, refusal.proven) == (Action.REBOOT, proven)
-
-
 @pytest.mark.parametrize("jobs", ["7 sparkd-head.service stop running", "7 sparkd-head.service restart waiting"])
 def test_a_unit_that_is_being_stopped_reboots_nothing(node: Node, programs: Programs, jobs: str) -> None:
     note_calls(programs, jobs)
@@ -205,28 +183,16 @@ def test_a_unit_that_is_still_starting_may_reboot_its_node(node: Node, programs:
     assert node.requests_reboot()
 
 
-@pytest.fixture
-def stoppable(node: Node) -> Iterator[Node]:
-    """A signal requests its stop."""
+def test_a_stop_that_comes_during_the_last_look_reboots_nothing(node: Node, programs: Programs) -> None:
+    """As `kill` by hand, for which systemd has no job."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     node.under_test.agent.loop.listen()
-    yield node
+    note_calls(programs, f"$(test -e {programs.folder}/first && kill -TERM {os.getpid()}; >{programs.folder}/first)")
+    assert not node.requests_reboot()
+    assert node.refusal == "a stop was requested"
+    assert REBOOT not in node.calls
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_a_requested_stop_reboots_nothing(stoppable: Node) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert not stoppable.requests_reboot()
-    assert stoppable.refusal == "a stop was requested"
-
-
-def test_a_stop_that_comes_during_the_last_look_reboots_nothing(stoppable: Node, programs: Programs) -> None:
-    """As `kill` by hand, for which systemd has no job."""
-    note_calls(programs, f"$(test -e {programs.folder}/first && kill -TERM {os.getpid()}; >{programs.folder}/first)")
-    assert not stoppable.requests_reboot()
-    assert stoppable.refusal == "a stop was requested"
-    assert REBOOT not in stoppable.calls
 
 
 def test_disks_that_hang_do_not_hold_the_reboot(node: Node) -> None:

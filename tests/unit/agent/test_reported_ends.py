@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec import Struct, toml
 
-from sparkd.agent.daemon.ended_engine import OTHER_RANK, MachineFacts, find_cause
+from sparkd.agent.daemon.ended_engine import OTHER_RANK
+from sparkd.agent.daemon.engine_cause import MachineFacts, find_cause
 from sparkd.agent.daemon.judgement import Evidence, judge_end
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.base.lib.errors import Cause, EngineEndedError, LaunchError

@@ -47,11 +47,13 @@ def test_a_run_starts_its_rank_serves_and_stops_on_request(world: World, notific
     assert world.phase == "stopped"
     report = parse((world.tree.root / "run/sparkd/report.json").read_text())
     assert report is not None
-    assert (report.engine.model, report.engine.keyed) == ("tiny", False)
+    assert report.engine.model == "tiny"
+    assert not report.engine.keyed
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", report.engine.url)
     script = world.tree.root / "run/sparkd/private/launch.sh"
     assert "vllm serve" in script.read_text()
-    assert (script.parent.stat().st_mode & 0o777, script.stat().st_mode & 0o777) == (0o700, 0o644)
+    assert script.parent.stat().st_mode & 0o777 == 0o700
+    assert script.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one_can(

@@ -12,12 +12,7 @@ from tests.unit.clock import unstalled
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone, running, until_with
 from tests.unit.nodes import Node, report, until
 
-from sparkd.agent.daemon.shutdown import (
-    FAILED_GRACE_SECONDS,
-    RELEASE_SECONDS,
-    shutdown_on_error,
-    shutdown_on_request,
-)
+from sparkd.agent.daemon.shutdown import FAILED_GRACE_SECONDS, RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
 from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, DockerFacts
@@ -54,7 +49,8 @@ def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for
         def note_end() -> None:
             process.wait(10)
             ended_after.append(time.monotonic() - began)
-            assert (node.report.phase, node.report.cause) == (Phase.FAILED, ""), "the cause is still looked for"
+            assert node.report.phase is Phase.FAILED
+            assert node.report.cause == "", "the cause is still looked for"
 
         thread = threading.Thread(target=note_end)
         thread.start()
@@ -62,7 +58,8 @@ def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for
         took = time.monotonic() - began
         hangs.set()
         thread.join()
-        assert (node.report.phase, node.report.cause) == (Phase.FAILED, "docker-hung")
+        assert node.report.phase is Phase.FAILED
+        assert node.report.cause == "docker-hung"
     assert ended_after[0] < agent.pace.last_look_seconds / 2 < agent.pace.last_look_seconds <= took
 
 

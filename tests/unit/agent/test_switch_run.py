@@ -98,11 +98,13 @@ def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_for
         stages.append(stage(switched))
 
     code, journal = run_agent(switched, once={"serving": drain})
-    assert (code, stages) == (ExitCode.GOOD, ["draining"]), journal
+    assert code is ExitCode.GOOD, journal
+    assert stages == ["draining"], journal
     assert "switch.drain.started" in journal
     assert switched.last_exit.cause == "switch"
     code, journal = run_agent(switched, once={"serving": end})
-    assert (code, stage(switched)) == (ExitCode.GOOD, "in-force"), journal
+    assert code is ExitCode.GOOD, journal
+    assert stage(switched) == "in-force", journal
     assert "switch.plan.tried" in journal
     assert "switch.plan.applied" in journal
     assert "recipe=new" in journal
@@ -163,14 +165,16 @@ def test_a_stop_while_a_chosen_plan_waits_for_its_secret_is_no_try(switched: Wor
     with pytest.raises(StopRequested):
         run_agent(switched, once={"blocked": end})
     switch = present(FILE.read(Host(switched.tree.root).files))
-    assert (switch.stage, switch.tries) == (Stage.TRYING, 0)
+    assert switch.stage is Stage.TRYING
+    assert switch.tries == 0
 
 
 def test_a_chosen_plan_that_writes_garbage_never_serves_and_is_left(switched: World, model: Model) -> None:
     model.text = "!" * 24
     choose_new(switched)
     code, journal = run_agent(switched)
-    assert (code, stage(switched)) == (ExitCode.NOT_READY, "none"), journal
+    assert code is ExitCode.NOT_READY, journal
+    assert stage(switched) == "none", journal
     assert "serving" not in phases(journal)
     assert switched.last_exit.cause == "switch-failed"
     assert switched.last_exit.reason.startswith(
@@ -192,7 +196,8 @@ def test_a_plan_whose_engine_ends_in_its_trial_has_not_served(
     model.in_trial = end_engine
     choose_new(switched)
     code, journal = run_agent(switched)
-    assert (code, stage(switched)) == (ExitCode.ENGINE_ENDED, "none"), journal
+    assert code is ExitCode.ENGINE_ENDED, journal
+    assert stage(switched) == "none", journal
     assert messages[0] == "the new plan answers test prompts"
     assert "did not come up: the engine ended while answering HTTP, " in switched.last_exit.reason
     assert switched.last_exit.hint == "its log: sudo sparkd logs --since 1d --engine"
@@ -206,10 +211,13 @@ def test_with_smoke_on_start_garbage_after_a_start_is_a_warning_and_ends_nothing
     def check_warning() -> None:
         until(lambda: "answers that make no sense" in str(switched.read("run/sparkd/report.json")["findings"]), 20)
         report = switched.read("run/sparkd/report.json")
-        assert (switched.phase, report["smoke_passed"], report["launches"]) == ("serving", False, 0)
+        assert switched.phase == "serving"
+        assert not report["smoke_passed"]
+        assert report["launches"] == 0
         assert f"'floor_bytes': {512 << 20}, 'guard': 'watching'" in str(report["memory"])
         end()
 
     code, journal = run_agent(switched, once={"serving": check_warning})
-    assert (code, phases(journal)[-3:]) == (ExitCode.GOOD, ["serving", "stopping", "stopped"]), journal
+    assert code is ExitCode.GOOD, journal
+    assert phases(journal)[-3:] == ["serving", "stopping", "stopped"], journal
     assert "engine.smoke.failed" in journal

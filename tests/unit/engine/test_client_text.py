@@ -10,7 +10,7 @@ from tests.unit.docker_server import STAMP
 from tests.unit.engine.recorded_logs import LOGS, lines_of, progress_after
 from tests.unit.event_log import EventLog
 
-from sparkd.agent.daemon.ended_engine import MachineFacts, find_cause
+from sparkd.agent.daemon.engine_cause import MachineFacts, find_cause
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.base.lib.redactor import Redactor

@@ -69,6 +69,7 @@ def of_model(path: str) -> str:
         (f"{MINIMAL_RECIPE}caches:\n  vllm: /dev/shm/c\n", 6, ["the system's own"]),
         (f"{MINIMAL_RECIPE}container:\n  volumes: ['/a:/b:ro', '/c:/b:rw']\n", 6, ["mounted twice"]),
         (f"{MINIMAL_RECIPE}caches:\n  Vllm: /c\n", 6, ["short name"]),
+        (f"{MINIMAL_RECIPE}caches:\n  _head: /c\n", 6, ["short name"]),  # of a head's plan on its worker
         (f"{MINIMAL_RECIPE}caches:\n  vllm: c\n", 6, ["absolute path"]),
         # args
         (f"{MINIMAL_RECIPE}args:\n- --seed=1\n", 5, ["write NAME: VALUE lines below args:, such as max-num-seqs: 4"]),

@@ -7,7 +7,7 @@ import pytest
 from msgspec import ValidationError, toml
 from tests.unit.verdicts import present
 
-from sparkd.agent.daemon.ended_engine import KERNEL_OOM
+from sparkd.agent.daemon.engine_cause import KERNEL_OOM
 from sparkd.base.lib import read_data
 from sparkd.base.vllm.known_errors import GAP, PORT_IN_USE, TABLE, KnownError, explain
 from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES

@@ -1,30 +1,25 @@
-"""What a start has to pass: preflight, which may fix and check again, and the wait after failures of the plan."""
+"""Preflight as a start passes it: with the agent's actions, hooks and waits, and its findings in the report."""
 
-import time
 from functools import partial
 
 from msgspec import Struct, field
 
 from sparkd.agent.daemon import hooks, kernel_log
 from sparkd.agent.daemon.context import Context, beside_or_blocked
-from sparkd.agent.daemon.head_config import check_head, show_unproven
+from sparkd.agent.daemon.head_config import show_unproven
 from sparkd.agent.preflight.check import Finding
 from sparkd.agent.preflight.gate import Gate, GateIO
 from sparkd.agent.preflight.hooks import list_hooks
 from sparkd.agent.preflight.runner import build_checks
 from sparkd.base.cluster.membership import check_inputs
 from sparkd.base.host import docker
-from sparkd.base.lib.errors import BlockedError, NeedsPersonError
+from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.main_loop import never
-from sparkd.base.state.launch_history import BACKOFF_SECONDS
 from sparkd.base.status.model import FindingReport, Phase
 
 LOOK_SECONDS = 10.0
 """Limit for a look at dockerd's process, or at the list of hooks: milliseconds, on a disk that does not hang."""
 LOOK_HINT = "look at: sudo dmesg"
-
-_NO_REMEDY = ("sparkd starts", "nothing is to be done", "its log", "sudo sparkd logs")
-"""Beginnings of hints that suit a first failure, but do not help a person after five."""
 
 
 class Admission(Struct):
@@ -88,45 +83,3 @@ def merge_round(before: tuple[FindingReport, ...], of_round: tuple[FindingReport
     may say nothing for an hour. Pure.
     """
     return *(finding for finding in before if finding.id == kernel_log.ID), *of_round
-
-
-class Backoff(Struct):
-    """The wait after failures of the plan. Used by the main thread."""
-
-    agent: Context
-    _waited: bool = False
-    """This process has waited it out."""
-
-    def wait(self) -> bool:
-        """Wait before the next launch of a plan that failed lately. Returns whether it waited.
-
-        Raises NeedsPersonError (exit 17) after too many failures in a row, BlockedError where their count can't be
-        read, and what `check_head` raises.
-        """
-        agent, plan = self.agent, self.agent.plan.backoff_key
-        launches = agent.store.require_launches()
-        wait_seconds, last_reason = launches.wait_seconds(plan), launches.last_failure(plan)
-        if wait_seconds is None:
-            failures, proven_seconds = len(BACKOFF_SECONDS), agent.settings.supervise.proven_seconds
-            span = f"{proven_seconds / 60:.0f} minutes" if proven_seconds >= 120 else f"{proven_seconds} s"
-            end = launches.last.get(plan)
-            remedy = end.hint if end is not None else ""
-            if not remedy or remedy.startswith(_NO_REMEDY):
-                remedy = "fix the cause (sudo sparkd logs --since 1d --level warning)"
-            agent.store.record(lambda now: now.reset(plan))
-            raise NeedsPersonError(
-                f"{failures} launches of this plan in a row ended within {span} of service"
-                + (f"; the last: {last_reason}" if last_reason else ""),
-                f"{remedy}, then: sudo systemctl start sparkd-{agent.context.role}",
-            )
-        if self._waited:
-            return False
-        if wait_seconds:
-            agent.phase.enter(Phase.COOLING, f"{wait_seconds} s before the next launch of a plan that failed")
-            deadline = time.monotonic() + wait_seconds
-            while (left_seconds := deadline - time.monotonic()) > 0:
-                agent.reporter.update(message=f"{left_seconds:.0f} s before the next launch of a plan that failed")
-                agent.loop.wait_until(never, min(1.0, left_seconds))
-                check_head(agent)
-        self._waited = True
-        return wait_seconds > 0

@@ -11,13 +11,15 @@ from msgspec.structs import asdict, replace
 from sparkd import __version__
 from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.cluster.service import join_cluster
-from sparkd.agent.daemon.admission import Admission, Backoff
-from sparkd.agent.daemon.agreed import Agreed, PlanDifferences
+from sparkd.agent.daemon.admission import Admission
+from sparkd.agent.daemon.agreed import Agreed
+from sparkd.agent.daemon.backoff import Backoff
 from sparkd.agent.daemon.context import Agent, Base, Context, beside_or_blocked
 from sparkd.agent.daemon.head_config import HeadFollower
 from sparkd.agent.daemon.history import LaunchRow, read_disk
 from sparkd.agent.daemon.own_rank import OwnRank
 from sparkd.agent.daemon.phase_report import PhaseReport
+from sparkd.agent.daemon.plan_differences import PlanDifferences
 from sparkd.agent.daemon.proving import ProvingPeriod
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
@@ -64,14 +66,14 @@ def assemble(base: Base, node: NodeContext, adoptable: AdoptableRank | None = No
     store, rank = StateStore(host, actions, loop, events), OwnRank()
     history = store.read_launches()
     report = replace(report, rank_id=uuid.uuid4().hex, restarts=history.restarts(datetime.now(UTC)))
-    if (last_end := history.last_cause) is not None:
+    if adoptable is not None:
+        report = first_report(adoptable, report)
+    elif (last_end := history.last_cause) is not None:
         hint = "" if last_end.code == ExitCode.PEER_LOST else last_end.hint  # the other node reports what is to be done
         action = last_end.action or find_action(last_end.cause)
         report = replace(
             report, last_cause=str(last_end), last_cause_code=last_end.cause, last_action=action, last_hint=hint
         )
-    if adoptable is not None:
-        report = first_report(adoptable, report)
     reporter = Reporter(report, (*report_sinks(base), *cluster.sinks), redact)
     monitor = PeerMonitor(
         cluster.readers,

@@ -17,10 +17,10 @@ from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.assembly import assemble, read_keys_beside, report_sinks, serve_observers, unplaced_status
 from sparkd.agent.daemon.configuration_stamp import Stamp, look_at_configuration, stamp_configuration
 from sparkd.agent.daemon.context import USUAL_PACE, Agent, AgentProcess, Base, Pace
-from sparkd.agent.daemon.head_config import HeadFollower, use_kept
+from sparkd.agent.daemon.head_config import HeadFollower, report_followed
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
-from sparkd.agent.daemon.page_cache import restore_readahead
+from sparkd.agent.daemon.readahead import restore_readahead
 from sparkd.agent.daemon.reloading import reap_inherited
 from sparkd.agent.daemon.switch_start import begin_switch, end_start, stamp_switch
 from sparkd.agent.daemon.switching import waiting_limit
@@ -87,7 +87,8 @@ def build_agent(
             return agent
         handed = None  # the node lock is free again
         refusals.append("its first process has just ended, or is in another container")
-    return _start_afresh(*_await_settings(process, env, root, handed), handed, refusals)
+    process, loaded = _await_settings(process, env, root, handed)
+    return _start_afresh(process, loaded, handed, refusals)
 
 
 def _await_settings(
@@ -189,7 +190,7 @@ def _make_base(
 
 
 def _record_start(agent: Agent, origins: Mapping[str, str]) -> None:
-    """Count this start, and put in order what earlier agents have left. `origins`: as `use_kept` takes them."""
+    """Count this start, and put in order what earlier agents have left. `origins`: as `report_followed` takes them."""
     last_exit = agent.store.require_launches().last_exit
     # Before all else: until its end is recorded, the process counts as killed, and a crash before this would not count.
     agent.store.record(lambda launches: launches.recover(agent.boot_id, utc_now()))
@@ -197,7 +198,7 @@ def _record_start(agent: Agent, origins: Mapping[str, str]) -> None:
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
     restore_readahead(agent)
     agent.switching.settle()
-    use_kept(agent, origins)
+    report_followed(agent, origins)
 
 
 def _resolve_place(process: AgentProcess, settings: Settings) -> NodeContext:
@@ -290,7 +291,8 @@ def await_head_config(base: Base, awaited: HeadAwaitedError, events: Events) -> 
             head = follower.head.status
             message = head.said or (head.living.message if head.living else "")
             phase = Phase.BLOCKED if isinstance(awaited, HeadRefusedError) else Phase.AWAITING_PEERS
-            report(phase, f"{awaited}" + f"; {head.name} {head.contact.value}: {message}" * bool(message))
+            contact = f"; {head.name} {head.contact.value}: {message}" if message else ""
+            report(phase, f"{awaited}{contact}")
         except OutdatedPlanError:
             raise
         except BlockedError as refusal:

@@ -35,12 +35,14 @@ from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.args import API_KEY
 
 if TYPE_CHECKING:
-    from sparkd.agent.daemon.admission import Admission, Backoff
-    from sparkd.agent.daemon.agreed import Agreed, PlanDifferences
+    from sparkd.agent.daemon.admission import Admission
+    from sparkd.agent.daemon.agreed import Agreed
+    from sparkd.agent.daemon.backoff import Backoff
     from sparkd.agent.daemon.head_config import HeadFollower
     from sparkd.agent.daemon.history import LaunchRow
     from sparkd.agent.daemon.own_rank import OwnRank
     from sparkd.agent.daemon.phase_report import PhaseReport
+    from sparkd.agent.daemon.plan_differences import PlanDifferences
     from sparkd.agent.daemon.proving import ProvingPeriod
     from sparkd.agent.daemon.switching import Switching
 

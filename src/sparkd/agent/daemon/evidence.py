@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 GONE_SECONDS = 5.0
 """Limit for a killed rank to end with its whole container: only then do the other nodes' engines lose it."""
-_OF_ENGINE = (Cause.ENGINE_ENDED, Cause.NOT_READY, Cause.LOAD_STALLED, Cause.ENGINE_STALLED)
-BY_DOCKER = (*_OF_ENGINE, Cause.SYSTEM_ERROR, Cause.LAUNCH_FAILED)
+_ENGINE_CAUSES = (Cause.ENGINE_ENDED, Cause.NOT_READY, Cause.LOAD_STALLED, Cause.ENGINE_STALLED)
+DOCKER_CAUSES = (*_ENGINE_CAUSES, Cause.SYSTEM_ERROR, Cause.LAUNCH_FAILED)
 """Causes that may be due to a hung dockerd."""
-SHORT_OF_MEMORY = (Cause.MEMORY_GUARD, Cause.KERNEL_OOM)
-BY_ADDRESS = (*_OF_ENGINE, Cause.ENGINE_ERROR)
+MEMORY_CAUSES = (Cause.MEMORY_GUARD, Cause.KERNEL_OOM)
+ADDRESS_CAUSES = (*_ENGINE_CAUSES, Cause.ENGINE_ERROR)
 """Causes that may be due to the loss of this node's own address."""
 NO_ADDRESS = "Cannot assign requested address"
 """glibc's text of EADDRNOTAVAIL: a program binds to an address that the node lacks."""
@@ -44,7 +44,7 @@ class EvidenceSearch:
         """Begin the looks, each in a thread. `running`: None where no rank was started."""
         self._agent, self._running, self._error = agent, running, error
         self._ends_at = time.monotonic() + agent.pace.last_look_seconds
-        look_at_docker = partial(_time_docker_answer, agent.host) if error.cause in BY_DOCKER else None
+        look_at_docker = partial(_time_docker_answer, agent.host) if error.cause in DOCKER_CAUSES else None
         self._docker_answer = self._start(look_at_docker)
         self._holder = self._start(self._choose_holder_look())
         self._culprit = self._start(self._choose_culprit_look())
@@ -108,7 +108,7 @@ class EvidenceSearch:
     def _choose_address_look(self) -> Callable[[], str] | None:
         """This node's own address, where the engine lacked it or it is missing now."""
         agent, running, address = self._agent, self._running, self._agent.plan.node.address
-        if running is None or not agent.context.peers or self._error.cause not in BY_ADDRESS:
+        if running is None or not agent.context.peers or self._error.cause not in ADDRESS_CAUSES:
             return None
         words = "" if running.ready else own_words(self._error)
         if NO_ADDRESS in words and re.search(rf"\b{re.escape(address)}\b(?!\.\d)", words):
@@ -128,7 +128,7 @@ class EvidenceSearch:
     def _find_growth(self) -> Growth:
         """Whose memory has grown since the launch, where memory ran short. Only a rank that is gone can be left out."""
         agent, running, unknown = self._agent, self._running, Growth("", False)
-        if self._error.cause not in SHORT_OF_MEMORY or running is None or running.tenants is None:
+        if self._error.cause not in MEMORY_CAUSES or running is None or running.tenants is None:
             return unknown
         has_ended = agent.loop.wait_until(running.rank.ended.is_set, GONE_SECONDS)
         if not has_ended or (tenants := running.read_tenants()) is None:

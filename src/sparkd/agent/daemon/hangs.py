@@ -57,15 +57,15 @@ def _is_idle(running: Running) -> bool:
     return idle and (away_at is None or time.monotonic() - away_at >= IDLE_SECONDS)
 
 
-def is_hang(error: SparkdError, failed_in: Phase) -> bool:
+def may_be_hang(error: SparkdError, failed_in: Phase) -> bool:
     """Whether the rank hangs, or another one's hang may be behind the error: then each node keeps its stacks."""
     another_may_hang = failed_in is Phase.DEGRADED and error.cause is Cause.PEER_FAILED
     return error.code is ExitCode.STALLED or error.cause is Cause.LOAD_STALLED or another_may_hang
 
 
 def read_rank_stacks(agent: Agent, running: Running | None, error: SparkdError, failed_in: Phase) -> Stacks | None:
-    """Read them before the rank is ended; None where it does not hang, and where they can't be read in time."""
-    if running is None or running.rank.ended.is_set() or not is_hang(error, failed_in):
+    """Read the stacks before the rank is ended; None where it does not hang, and where that takes too long."""
+    if running is None or running.rank.ended.is_set() or not may_be_hang(error, failed_in):
         return None
     host, rank = agent.host, running.rank
 
@@ -82,7 +82,7 @@ def read_rank_stacks(agent: Agent, running: Running | None, error: SparkdError, 
 
 
 def keep_stacks(agent: Agent, stacks: Stacks | None, error: SparkdError) -> None:
-    """Write them to a file for root, once the rank is gone. A full disk ends nothing."""
+    """Write the stacks to a file for root, once the rank is gone. A full disk ends nothing."""
     if stacks is not None:
         at = datetime.now(UTC)
         text = f"{at.isoformat(timespec='seconds')} rank {agent.context.rank}: {error.reason}\n\n{stacks.text}"

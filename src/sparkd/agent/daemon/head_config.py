@@ -227,7 +227,7 @@ def show_unproven(agent: Context) -> None:
     agent.reporter.replace_finding(head_key.FINDING, finding)
 
 
-def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
+def report_followed(agent: Agent, origins: Mapping[str, str]) -> None:
     """On a worker that follows its head, report the document, and log own settings that have no effect.
 
     `origins`: the files that its own settings come from.

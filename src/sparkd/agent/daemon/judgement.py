@@ -22,6 +22,8 @@ the count bounds crash loops."""
 _CODES_OF_ENGINE = (ExitCode.NOT_READY, ExitCode.ENGINE_ENDED, ExitCode.STALLED, ExitCode.MEMORY_GUARD)
 CODES_AGAINST_PLAN = (*_CODES_OF_ENGINE, ExitCode.LAUNCH_FAILED, ExitCode.BUG)
 """Ends that count against the plan, unless others caused them."""
+_HINTS = {Action.INSPECT: "sudo sparkd logs --since 1d --level warning"}
+"""Hints for an end that has none of its own, by its action."""
 
 
 class Evidence(Struct, frozen=True):
@@ -40,10 +42,6 @@ class Evidence(Struct, frozen=True):
     """Who ended the rank from outside; None where nobody was looked for, or looking took too long."""
     frame: str = ""
     """The innermost frame of a rank that hangs."""
-
-
-_HINTS = {Action.INSPECT: "sudo sparkd logs --since 1d --level warning"}
-"""Where an end has no hint of its own."""
 
 
 def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> End:

@@ -135,7 +135,7 @@ class KernelLogWatch(Struct):
         name = f"{event.kind} {effect.action.value}"
         self._counts[name] += 1
         urgent = effect.action in (Action.REBOOT, Action.POWER_CYCLE)
-        if not self._should_log((event.kind, event.device, event.code), urgent=urgent):
+        if not self._begin_logging((event.kind, event.device, event.code), urgent=urgent):
             return
         log = self.events.error if urgent else self.events.warning
         if effect.action is Action.NONE:
@@ -157,9 +157,9 @@ class KernelLogWatch(Struct):
             self._report()
             self.reporter.publish()
 
-    def _should_log(self, key: tuple[str, str, int], *, urgent: bool) -> bool:
-        """Whether to log it: not if this key was logged within REPEAT_SECONDS, and not if MOST_DEVICES others of its
-        kind and code were, unless it is urgent. Where it returns true, the key counts as logged.
+    def _begin_logging(self, key: tuple[str, str, int], *, urgent: bool) -> bool:
+        """Note that a key is logged now, and return True; or return False where it was within REPEAT_SECONDS, or where
+        MOST_DEVICES others of its kind and code were, and it is not urgent.
         """
         now = self.clock()
         if now - self._reported.get(key, float("-inf")) < REPEAT_SECONDS:

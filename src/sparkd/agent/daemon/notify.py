@@ -11,26 +11,21 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from shlex import quote
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
 from sparkd.agent.actions.shared_folders import refuse_shared
-from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
+from sparkd.agent.daemon.notify_delivery import deliver
 from sparkd.agent.daemon.state_store import find_remedy
-from sparkd.agent.preflight.hooks import check_program
-from sparkd.agent.status.notice_formats import as_json, render
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
-from sparkd.base.host.files import Files
-from sparkd.base.host.ownership import read_private
 from sparkd.base.lib import start_thread
-from sparkd.base.lib.errors import ConfigError, LaunchError
+from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.lock import open_lock, try_lock
 from sparkd.base.lib.log import Events
-from sparkd.base.lib.webhook import RefusedError, check_url, post
+from sparkd.base.lib.webhook import RefusedError
 from sparkd.base.state.file import FOLDER, StateFile
 from sparkd.base.status import notice_queue, notices
 from sparkd.base.status.model import NodeReport, Phase
@@ -43,53 +38,6 @@ TICK_SECONDS = 10.0
 """Pause between two looks while a message may become due by time alone."""
 MOST_REPORTS = 64
 """Most reports that are kept while the thread is sending."""
-
-
-def deliver(
-    files: Files, settings: Notify, way: str, notice: Notice, program_seconds: float = DEADLINE_SECONDS
-) -> None:
-    """Send a message. Raises LaunchError where it may work later, RefusedError where the receiver rejects it."""
-    if way == "command":
-        _run_program(files, settings.command, notice, program_seconds)
-    else:
-        post(read_url(files, settings.webhook_file), *render(settings.template, notice))
-
-
-def read_url(files: Files, path: str) -> str:
-    """Read the webhook's URL from its file. Raises LaunchError, whose text never holds the URL."""
-    try:
-        file = read_private(files, path, 4096)
-    except FileNotFoundError:
-        raise LaunchError(f"{path} does not exist", "write the URL there, alone") from None
-    except ConfigError as error:
-        raise LaunchError(error.reason, error.hint) from None
-    url = file.content.decode("utf-8", "replace").strip()
-    try:
-        check_url(url)
-    except ValueError as error:
-        raise LaunchError(f"what is in {path} {error}", "write the URL there, alone") from None
-    return url
-
-
-def _run_program(files: Files, path: str, notice: Notice, seconds: float) -> None:
-    if (program := check_program(files, path)).problem:
-        raise LaunchError(program.problem, program.hint)
-    fields = {"EVENT": notice.event, "NODE": notice.node, "TITLE": notice.title, "TEXT": notice.text}
-    env = ENVIRONMENT | {f"NOTICE_{name}": value for name, value in fields.items()}
-    stdin, writer = os.pipe()
-    try:
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(as_json(notice))  # less than a pipe holds
-        code, output = run_program((files.real(path),), time.sleep, env, seconds, stdin)
-    except OSError as error:
-        raise LaunchError(
-            f"{path} can't be run: {error.strerror}", f"is the program of its first line there? head -n 1 {quote(path)}"
-        ) from None
-    finally:
-        os.close(stdin)
-    if code != 0:
-        end = f"did not end within {seconds:g} s" if code is None else f"ended with exit code {code}"
-        raise LaunchError(f"{path} {end}: {first_line(output)}", f"run it by hand: {path}")
 
 
 class Outbox(Struct):

@@ -1,12 +1,12 @@
-"""Bounds the page cache: less readahead before a load, loaded shards released during it, growth dropped in service."""
+"""Bounds the page cache: loaded shards are released during a load, growth is dropped in service."""
 
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from sparkd.agent.actions.readahead import ReadaheadChange
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.readahead import restore_and_log
 from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.engine.rank import Running
@@ -17,8 +17,6 @@ from sparkd.base.lib.text import GIB
 from sparkd.base.plan.inputs import MemoryNeed
 from sparkd.base.status.model import FindingReport
 
-RESTORE_SECONDS = 1.0
-"""Limit for one write to sysfs."""
 CREEP_SECONDS = 600.0
 """Pause between two looks while the engine serves: the cache grows over hours."""
 
@@ -71,45 +69,6 @@ class PageCacheWatch:
             self._agent.reporter.replace_finding(PageCache.id, outcome.result())
 
 
-def lower_readahead(agent: Agent) -> None:
-    """Lower the readahead before the container starts: a file gets the setting when it is opened."""
-    kib = agent.settings.engine.load_readahead_kib
-    if not kib:
-        return
-    try:
-        change = agent.actions.lower_readahead(agent.plan.model_path, kib)
-    except (OSError, ValueError) as error:
-        hint = "sudo sparkd units install; file systems without a disk of their own (tmpfs, btrfs) have none"
-        agent.events.warning("page_cache.readahead.failed", reason=str(error), hint=hint)
-        return
-    _log_readahead(agent, change)
-
-
-def begin_restore(agent: Agent) -> Outcome[ReadaheadChange | None]:
-    """Undo `lower_readahead`, also that of a killed agent, in a thread: sysfs may hang with its disk."""
-    return agent.loop.start(agent.actions.restore_readahead, then=lambda outcome: _restore(agent, outcome.result))
-
-
-def restore_readahead(agent: Agent) -> None:
-    """Undo `lower_readahead`, and wait RESTORE_SECONDS at most."""
-    agent.loop.wait_until(begin_restore(agent).done, RESTORE_SECONDS, shielded=True)
-
-
-def _restore(agent: Agent, restore: Callable[[], ReadaheadChange | None]) -> None:
-    """Undo `lower_readahead`, or take its result, and log it."""
-    try:
-        _log_readahead(agent, restore())
-    except OSError as error:  # also where no thread could be started: the next start restores it
-        agent.events.warning("page_cache.restore.failed", reason=str(error), hint="sudo cat /run/sparkd/readahead.json")
-
-
-def _log_readahead(agent: Agent, change: ReadaheadChange | None) -> None:
-    if change is not None:
-        agent.events.info(
-            "page_cache.readahead.changed", path=change.path, before_kib=change.before_kib, kib=change.after_kib
-        )
-
-
 def start_load_memory_thread(agent: Agent, running: Running) -> None:
     """Start the thread that releases page cache, and compacts memory, until the engine serves.
 
@@ -128,7 +87,7 @@ def start_load_memory_thread(agent: Agent, running: Running) -> None:
         # Once docker has gone away, the log may not show that the weights are loaded.
         is_over=lambda: running.ready or running.log.broken_off_at is not None,
         drop=agent.actions.drop_file_cache if may_drop else None,
-        on_weights_loaded=partial(_restore, agent, agent.actions.restore_readahead),
+        on_weights_loaded=partial(restore_and_log, agent, agent.actions.restore_readahead),
         contiguous=ContiguousMemory(
             agent.host, round(contiguous_gib * GIB), agent.actions.compact_memory, agent.events
         ),

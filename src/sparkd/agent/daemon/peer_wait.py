@@ -11,7 +11,7 @@ import time
 from sparkd.agent.cluster.monitor import expect_peer
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import check_head
-from sparkd.agent.daemon.startup import note_late_rdma
+from sparkd.agent.daemon.rdma import note_late_rdma
 from sparkd.agent.preflight.checks.rdma import BY_TCP, TCP_COST, TCP_HINT
 from sparkd.base.lib.errors import NotReadyError, OutdatedPlanError
 from sparkd.base.plan.differences import compare_versions

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
+from sparkd.agent.daemon.operator_program import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
 from sparkd.agent.daemon.reboot import announce, judge_earlier
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.base.host import network
@@ -40,7 +40,7 @@ class WatchedNode(Struct, frozen=True):
     """A node that has answered, and has neither ended its agent nor refused a connection since."""
 
     alive_at: float
-    """When it was last not proven to be silent, as `Watch.at`."""
+    """When it was last not proven to be silent, as `LastLook.at`."""
     lan_address: str
     """The address that it reported, if its kernel answered there; else empty."""
     lan_at: float
@@ -49,7 +49,7 @@ class WatchedNode(Struct, frozen=True):
     """The message about the power cut was sent."""
 
 
-class Watch(Struct, frozen=True):
+class LastLook(Struct, frozen=True):
     at: float
     """Uptime at the last look, which counts a suspended machine's time too."""
     nodes: Mapping[str, WatchedNode] = {}
@@ -61,7 +61,7 @@ class LastRuns(Struct, frozen=True):
     """When the command last ran: UTC seconds, by address."""
 
 
-WATCH = StateFile("power.json", Watch, folder=RANK_FILE.folder)
+LAST_LOOK = StateFile("power.json", LastLook, folder=RANK_FILE.folder)
 FILE = StateFile("power.json", LastRuns)
 
 
@@ -115,8 +115,8 @@ class PowerWatch(Struct):
     def look(self) -> None:
         """Look once at all nodes, and act on a proven silence. Raises OSError, ValueError."""
         now = self.agent.host.uptime_seconds()
-        watch = WATCH.read(self.agent.host.files) or Watch(0.0)
-        watched_nodes = watch.nodes if 0 <= now - watch.at <= PAUSE_SECONDS else {}
+        last_look = LAST_LOOK.read(self.agent.host.files) or LastLook(0.0)
+        watched_nodes = last_look.nodes if 0 <= now - last_look.at <= PAUSE_SECONDS else {}
         peers = self.agent.monitor.statuses()
         answers, is_connected = self._find_answering(peers, watched_nodes.values())
         nodes = dict[str, WatchedNode]()
@@ -135,7 +135,7 @@ class PowerWatch(Struct):
                 self._refused.pop(peer.address, None)
             if node is not None:
                 nodes[peer.address] = node
-        self.agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
+        self.agent.actions.write_private(LAST_LOOK.path, LAST_LOOK.encode(LastLook(now, nodes)))
 
     def _find_answering(
         self, peers: tuple[PeerStatus, ...], before: Iterable[WatchedNode]

@@ -112,7 +112,7 @@ def announce(agent: Agent, text: str, cause: str, *, aside: bool = False) -> Non
     settings = agent.settings.notify
     if not settings.configured_ways:
         return
-    from sparkd.agent.daemon.notify import deliver
+    from sparkd.agent.daemon.notify_delivery import deliver
     from sparkd.base.status.notices import NEEDS_PERSON, TEXT_LIMIT, Notice
 
     if NEEDS_PERSON not in settings.events:

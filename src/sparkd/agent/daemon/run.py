@@ -15,6 +15,7 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.ended_engine import conclude_if_ended
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.image_check import check_image
+from sparkd.agent.daemon.kept_rank import keep_rank
 from sparkd.agent.daemon.loading import make_ready
 from sparkd.agent.daemon.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.daemon.reloading import ReloadRequested, raise_if_requested, reload
@@ -22,7 +23,6 @@ from sparkd.agent.daemon.serving import follow_head, serve
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.smoke_test import try_out
 from sparkd.agent.daemon.startup import await_docker, fingerprint, launch, require_count, watch
-from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.lib.endings import Ending, Stage, StopRequested

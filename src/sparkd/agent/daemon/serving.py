@@ -11,11 +11,11 @@ from typing import NoReturn
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
+from sparkd.agent.daemon.kept_rank import keep_rank
 from sparkd.agent.daemon.loading import begin_load, follow_load, make_gpu_monitor, make_load_monitor, mark_ready
 from sparkd.agent.daemon.own_rank import follow_dockerd, may_have_lost_dockerd
 from sparkd.agent.daemon.page_cache import PageCacheWatch
 from sparkd.agent.daemon.smoke_test import start_smoke_test
-from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower
 from sparkd.agent.engine.activity import ActivityMeter
 from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor, report_gpu

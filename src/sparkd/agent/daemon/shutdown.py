@@ -12,7 +12,7 @@ from sparkd.agent.daemon.ended_engine import LOST_GRACE_SECONDS
 from sparkd.agent.daemon.evidence import EvidenceSearch
 from sparkd.agent.daemon.hangs import keep_stacks, read_rank_stacks
 from sparkd.agent.daemon.judgement import count_end, judge_end
-from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
+from sparkd.agent.daemon.readahead import RESTORE_SECONDS, begin_restore
 from sparkd.agent.daemon.reboot import reboot_if_due
 from sparkd.agent.daemon.switching import SwitchRequested
 from sparkd.agent.engine.rank import Running
@@ -34,6 +34,8 @@ RELEASE_SECONDS = 3.0
 """How long a stopped worker waits for its head to leave service, before it ends its rank."""
 GOODBYE_SECONDS = 0.3
 """Time for the other nodes to read that this one leaves, before it refuses connections."""
+QUIET_SECONDS = 3.0
+"""Time without a request that ends a drain: a client that has just read 200 from /readyz may still send one."""
 
 
 def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequested) -> None:
@@ -144,10 +146,6 @@ def clear_rank(agent: Agent, running: Running | None) -> None:
         if is_removed and running.rank.ended.is_set():  # a record that stays is replaced by the next one
             agent.actions.forget_rank()
     running.rank.close(agent.loop)
-
-
-QUIET_SECONDS = 3.0
-"""Time without a request that ends a drain: a client that has just read 200 from /readyz may still send one."""
 
 
 def _prepare_stop(agent: Agent, running: Running | None, request: StopRequested) -> None:

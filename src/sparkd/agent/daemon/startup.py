@@ -8,15 +8,17 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent, beside_or_blocked
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
-from sparkd.agent.daemon.page_cache import lower_readahead, start_load_memory_thread
+from sparkd.agent.daemon.page_cache import start_load_memory_thread
+from sparkd.agent.daemon.rdma import check_hcas, read_rdma
+from sparkd.agent.daemon.readahead import lower_readahead
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
+from sparkd.agent.preflight.checks.rdma import BY_TCP
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
-from sparkd.base.host import docker, docker_config, infiniband, meminfo, versions
+from sparkd.base.host import docker, docker_config, meminfo, versions
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.shm import Identity
-from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError, OutdatedPlanError
+from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.compile_jobs import read_room
@@ -56,7 +58,7 @@ def fingerprint(agent: Agent) -> None:
     """
 
     def look() -> tuple[Agreement, Mapping[str, str], tuple[str, ...], str]:
-        return read_agreement(agent), versions.read_versions(agent.host), *_read_rdma(agent)
+        return read_agreement(agent), versions.read_versions(agent.host), *read_rdma(agent)
 
     what, hint = "looking at the image and the model", f"what holds {agent.plan.model_path}? look at: sudo dmesg"
     try:
@@ -187,43 +189,3 @@ def watch(agent: Agent, running: Running) -> None:
         agent.events.warning("cache.kernels.cleared", count=rank.removed_kernels, reason=reason, hint=hint)
     short_id = rank.container_id[:12]
     agent.events.info("engine.container.started", name=rank.name, container=short_id, image=agent.plan.image)
-
-
-def _read_rdma(agent: Agent) -> tuple[tuple[str, ...], str]:
-    """The devices of the fabric's interface, and the transport that NCCL can use here.
-
-    The transport is empty where devices can't be read: then NCCL decides.
-    """
-    hcas = infiniband.hcas_of(agent.host.files, agent.plan.node.interface)
-    check = Rdma(agent.plan, agent.settings)
-    try:
-        return hcas, check.transport(check.probe(agent.host))
-    except (OSError, ValueError):
-        return hcas, ""
-
-
-def note_late_rdma(agent: Agent) -> None:
-    """Report RDMA devices that came up after `fingerprint`, with the link to a node that boots later.
-
-    Raises OutdatedPlanError where the plan lacks their names.
-    """
-    if agent.reporter.report.transport != BY_TCP:
-        return
-    unknown: tuple[tuple[str, ...], str] = ((), "")
-    hcas, transport = agent.look(partial(_read_rdma, agent), 10.0, "looking at the RDMA devices", unknown)
-    if transport == BY_RDMA:
-        check_hcas(agent, hcas)
-        agent.reporter.update(transport=transport)
-
-
-def check_hcas(agent: Agent, current: tuple[str, ...]) -> None:
-    """Raises OutdatedPlanError where the node has other RDMA devices now than when the plan was made, which names them.
-
-    A port's second device may come up late, or with the other node. Without it the link is half as fast. NCCL pairs the
-    devices of two nodes by index, so a node with half of them can't connect.
-    """
-    planned = agent.plan.node.hcas
-    if current and planned != current and not agent.settings.fabric.hcas and agent.plan.names_hcas:
-        planned_text = f"were {','.join(planned)}" if planned else "there were none"
-        reason = f"the fabric's RDMA devices are {','.join(current)} now, and {planned_text} when this run began"
-        raise OutdatedPlanError(reason, "sparkd restarts with them")

@@ -4,120 +4,32 @@ There is no preflight, no launch and no reading of the configuration: the rank c
 with, in its epoch. A changed configuration counts at the next restart.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd import __version__
 from sparkd.agent.actions.processes import Rank, open_ended
-from sparkd.agent.cluster.monitor import ExpectedPeer
 from sparkd.agent.daemon.configuration_stamp import FORM, digest_stamp
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import share_config
+from sparkd.agent.daemon.kept_rank import FILE, KeptRank
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
-from sparkd.agent.daemon.page_cache import begin_restore
-from sparkd.agent.engine.rank import Running
-from sparkd.base.cluster.membership import NodeContext
-from sparkd.base.config import Settings, units
+from sparkd.agent.daemon.readahead import begin_restore
 from sparkd.base.host import Host
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.processes import GONE, read_process
 from sparkd.base.lib.errors import SparkdError
-from sparkd.base.plan.agreement import PLAN_PATH, Agreement, dump_values
-from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.recipes.schema import Recipe
-from sparkd.base.state.file import VERSION, StateFile
-from sparkd.base.state.rank_record import LOG_POSITION, RANK_FILE, KnownRank, RankRecord, RankStage, load_rank
-from sparkd.base.state.shared_config import Kept
-from sparkd.base.state.switch import Switch
+from sparkd.base.plan.agreement import PLAN_PATH, dump_values
+from sparkd.base.state.rank_record import LOG_POSITION, RANK_FILE, RankRecord, RankStage, load_rank
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report
 
 TAKEOVERS_ALLOWED, TAKEOVERS_WITHIN_SECONDS = 2, 600.0
 """A third crash within that time ends the rank: a bug must not have it taken over without end."""
 CHANGED = "configuration"
-
-
-class KeptRank(Struct, frozen=True):
-    """What the next agent needs of the rank, whatever is configured then."""
-
-    rank_id: str
-    name: str
-    """Name of the container."""
-    image_id: str
-    plan: LaunchPlan
-    """The plan that `without_mounts_and_asserts` returns."""
-    settings: Settings
-    configured: Settings
-    recipe: Recipe
-    agreement: Agreement
-    peers: tuple[ExpectedPeer, ...]
-    stamp: str
-    """Digest of the configuration's stamp that the rank's agent had read."""
-    service: str
-    """Digest of the agent's unit, by `units.digest_service`; empty where that could not be read."""
-    sources: frozenset[str] = frozenset()
-    """Sources of the rank's log, as in LoadProgress: without them no line of a serving engine proves why it ended."""
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    """The secrets that the engine has: their files may have changed since."""
-    switch: Switch | None = None
-    followed: Kept | None = None
-
-    @property
-    def context(self) -> NodeContext:
-        return NodeContext(self.plan, self.settings, self.recipe, self.configured, self.switch, self.followed)
-
-
-class _RankPlanFile(StateFile[KeptRank], frozen=True):
-    def encode(self, value: KeptRank) -> str:
-        """Encode without defaults, so that a version that does not know their keys can read it."""
-        return json.dumps({"schema": VERSION, **msgspec.to_builtins(value, enc_hook=_dump_model)}) + "\n"
-
-
-def _dump_model(model: Settings | Recipe) -> object:
-    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-
-
-FILE = _RankPlanFile("rank-plan.json", KeptRank, folder=RANK_FILE.folder)
-
-
-def without_mounts_and_asserts(plan: LaunchPlan) -> LaunchPlan:
-    """The plan without what only a launch needs."""
-    return replace(plan, asserts=(), container=plan.container.model_copy(update={"volumes": ()}))
-
-
-def keep_rank(agent: Agent, running: Running) -> None:
-    """Keep a rank that serves, once: from then on it may outlive this agent. Where /run is full, the next look tries it
-    again.
-    """
-    if running.record.stage is not RankStage.STARTING:
-        return
-    context, rank = agent.context, running.rank
-    read_service = partial(units.digest_service, context.role, context.configured)
-    kept_rank = KeptRank(
-        rank_id=running.record.rank_id,
-        name=rank.name,
-        image_id=rank.image_id,
-        plan=without_mounts_and_asserts(context.plan),
-        settings=context.settings,
-        configured=context.configured,
-        recipe=context.recipe,
-        agreement=agent.agreed.agreement,
-        peers=agent.monitor.tracked,
-        stamp=digest_stamp(agent),
-        service=agent.look(read_service, 5.0, "the unit", ""),
-        sources=running.log.progress.sources,
-        secrets=agent.secrets,
-        switch=agent.switching.switch,
-        followed=context.followed,
-    )
-    if agent.store.write_private(FILE, kept_rank):
-        running.note_if_written(stage=RankStage.READY)
 
 
 class AdoptableRank(Struct, frozen=True):
@@ -154,7 +66,7 @@ def find_adoptable_rank(
         return None
     faults = list[str]()
     kept = FILE.load(host.files, faults.append)
-    if reason := _find_objection(known_rank, kept, role, invocation, host.uptime_seconds(), faults):
+    if reason := _find_objection(record, kept, role, invocation, host.uptime_seconds(), faults):
         refuse(reason)
         return None
     assert kept is not None
@@ -164,17 +76,16 @@ def find_adoptable_rank(
 
 
 def _find_objection(
-    known: KnownRank, kept: KeptRank | None, role: str, invocation: str, now: float, faults: list[str]
+    record: RankRecord, kept: KeptRank | None, role: str, invocation: str, now: float, faults: list[str]
 ) -> str:
     """Why the rank can't be taken over; empty where it can. `now`: seconds since boot."""
-    assert known.record is not None
     if kept is None:
         return faults[0] if faults else f"{FILE.path} is missing"
-    if kept.rank_id != known.record.rank_id:
+    if kept.rank_id != record.rank_id:
         return f"{FILE.path} is of another rank"
     if kept.context.role != role:
         return f"it is a {kept.context.role}'s"
-    if invocation != known.record.invocation and len(_list_recent_crashes(known.record, now)) >= TAKEOVERS_ALLOWED:
+    if invocation != record.invocation and len(_list_recent_crashes(record, now)) >= TAKEOVERS_ALLOWED:
         minutes = TAKEOVERS_WITHIN_SECONDS / 60
         return f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within {minutes:.0f} minutes"
     return ""
@@ -230,10 +141,6 @@ def first_report(adoptable: AdoptableRank, first: NodeReport) -> NodeReport:
         transport=record.transport,
         plan_digest=adoptable.kept.agreement.digest,
         rank_id=record.rank_id,
-        last_cause="",
-        last_cause_code="",
-        last_action="",
-        last_hint="",
     )
     if last_report is None:
         engine = replace(first.engine, container_id=record.container_id, image=adoptable.kept.image_id)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from sparkd.agent.daemon.notify import read_url
+from sparkd.agent.daemon.notify_delivery import read_url
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.agent.status.token_file import read_token
 from sparkd.base.cluster import auth, following, membership

@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkd.agent.daemon.notify import FILE, Outbox, deliver
+from sparkd.agent.daemon.notify import FILE, Outbox
+from sparkd.agent.daemon.notify_delivery import deliver
 from sparkd.base.config import Notify, load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.lib import log

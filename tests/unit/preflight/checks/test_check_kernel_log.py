@@ -116,6 +116,7 @@ def test_a_gpu_that_is_gone_is_said_before_what_may_be_lived_with() -> None:
     assert verdict.reason.startswith("Xid 79")
     assert "killed VLLM::EngineCor" in verdict.reason
     assert verdict.hint.startswith("power-cycle")
+    assert verdict.action == "power-cycle"
 
 
 def test_a_log_that_lost_its_beginning_says_how_far_it_goes_back() -> None:

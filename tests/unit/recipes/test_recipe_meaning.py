@@ -261,13 +261,6 @@ def test_faults_of_the_format_hide_no_fault_of_the_engine(tmp_path: Path) -> Non
     assert "expect.kv_cache_tokens = -1" in found
 
 
-@pytest.mark.parametrize("key", ["text_logprob: 1.5", "text_logprob: true", "text_logprob: a"])
-def test_what_the_smoke_test_goes_by_is_checked(tmp_path: Path, key: str) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(f"schema: 1\nname: x\nmodel: {{path: m}}\nimage: {{ref: i}}\nexpect: {{{key}}}\n")
-    assert f"expect.{key.partition(':')[0]}" in sparkd("recipe", "check", str(path)).stderr
-
-
 def test_a_cache_that_is_left_out_or_moved_is_a_difference_and_one_that_is_named_is_none() -> None:
     def differing(**keys: object) -> tuple[Difference, ...]:
         return compare_recipes(recipe(**keys), recipe())

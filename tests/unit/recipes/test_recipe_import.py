@@ -474,17 +474,6 @@ def test_sparkruns_placeholders_are_those_of_its_own_rule(text: str) -> None:
         assert shown(ours) == foreign.filled(text, known)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=30))
-def test_text_is_written_so_that_it_reads_back(text: str) -> None:
-    from sparkd.base.recipes.yaml import format_flow, parse_yaml
-
-    text = text.encode("utf-8", "replace").decode()
-    written = f"{V2}command: vllm serve m\nx: {format_flow(text)}\n"
-    found = parse_yaml(written, keeps_text=lambda key: key == ("x",)).data["x"]
-    assert str(found) == text
-
-
 def test_one_nodes_address_for_all_is_left_out(tmp_path: Path) -> None:
     env = "env: {VLLM_HOST_IP: 192.168.1.11, MASTER_ADDR: spark-1, GLOO_SOCKET_IFNAME: bond0, UCX_TLS: rc}\n"
     for start in (V1, V2):

@@ -109,7 +109,7 @@ def test_60000_keys_are_judged_in_two_seconds(tmp_path: Path, unit: float, secti
     seconds = {}
     for number in (6_000, 60_000):
         file = tmp_path / f"{number}.yaml"
-        file.write_text(MINIMAL_RECIPE + section + "".join(entry.format(one) for one in range(number)))
+        file.write_text(MINIMAL_RECIPE + section + "".join(entry.format(at) for at in range(number)))
         start = process_time()
         assert "no recipe needs" not in sparkd("recipe", "check", str(file)).stderr
         seconds[number] = process_time() - start
@@ -134,7 +134,7 @@ def test_work_grows_with_the_number_of_faults(tmp_path: Path, section: str, entr
     seconds = []
     for number in (1_000, 8_000):
         file = tmp_path / f"{number}.yaml"
-        file.write_text(MINIMAL_RECIPE + section + "".join(entry.format(one) for one in range(number)))
+        file.write_text(MINIMAL_RECIPE + section + "".join(entry.format(at) for at in range(number)))
         start = process_time()
         loaded, _ = read_recipe(str(file), ())
         assert loaded

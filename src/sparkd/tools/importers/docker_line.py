@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, takewhile
 
 from sparkd.tools.importers.command import find_server, is_ray
-from sparkd.tools.importers.launch import find_script, inner_commands, note_condition
+from sparkd.tools.importers.inner_shell import find_script, inner_commands
+from sparkd.tools.importers.launch import note_condition
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_commands import Command, ShellState

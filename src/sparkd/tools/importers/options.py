@@ -63,7 +63,7 @@ class Option(NamedTuple):
 
 
 class Launch(Struct):
-    """One start of a container, or of a program without one. `line`: where it begins."""
+    """One start of a container, or of a program without one, in options of `docker run`. `line`: where it begins."""
 
     line: int
     image: str = ""

@@ -1,7 +1,7 @@
 """Reads the plain commands of a shell script, with its variables filled in. Runs nothing."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec import Struct, field
@@ -15,7 +15,7 @@ from sparkd.tools.importers.shell_commands import (
     Command,
     ShellState,
 )
-from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, Variables, hide, is_brace_list, mark, shown
+from sparkd.tools.importers.variables import CommandError, is_brace_list, mark, shown
 
 _MASK = "\0"
 _TOKEN = re.compile(
@@ -303,18 +303,3 @@ class Script(Struct):
                 command.words[-2:] = [":", path]
         self.state.variables.characters_left = file.state.variables.characters_left
         self.sourced[self.sourced.index(path)] = ""
-
-
-def commands_in_container(
-    text: str, env: Mapping[str, str], overrides: Mapping[str, str], words: Iterable[str] = (), line: int = 0
-) -> list[Command]:
-    """Read the commands of a text for a container's shell. Raises CommandError.
-
-    `env`: the container's variables. `overrides`: variables that no assignment changes. `words`: the text's $@.
-    `line`: the text's in its file, where that has more.
-    """
-    hidden = {name: hide(name, value) for name, value in env.items()}
-    values = {name: mark(f"${name}") for name in SET_BY_IMAGE} | hidden | {**overrides}
-    inherited = set(values.keys() - overrides.keys())
-    variables = Variables(values, frozenset(overrides))
-    return Script(text, ShellState(variables, inherited=inherited, arrays={"@": [*words]}), at_line=line).read()

@@ -9,7 +9,8 @@ from sparkd.tools.importers.inner_shell import find_script, inner_commands
 from sparkd.tools.importers.launch import note_condition
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Script
-from sparkd.tools.importers.shell_commands import Command, ShellState
+from sparkd.tools.importers.shell_state import ShellState
+from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.source import Note, shorten
 from sparkd.tools.importers.variables import CommandError, Variables, is_unknown, mark, shown, unknown
 

@@ -7,7 +7,8 @@ from itertools import pairwise, takewhile
 from sparkd.tools.importers.command import BEFORE
 from sparkd.tools.importers.options import LaunchError
 from sparkd.tools.importers.shell import Script
-from sparkd.tools.importers.shell_commands import ASSIGNMENT, Command, ShellState
+from sparkd.tools.importers.shell_state import ShellState
+from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
 from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, Variables, hide, mark
 
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")

@@ -11,7 +11,7 @@ from sparkd.tools.importers.container_options import convert_option, explain_rea
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, secret_file
 from sparkd.tools.importers.shell import Script
-from sparkd.tools.importers.shell_commands import ShellState
+from sparkd.tools.importers.shell_state import ShellState
 from sparkd.tools.importers.source import Source, UnusableRecipeError
 from sparkd.tools.importers.variables import CommandError, Variables, shown
 

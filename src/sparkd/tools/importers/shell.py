@@ -7,14 +7,8 @@ from contextlib import suppress
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.tools.importers.shell_commands import (
-    ASSIGNMENT,
-    COST_CHARACTERS,
-    DECLARING,
-    KEYWORDS,
-    Command,
-    ShellState,
-)
+from sparkd.tools.importers.shell_state import COST_CHARACTERS, KEYWORDS, ShellState
+from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
 from sparkd.tools.importers.variables import CommandError, is_brace_list, mark, shown
 
 _MASK = "\0"
@@ -248,8 +242,9 @@ class Script(Struct):
         self.word, self.is_redirected = None, False
 
     def _is_assignment(self) -> bool:
-        words, begin = self.current.words, (self.word or "")[:256]
-        return bool(ASSIGNMENT.match(begin)) and (len(words) == self.current.assigned or words[0] in DECLARING)
+        command, begin = self.current, (self.word or "")[:256]
+        is_at_begin = len(command.words) == command.assigned
+        return bool(ASSIGNMENT.match(begin)) and (is_at_begin or command.is_declaration)
 
     def _begins_command(self) -> bool:
         return not self.current.words or self.current.words[-1] in ("for", *KEYWORDS)

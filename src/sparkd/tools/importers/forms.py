@@ -10,9 +10,10 @@ from sparkd.base.host.docker import query, running
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable, sanitize
-from sparkd.tools.importers.compose import read_compose, read_env_file, read_sourced
+from sparkd.tools.importers.compose import read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import read_script
+from sparkd.tools.importers.files_beside import read_env_file, read_sourced
 from sparkd.tools.importers.kinds import find_kind, may_be_markdown, unreadable_error
 from sparkd.tools.importers.options import Launch, LaunchError, make_fault
 from sparkd.tools.importers.source import Overrides

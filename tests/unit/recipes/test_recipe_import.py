@@ -18,8 +18,9 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import Place
+from sparkd.tools.importers.marks import shown
 from sparkd.tools.importers.templates import Values, substitute
-from sparkd.tools.importers.variables import CommandError, shown
+from sparkd.tools.importers.variables import CommandError
 
 PUBLISHED = Path(__file__).parent / "foreign-recipes"
 EUGR = PUBLISHED / "eugr-v1-deepseek-v4-flash.yaml"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from sparkd.tools.importers.docker_line import read_script
-from sparkd.tools.importers.variables import Variables, shown, unknown
+from sparkd.tools.importers.marks import shown, unknown
+from sparkd.tools.importers.variables import Variables
 
 SCRIPTS = 120
 TESTS = "pq"

@@ -3,8 +3,9 @@
 import pytest
 
 from sparkd.tools.importers.docker_line import read_script
+from sparkd.tools.importers.marks import is_unknown, unknown
 from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.variables import Variables, is_unknown, unknown
+from sparkd.tools.importers.variables import Variables
 
 
 @pytest.mark.parametrize("before", ["let P=90", "read P"])

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
+from sparkd.tools.importers.marks import unknown
 from sparkd.tools.importers.options import Launch, LaunchError, Option, port_text
 from sparkd.tools.importers.source import as_mapping, shorten
-from sparkd.tools.importers.variables import CommandError, Variables, unknown
+from sparkd.tools.importers.variables import CommandError, Variables
 
 _MOST_SERVICES = 200
 _LIST_OPTIONS = {

@@ -7,12 +7,13 @@ from itertools import pairwise, takewhile
 from sparkd.tools.importers.command import find_server, is_ray
 from sparkd.tools.importers.inner_shell import find_script, inner_commands
 from sparkd.tools.importers.launch import note_condition
+from sparkd.tools.importers.marks import is_unknown, mark, shown, unknown
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_state import ShellState
 from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.source import Note, shorten
-from sparkd.tools.importers.variables import CommandError, Variables, is_unknown, mark, shown, unknown
+from sparkd.tools.importers.variables import CommandError, Variables
 
 _SWITCHES = frozenset(
     ("detach", "interactive", "tty", "rm", "privileged", "init", "no-healthcheck", "oom-kill-disable", "publish-all",

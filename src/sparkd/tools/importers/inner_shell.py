@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise, takewhile
 
 from sparkd.tools.importers.command import BEFORE
+from sparkd.tools.importers.marks import hide, mark
 from sparkd.tools.importers.options import LaunchError
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_state import ShellState
 from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
-from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, Variables, hide, mark
+from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, Variables
 
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _RUNNERS = (*BEFORE, "nice", "numactl", "screen", "setsid", "systemd-run", "taskset", "time", "timeout")

@@ -13,8 +13,9 @@ from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_ca
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.container_options import convert_for_recipe, is_true
+from sparkd.tools.importers.marks import unknown
 from sparkd.tools.importers.options import OF_RANK, Launch, Option, merge_keys, redact, secret_file
-from sparkd.tools.importers.variables import SET_BY_IMAGE, unknown
+from sparkd.tools.importers.variables import SET_BY_IMAGE
 
 _RANK_VARIABLES = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
 """Variables that launchers set on each node."""

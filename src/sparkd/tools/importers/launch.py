@@ -14,9 +14,10 @@ from sparkd.tools.importers.command import VLLM_SERVE, Flag, Serve, find_server,
 from sparkd.tools.importers.endpoint import DRAFT, SNAPSHOT
 from sparkd.tools.importers.inner_shell import TEXT_FOLLOWS, inner_commands
 from sparkd.tools.importers.kept_settings import KeptSettings
+from sparkd.tools.importers.marks import is_unknown, shown, unknown
 from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.simple_command import Command
-from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, is_unknown, shown, unknown
+from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError
 
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 _NEEDLESS = ("cd", "echo", "sleep")

@@ -7,9 +7,10 @@ from contextlib import suppress
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.tools.importers.marks import mark, shown
 from sparkd.tools.importers.shell_state import COST_CHARACTERS, KEYWORDS, ShellState
 from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
-from sparkd.tools.importers.variables import CommandError, is_brace_list, mark, shown
+from sparkd.tools.importers.variables import CommandError
 
 _MASK = "\0"
 _TOKEN = re.compile(
@@ -258,7 +259,7 @@ class Script(Struct):
             self.current.assigned += 1
             home = _HOME.match(self.masked)  # bash expands nothing else in an assignment
             return home[1] + self.state.variables.values.get("HOME", mark("~")) + word[home.end() :] if home else word
-        return mark(shown(word)) if re.search(r"[*?]", self.masked) or is_brace_list(self.masked) else word
+        return mark(shown(word)) if re.search(r"[*?]", self.masked) or _is_brace_list(self.masked) else word
 
     def _end_command(self, operator: str) -> None:
         """Keep the command, if it runs a program. `operator`: what ends it; a parenthesis begins or ends a subshell."""
@@ -298,3 +299,9 @@ class Script(Struct):
                 command.words[-2:] = [":", path]
         self.state.variables.characters_left = file.state.variables.characters_left
         self.sourced[self.sourced.index(path)] = ""
+
+
+def _is_brace_list(masked: str) -> bool:
+    """Whether bash would make several words of the word, as of {a,b} or {1..3}."""
+    inner = masked[masked.find("{") + 1 : masked.rfind("}")] if "{" in masked else ""
+    return "," in inner or ".." in inner

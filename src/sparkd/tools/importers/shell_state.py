@@ -7,8 +7,9 @@ from typing import Self
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from sparkd.tools.importers.marks import is_unknown, mark_array, mark_variable, unknown
 from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
-from sparkd.tools.importers.variables import Variables, is_unknown, mark, unknown
+from sparkd.tools.importers.variables import Variables
 
 COST_CHARACTERS = 8
 """Characters that a copied word or variable takes from those that may be filled in."""
@@ -142,7 +143,7 @@ class ShellState(Struct):
             self._follow_setting(command.words)
             if command.words[0] == "cd" and not self.is_piped:
                 folder = self.variables.find_folder("".join(command.words[1:][-1:]))
-                self._set_variable("PWD", folder or _mark_variable("PWD"))
+                self._set_variable("PWD", folder or mark_variable("PWD"))
         return bool(command.words)
 
     def _follow_setting(self, words: list[str]) -> None:
@@ -170,8 +171,8 @@ class ShellState(Struct):
     def make_unknown(self, names: Iterable[str]) -> None:
         """Take the values of variables and arrays as unknown."""
         for name in names:
-            self.variables.assign(name, _mark_variable(name))
-            self.arrays[name] = [_mark_array(name)]
+            self.variables.assign(name, mark_variable(name))
+            self.arrays[name] = [mark_array(name)]
             if name in self.exported:
                 self.exported[name] = self.variables.value(name)
 
@@ -183,7 +184,7 @@ class ShellState(Struct):
         """The words of an array, with those that the user gives for its unknown part; else for the whole array."""
         if name == "@":
             return self.arrays.get("@", [])
-        chosen, open_part = self.variables.override(name).split(), _mark_array(name)
+        chosen, open_part = self.variables.override(name).split(), mark_array(name)
         words = self.arrays.get(name, [open_part])
         if chosen and open_part in words:
             at = words.index(open_part)
@@ -210,7 +211,7 @@ class ShellState(Struct):
         if self.variables.values.get(name) == value:
             return
         self.defaulted.add(name)
-        self.variables.assign(name, _mark_variable(name) if self.blocks or self.condition else value)
+        self.variables.assign(name, mark_variable(name) if self.blocks or self.condition else value)
         if name in self.inherited:
             self.exported[name] = self.variables.value(name)
 
@@ -219,7 +220,7 @@ class ShellState(Struct):
         if self.is_piped:
             return
         earlier_words = self.arrays.get(name, []) if is_appended else []
-        uncertain_words = [*earlier_words, _mark_array(name)]
+        uncertain_words = [*earlier_words, mark_array(name)]
         self.arrays[name] = uncertain_words if self._is_uncertain() else [*earlier_words, *words]
         if self.condition == "&&":
             self.doubtful_arrays.setdefault(name, uncertain_words)
@@ -267,17 +268,9 @@ class ShellState(Struct):
         known_value = self.variables.values.get(name, "")
         # Words before those that it adds stay known.
         earlier_value = known_value if value.startswith((f"{known_value} ", f"{known_value}\n")) else ""
-        uncertain_value = f"{earlier_value} {_mark_variable(name)}".lstrip()
+        uncertain_value = f"{earlier_value} {mark_variable(name)}".lstrip()
         self.variables.assign(name, uncertain_value if self._is_uncertain() else value)
         if self.blocks or self.condition:
             self.variables.spend(len(earlier_value))  # it grows by a mark with each
         if self.condition == "&&":
             self.doubtful.setdefault(name, uncertain_value)
-
-
-def _mark_variable(name: str) -> str:
-    return mark(f"${{{name}}}")
-
-
-def _mark_array(name: str) -> str:
-    return mark(f"${{{name}[@]}}")

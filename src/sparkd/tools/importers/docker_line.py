@@ -132,7 +132,7 @@ def _parse_options(word: str, line: int) -> tuple[list[Option], bool]:
     """The options in one word, and whether the last one's value is the next word."""
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
-        return [Option(name, value or "true" * (not equals), line)], not equals and name not in _SWITCHES
+        return [Option(name, value if equals else "true", line)], not equals and name not in _SWITCHES
     options: list[Option] = []
     for place, letter in enumerate(word[1:], 1):
         name = _SHORT_OPTIONS.get(letter, "")

@@ -173,10 +173,6 @@ class Script(Struct):
             self._add_text(value)
             self._end_word()
 
-    def _is_continued(self) -> bool:
-        """Whether a command awaits its first word, behind an operator."""
-        return not self.current.words and self.operator in ("&&", "||", "|")
-
     def _take_end(self, text: str, end: int) -> int:
         """Take what ends a command: it may also begin or end an array, or begin here-documents, which are skipped."""
         if text == "(" and self.word is not None and (name := ASSIGNMENT.fullmatch(self.word)) and not name[3]:
@@ -188,7 +184,8 @@ class Script(Struct):
             if self.open_array and text == ")":
                 self._end_array()
             return end
-        if not (text.endswith("\n") and self._is_continued()):
+        is_awaited = not self.current.words and self.operator in ("&&", "||", "|")
+        if not (text.endswith("\n") and is_awaited):
             self._end_command("|" if text == "|&" else text)
         return self._skip_here_documents(end) if text.endswith("\n") else end
 

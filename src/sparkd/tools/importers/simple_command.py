@@ -28,7 +28,7 @@ class Command(Struct):
 
     @property
     def is_declaration(self) -> bool:
-        """Whether it is `export` or the like, whose words may be names alone."""
+        """Whether it is `export`, `declare` or similar: its words may be names alone."""
         return bool(self.words) and self.words[0] in _DECLARING
 
     @property

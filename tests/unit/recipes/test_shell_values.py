@@ -4,7 +4,6 @@ import pytest
 
 from sparkd.tools.importers.docker_line import read_script
 from sparkd.tools.importers.marks import is_unknown, unknown
-from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.variables import Variables
 
 
@@ -19,13 +18,6 @@ def test_a_list_has_the_words_of_the_list_before_it_on_its_line(end: str, words:
     script = f'L=(1) M=(1)\nL=(2) M=("${{L[@]}}" 3){end}\nvllm serve m "${{L[@]}}" "${{M[@]}}"'
     (launch,) = read_script(script, Variables({}, frozenset()))
     assert ["unknown" if is_unknown(word) else word for word in launch.words[3:]] == words
-
-
-def test_a_file_of_settings_is_noted_with_its_line_since_it_is_not_read() -> None:
-    text = 'if [ -f .env ]; then\n  . "$D/.env"\nfi\nsource /opt/vllm/bin/activate\nvllm serve m --port ${P:-80}'
-    sourced, launch = read_script(text, Variables({}, frozenset()))
-    assert sourced.notes == [Note(2, ". $D/.env: not read: give what it sets by -o NAME=VALUE")]
-    assert launch.words[-1] == "80"
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""Fixtures of the tests of recipes."""
+
 from pathlib import Path
 
 import pytest

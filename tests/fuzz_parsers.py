@@ -69,7 +69,7 @@ from sparkd.base.vllm.lint.script import parse_script
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 from sparkd.tools.importers.command import find_server, parse_serve
 from sparkd.tools.importers.convert import import_file
-from sparkd.tools.importers.shell import commands_in_container
+from sparkd.tools.importers.inner_shell import commands_in_container
 from sparkd.tools.importers.source import UnusableRecipeError
 from sparkd.tools.importers.templates import Values, format_template, substitute
 from sparkd.tools.importers.variables import CommandError

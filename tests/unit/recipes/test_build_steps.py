@@ -107,8 +107,8 @@ def test_what_no_build_may_be(tmp_path: Path, made: object, ref: str, needle: st
 
 def test_the_hint_of_a_missing_image_is_the_command_or_the_text(tmp_path: Path) -> None:
     steps = {"from": "base", "steps": [{"run": "true"}]}
-    found = [load(tmp_path, one).image_build("r") for one in (steps, "make mine", "")]
-    assert found == ["sudo sparkd image build r", "make mine", ""]
+    hints = [load(tmp_path, build).image_build("r") for build in (steps, "make mine", "")]
+    assert hints == ["sudo sparkd image build r", "make mine", ""]
     recipe, path = load(tmp_path, steps), "/root/my own/r.yaml"
     settings = Settings().model_copy(update={"engine": Settings().engine.model_copy(update={"recipe": path})})
     hint = make_plan(recipe, settings, Node(0, "", "", 1, "")).image_build
@@ -128,7 +128,7 @@ ALLOWED = ("protocol.file.allow=always", "user.name=a", "user.email=a@b", "uploa
 
 
 def git(folder: Path, *words: str) -> str:
-    options = [word for one in ALLOWED for word in ("-c", one)]
+    options = [word for setting in ALLOWED for word in ("-c", setting)]
     done = subprocess.run(["git", *options, *words], cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
@@ -142,7 +142,7 @@ def commit(folder: Path, text: str) -> str:
 
 def allowed() -> Mapping[str, str]:
     """Repositories in folders instead of by https, for the program of a step."""
-    pairs = [one.split("=") for one in ALLOWED]
+    pairs = [setting.split("=") for setting in ALLOWED]
     named = {f"GIT_CONFIG_KEY_{number}": key for number, (key, _) in enumerate(pairs)}
     values = {f"GIT_CONFIG_VALUE_{number}": value for number, (_, value) in enumerate(pairs)}
     return {**os.environ, **named, **values, "GIT_CONFIG_COUNT": str(len(pairs))}
@@ -166,7 +166,8 @@ def test_a_git_step_checks_out_one_commit_with_its_submodules_and_names_one_that
 
     done = run(wanted)
     assert done.returncode == 0, done.stderr
-    assert [(tmp_path / "out" / name).read_text() for name in ("file", "inner/file")] == ["wanted", "below"]
+    assert (tmp_path / "out/file").read_text() == "wanted"
+    assert (tmp_path / "out/inner/file").read_text() == "below"
     done = run(COMMIT)
     assert done.returncode == 1
     assert f"does not give commit {COMMIT}: where its branch was rebased the commit is gone" in done.stderr

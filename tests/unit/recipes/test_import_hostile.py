@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.unit.recipes.test_import_started import COMPOSE, IMAGE, SECRET, UNIT
+from tests.unit.started_engines import COMPOSE, IMAGE, SECRET, UNIT
 
 from sparkd.tools.importers.docker_line import read_script
 from sparkd.tools.importers.options import LaunchError

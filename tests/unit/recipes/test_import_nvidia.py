@@ -10,7 +10,7 @@ import pytest
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.loader import load_recipe
-from sparkd.base.recipes.schema import Limit, Recipe
+from sparkd.base.recipes.schema import Limit, Model, Nodes, Recipe
 from sparkd.tools.importers import convert
 
 DIGEST, REVISION = "sha256:" + "2c" * 32, "60d8" * 10
@@ -87,15 +87,20 @@ def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: 
         "speculative-config": '{"method":"mtp","num_speculative_tokens":2}',
         "tensor-parallel-size": 2,
     }
-    assert (recipe.image.ref, recipe.model.repo, recipe.model.revision) == (f"r/i@{DIGEST}", "o/M", REVISION)
+    assert recipe.image.ref == f"r/i@{DIGEST}"
+    assert recipe.model == Model(path="M", repo="o/M", revision=REVISION, served_name="o/M")
     assert recipe.env == {"A": "1", "NCCL_IB_DISABLE": "0"}
     assert recipe.expect == {"decode_tokens_per_second": {"1": 35.96}, "prefill_tokens_per_second": {"1": 2077.61}}
     container = recipe.container
-    assert (container.privileged, container.ipc, container.shm_bytes) == (True, "host", 16 << 30)
+    assert container.privileged
+    assert container.ipc == "host"
+    assert container.shm_bytes == 16 << 30
     assert container.ulimits["nofile"] == Limit(soft=1 << 20, hard=1 << 20)
     assert container.ulimits["stack"] == Limit(soft=1 << 26, hard=1 << 26)
-    assert (container.volumes, recipe.nodes.min, recipe.nodes.max) == ((), 2, 2)
-    assert (result.name, result.missing) == ("m-dgx-spark-2gpu", ())
+    assert container.volumes == ()
+    assert recipe.nodes == Nodes(min=2, max=2)
+    assert result.name == "m-dgx-spark-2gpu"
+    assert result.missing == ()
     assert [note.partition(": line ")[2].partition(": ")[2] for note in result.notes] == [
         "validation: validated_at 2026-08-31, driver 580.159.03, cuda 13.0",
         "security: for evaluation",
@@ -110,7 +115,9 @@ def test_a_cache_that_sparkd_does_not_know_is_kept_and_what_may_surprise_is_note
     own = PAIR.replace("docker run", "docker run -v $HOME/.cache/mine:/root/.cache/mine")
     own = own.replace('"$IMAGE"\n', "r/i:older\n").replace("security:", "min_vidmem_gb: 128\nsecurity:")
     recipe, result = imported(tmp_path, own, MEASURED)
-    assert (recipe.caches, recipe.image.ref, result.missing) == ({"mine": "/root/.cache/mine"}, f"r/i@{DIGEST}", ())
+    assert recipe.caches == {"mine": "/root/.cache/mine"}
+    assert recipe.image.ref == f"r/i@{DIGEST}"
+    assert result.missing == ()
     notes = " ".join(result.notes)
     assert "min_vidmem_gb: 128" in notes
     assert "runtime.image: r/i:latest: is taken, and not r/i:older of its setup_command" in notes
@@ -353,7 +360,8 @@ def test_what_cannot_be_converted_is_refused_with_its_line(tmp_path: Path, old: 
 )
 def test_what_the_engine_would_miss_leads_to_no_endpoint(tmp_path: Path, old: str, new: str, missing: str) -> None:
     _, result = imported(tmp_path, PAIR.replace(old, new))
-    assert [missing in line for line in result.missing] == [True]
+    (line,) = result.missing
+    assert missing in line
 
 
 @pytest.mark.parametrize("options", ["-ti", "--rm -d -t", "--cap-add IPC_LOCK --init", "--rm --platform linux/arm64"])

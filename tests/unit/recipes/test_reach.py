@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.plans import recipe, shipped
+from tests.unit.plans import recipe
 
-from sparkd.base.lib import recipes_dir
 from sparkd.base.recipes.loader import load_recipe
-from sparkd.base.recipes.lookup import find_recipes
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.vllm.lint.rules import Issue
 from sparkd.tools.node.recipe_lint import lint
@@ -106,11 +104,6 @@ def test_a_symlink_of_the_node_is_seen_through() -> None:
     container = recipe(container={"volumes": ["/srv/all:/inside:ro"]}).container
     assert list(find_reach(container, {})) == []
     assert len(list(find_reach(container, {}, {"/srv/all": "/"}.__getitem__))) == 1
-
-
-@pytest.mark.parametrize("name", [*find_recipes([recipes_dir()])])
-def test_no_shipped_recipe_reaches_beyond_its_container(name: str) -> None:
-    assert list(find_reach(shipped(name).container, {})) == []
 
 
 def test_check_warns_with_file_and_line_and_the_recipe_stays_good(tmp_path: Path) -> None:

@@ -43,12 +43,39 @@ def test_recipe_check_prints_warnings_and_fails_on_errors(
     assert ("is good" in completed.stdout) == (code == 0)
 
 
-def test_the_pools_size_is_a_number_of_tokens(tmp_path: Path) -> None:
+WRONG = """\
+schema: 2
+arg: 1
+model: {served_name: -x}
+image: {ref: i, entrypoint: []}
+nodes: {min: 0}
+args:
+  gpu-memory-utilization: [true]
+  headless: true
+  compilation-config: '{"cudagraph_mode": FULL'
+  max-model-lem: 5
+env: {VLLM_WORKER_MULTIPROC_METHOD: fork, A: true}
+"""
+
+
+def test_faults_of_the_format_hide_no_fault_of_the_engine(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
-    path.write_text(RECIPE.replace("SHARE", "0.9").replace("HOW", "spawn") + "expect: {kv_cache_tokens: many}\n")
-    completed = sparkd("recipe", "check", str(path))
-    assert completed.returncode == 78
-    assert 'line 10: expect.kv_cache_tokens = "many": must be a whole number of tokens' in completed.stderr
+    path.write_text(WRONG)
+    ran = sparkd("recipe", "check", str(path))
+    assert ran.returncode == 78
+    faults = [line.partition(": line ")[2] for line in ran.stderr.splitlines()]
+    assert sorted(int(fault.partition(":")[0]) for fault in faults) == [1, 1, 2, 3, 3, 4, 5, 7, 8, 9, 10, 11]
+    for needle in ("name is missing", 'model.path = ""', "--compilation-config is no JSON"):
+        assert needle in ran.stderr
+    assert "ShmRingBuffer" in ran.stdout
+    assert "is left out" not in ran.stderr, "it is wrong instead"
+    # A value that is only wrong beside another one is found once the others are put aside.
+    path.write_text(
+        "schema: 1\nname: y\nmodel: {path: m}\nimage: {ref: i}\nnodes: {min: x}\nexpect: {kv_cache_tokens: -1}\n"
+    )
+    faulted = sparkd("recipe", "check", str(path)).stderr
+    assert "nodes.min" in faulted
+    assert "expect.kv_cache_tokens = -1" in faulted
 
 
 def test_a_switch_that_is_off_is_found_by_its_key(tmp_path: Path) -> None:

@@ -102,6 +102,15 @@ def of_model(path: str) -> str:
         (f"{MINIMAL_RECIPE}nodes: {{min: 3, max: 2}}\n", 5, ["at most nodes.max"]),
         (f"{MINIMAL_RECIPE}executor: mpi\n", 5, ["'mp' or 'ray'"]),
         (f"{MINIMAL_RECIPE}memory_bytes: 0\n", 5, ["memory_bytes = 0"]),
+        (
+            f"{MINIMAL_RECIPE}expect: {{kv_cache_tokens: many}}\n",
+            5,
+            ['kv_cache_tokens = "many"', "whole number"],
+        ),
+        *(
+            (f"{MINIMAL_RECIPE}expect: {{text_logprob: {value}}}\n", 5, ["expect.text_logprob", "0 or below"])
+            for value in ("1.5", "true", "a")
+        ),
         ("schema: 2\nname: x\nmodel: {path: m}\nimage: {ref: i}\n", 1, ["schema = 2", "must be 1"]),
         ("name: x\nmodel: {path: m}\nimage: {ref: i}\n", 1, ["schema is missing"]),
         ("schema: 1\nname: y\nmodel: {path: m}\nimage: {ref: i}\n", 2, ['"y"', "the file's name"]),

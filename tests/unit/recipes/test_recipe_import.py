@@ -18,8 +18,9 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import Place
+from sparkd.tools.importers.marks import shown
 from sparkd.tools.importers.templates import Values, substitute
-from sparkd.tools.importers.variables import CommandError, shown
+from sparkd.tools.importers.variables import CommandError
 
 PUBLISHED = Path(__file__).parent / "foreign-recipes"
 EUGR = PUBLISHED / "eugr-v1-deepseek-v4-flash.yaml"
@@ -160,8 +161,6 @@ def test_a_refused_recipe_gives_line_and_reason(tmp_path: Path, text: str, fault
     [
         ("vllm serve m --seed 1 --port {port}", "--port: left out: what {port} stands for .* -o port=VALUE"),
         ("vllm serve m --seed 1 --a '{\"b\": {x}}'", "--a: left out: what {x} stands for .* -o x=VALUE"),
-        ("vllm serve m --seed 1 --a $HOME", r"--a: left out: what \$HOME stands for"),
-        ("vllm serve m --seed 1 --a `id`", "--a: left out: what `id` stands for"),
         ("vllm serve m --seed 1 --a *.jinja", r"--a: left out: what \*.jinja stands for"),
         ('vllm serve m --seed 1 --a {"a":1,"b":2}', "--a: left out: what {a:1,b:2} stands for"),
         ("vllm serve m --seed 1\n  --port 1 --a b", "left out: --port 1 --a b .*: the line before it lacks its"),
@@ -180,12 +179,6 @@ def test_a_value_for_a_placeholder_without_one_is_taken(tmp_path: Path) -> None:
     for head in (V1, V2):
         text = f"{head}command: |\n  if x; then P=1; fi\n  vllm serve m --port $P --seed $S\n"
         assert imported(tmp_path, text, P="9000", S="2")[0].args == {"port": 9000, "seed": 2}
-
-
-def test_the_command_is_what_bash_makes_of_it(tmp_path: Path) -> None:
-    lines = ("S=1", 'F=(--dtype "auto")', 'exec vllm serve ${M:-m} --seed $S "${F[@]}" --block-size $A 2>&1 | tee x \\')
-    text = f"{V2}env: {{A: 16}}\ncommand: |\n" + "".join(f"  {line}\n" for line in lines)
-    assert imported(tmp_path, text)[0].args == {"seed": 1, "dtype": "auto", "block-size": 16}
 
 
 def test_variables_of_the_image_are_extended_where_the_engine_starts(tmp_path: Path) -> None:
@@ -248,13 +241,15 @@ def test_an_override_gives_each_form_that_a_refusal_names(tmp_path: Path, use: s
         ('set -- --seed 1\n  vllm serve m "$@"', ("vllm", "serve"), {"seed": 1}),
         ('L=(m --seed)\n  vllm serve ${L[@]}"1"', ("vllm", "serve"), {"seed": 1}),
         ('vllm serve m --a "${X:-{\\"b\\":[1]}}"', ("vllm", "serve"), {"a": '{"b":[1]}'}),
+        ("exec vllm serve ${M:-m} --block-size $A 2>&1 | tee x \\", ("vllm", "serve"), {"block-size": 16}),
     ],
 )
 def test_a_command_means_what_bash_makes_of_it(
     tmp_path: Path, command: str, entrypoint: tuple[str, ...], args: dict[str, object]
 ) -> None:
-    recipe, _ = imported(tmp_path, f"{V2}command: |\n  {command}\n")
-    assert (recipe.image.entrypoint, recipe.args) == (entrypoint, args)
+    recipe, _ = imported(tmp_path, f"{V2}env: {{A: 16}}\ncommand: |\n  {command}\n")
+    assert recipe.image.entrypoint == entrypoint
+    assert recipe.args == args
 
 
 def test_an_override_that_nothing_uses_is_a_fault_with_the_nearest_name(tmp_path: Path) -> None:
@@ -472,17 +467,6 @@ def test_sparkruns_placeholders_are_those_of_its_own_rule(text: str) -> None:
         assert re.search(r"\{[abx]+\}", foreign.filled(text, known))
     else:
         assert shown(ours) == foreign.filled(text, known)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=30))
-def test_text_is_written_so_that_it_reads_back(text: str) -> None:
-    from sparkd.base.recipes.yaml import format_flow, parse_yaml
-
-    text = text.encode("utf-8", "replace").decode()
-    written = f"{V2}command: vllm serve m\nx: {format_flow(text)}\n"
-    found = parse_yaml(written, keeps_text=lambda key: key == ("x",)).data["x"]
-    assert str(found) == text
 
 
 def test_one_nodes_address_for_all_is_left_out(tmp_path: Path) -> None:

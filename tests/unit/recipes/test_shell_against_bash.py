@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from sparkd.tools.importers.docker_line import read_script
-from sparkd.tools.importers.variables import Variables, is_unknown, shown, unknown
+from sparkd.tools.importers.marks import shown, unknown
+from sparkd.tools.importers.variables import Variables
 
 SCRIPTS = 120
 TESTS = "pq"
@@ -98,60 +99,3 @@ def test_words_that_are_taken_as_known_are_those_of_bash_in_each_outcome(seed: i
     known = {name: words for name, words in read_known(scripts) if name in started}
     assert {name: started[name] for name, words in known.items() if started[name] != {words}} == {}
     assert len(known) >= LEAST_KNOWN
-
-
-@pytest.mark.parametrize(
-    ("before", "known"),
-    [("source ~/vllm/bin/activate", True), ("let P=90", False), ("read P", False)],
-)
-def test_a_default_is_not_certain_behind_what_may_set_its_variable(before: str, *, known: bool) -> None:
-    (launch,) = read_script(f"{before}\nvllm serve m --port ${{P:-80}}", Variables({}, frozenset()))
-    assert (launch.words[-1] == "80") is known
-
-
-@pytest.mark.parametrize(("end", "words"), [("", ["2", "2", "3"]), (" | :", ["unknown", "1"])])
-def test_a_list_has_the_words_of_the_list_before_it_on_its_line(end: str, words: list[str]) -> None:
-    script = f'L=(1) M=(1)\nL=(2) M=("${{L[@]}}" 3){end}\nvllm serve m "${{L[@]}}" "${{M[@]}}"'
-    (launch,) = read_script(script, Variables({}, frozenset()))
-    assert ["unknown" if is_unknown(word) else word for word in launch.words[3:]] == words
-
-
-def test_a_file_of_settings_is_noted_with_its_line_since_it_is_not_read() -> None:
-    text = 'if [ -f .env ]; then\n  . "$D/.env"\nfi\nsource /opt/vllm/bin/activate\nvllm serve m --port ${P:-80}'
-    sourced, launch = read_script(text, Variables({}, frozenset()))
-    (note,) = sourced.notes
-    assert (note.line, note.text) == (2, ". $D/.env: not read: give what it sets by -o NAME=VALUE")
-    assert launch.words[-1] == "80"
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("cd /a/b\ncd ../c || exit 1\nvllm serve $(pwd) $PWD", ["/a/c", "/a/c"]),
-        ("(cd /a)\nif x; then cd /b; fi\nvllm serve $(cd /c/d/.. && pwd) $PWD", ["/c", "?"]),
-        ('Y="a b"\nX=$Y\nexport Z=$Y\nvllm serve "$X" "$Z" $Y', ["a b", "a b", "a", "b"]),
-        ('D="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." &>/dev/null && pwd -P)"\nvllm serve $D', ["/home"]),
-        (
-            'N=$(basename "$0")\nM=$(cd "$(dirname "$0")" && pwd)/m\nvllm serve $N $(basename $M) $M',
-            ["s", "m", "/home/o/m"],
-        ),
-        ("A=3 B=1+1\nvllm serve $((A * ($A - 1))) $(($B*2)) $((B*2)) $((1+${C:-2}))", ["6", "3", "4", "3"]),
-        ("A=08\nvllm serve $((A)) $((C)) $((10#7)) $((7 / 2)) $((2**3)) $((" + "1+" * 120 + "1))", ["?"] * 6),
-        (
-            'A="1000000000 + 1000000000"\nvllm serve $((A)) $((1 2)) $((1 (2))) $((4294967296 * 4294967296))',
-            ["2000000000", "?", "?", "?"],
-        ),
-        (f"A='{'1+' * 100}1'\nvllm serve $((A)) $((A - A))", ["?", "?"]),
-        ("A=3\nvllm serve $(( 5 - A )) $((5 -\n2)) $(( 9223372036854775807 ))", ["2", "3", "9223372036854775807"]),
-        ("cd ~\nA=$PWD; cd ~; B=$PWD; (cd ~); vllm serve $A $B", ["/root", "/root"]),
-        ('A="~/a"\nvllm serve $(cd ~/a && pwd) $(cd $A && pwd) $(basename a/*) $(dirname a/[x]/b)', ["?"] * 4),
-        ('cd "~"\nvllm serve $PWD $(cd a/{b,c} && pwd) $(basename "a\\b") $(dirname a/?/x)', ["?"] * 4),
-        ("A=1\nvllm serve $((A++)) $A", ["?", "?"]),
-        ('C="vllm serve m"\nif x; then C="$C --y"; fi\n[ -n "$D" ] && C="$C $D"\nexec $C', ["serve", "m", "?", "?"]),
-        ('vllm serve "$(( 1 << 2 ))" y', ["?", "y"]),
-    ],
-)
-def test_a_value_that_needs_no_run_is_known(script: str, words: list[str]) -> None:
-    values = {"PWD": "/home/o", "HOME": "/root", "0": "/home/o/s", "BASH_SOURCE": "/home/o/s"}
-    (launch,) = read_script(script, Variables(values, frozenset()))
-    assert ["?" if unknown(word) else word for word in launch.words[2:]] == words

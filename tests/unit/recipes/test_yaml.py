@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.recipe_files import MINIMAL_RECIPE, load_text
 
-from sparkd.base.recipes.yaml import YamlError, parse_yaml
+from sparkd.base.recipes.yaml import YamlError, format_flow, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,10 @@ def test_any_text_is_data_or_a_fault(text: str) -> None:
         parse_yaml(text, keeps_text=lambda _: True)
     except YamlError as error:
         assert str(error).startswith("line ")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=30))
+def test_text_is_written_so_that_it_reads_back(text: str) -> None:
+    text = text.encode("utf-8", "replace").decode()
+    assert str(parse_yaml(f"x: {format_flow(text)}\n", keeps_text=lambda _: True).data["x"]) == text

@@ -91,7 +91,8 @@ class Bundle(Struct):
         if self.is_here:
             pass
         elif is_published(self.base):
-            yield shlex.join(["sudo", "docker", "pull", self.base]) + f"  # or: {self.build}" * bool(self.build)
+            pull = shlex.join(["sudo", "docker", "pull", self.base])
+            yield f"{pull}  # or: {self.build}" if self.build else pull
         elif self.build:
             yield self.build
         if self.recipe.image.ref != self.base:
@@ -100,15 +101,15 @@ class Bundle(Struct):
     def _list_model_steps(self, path: str) -> Iterator[str]:
         """Commands that write secrets and download models, which may need a token. `path`: of the recipe."""
         secrets, pull = self.recipe.secrets, ["sudo", "sparkd", "model", "pull"]
+        where = "; on each node" if self.recipe.nodes.min > 1 else ""
         for file in secrets.values():
-            where = "; on each node" * (self.recipe.nodes.min > 1)
             yield f"sudo install -m 600 /dev/stdin {file}  # its value, then Ctrl-D{where}"
         token = next((["--token-file", secrets[name]] for name in _TOKENS if name in secrets), [])
         if self.recipe.model.repo:
             yield shlex.join([*pull, path, *token])
         for repo, revision in self.drafts.items():
-            to = ["--to", f"{self.place.models}/{repo.rpartition('/')[2]}", *["--revision", revision] * bool(revision)]
-            yield shlex.join([*pull, repo, *to, *token])
+            to = ["--to", f"{self.place.models}/{repo.rpartition('/')[2]}"]
+            yield shlex.join([*pull, repo, *to, *(["--revision", revision] if revision else []), *token])
 
     def _list_node_steps(self, beside: list[str]) -> Iterator[str]:
         """Commands that set up the other nodes. `beside`: the recipe's file, and the folders of its files."""
@@ -120,8 +121,9 @@ class Bundle(Struct):
         yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
         container = recipe.container
         mounts = [f"{volume.source}{'' if volume.read_only else ':rw'}" for volume in container.volumes]
-        allowed = ["privileged = true"] * container.privileged
-        allowed += [f"mounts = {json.dumps(mounts, ensure_ascii=False)}"] * bool(mounts)
+        allowed = ["privileged = true"] if container.privileged else []
+        if mounts:
+            allowed.append(f"mounts = {json.dumps(mounts, ensure_ascii=False)}")
         if allowed:
             yield _write_settings(_ALLOWED, "[cluster.allow]", *allowed) + _ON_OTHERS
         yield "sparkd image sync"

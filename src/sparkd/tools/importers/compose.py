@@ -1,27 +1,18 @@
-"""Reads services of a compose file, and its `.env`, into the options of `docker run` (the Compose Specification)."""
+"""Reads services of a compose file into the options of `docker run` (the Compose Specification)."""
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from os.path import normpath, realpath
-from pathlib import Path
 
 from msgspec import Struct
 
-from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import printable
-from sparkd.base.lib.text_file import read_owned_file
 from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
-from sparkd.base.vllm.container_paths import is_below
-from sparkd.tools.importers.options import Launch, LaunchError, Option, make_fault, port_text
+from sparkd.tools.importers.marks import unknown
+from sparkd.tools.importers.options import Launch, LaunchError, Option, port_text
 from sparkd.tools.importers.source import as_mapping, shorten
-from sparkd.tools.importers.variables import CommandError, Variables, unknown
+from sparkd.tools.importers.variables import CommandError, Variables
 
 _MOST_SERVICES = 200
-_ENV_LINE = re.compile(
-    r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:(?<!\s)\s+#.*)?", re.ASCII
-)
 _LIST_OPTIONS = {
     "volumes": "volume", "devices": "device", "ports": "publish", "cap_add": "cap-add", "security_opt": "security-opt",
 }  # fmt: skip
@@ -39,48 +30,6 @@ _IGNORED_KEYS = (
     "stop_grace_period", "stop_signal", "env_file",
 )  # fmt: skip
 """Keys that are read elsewhere, or that mean nothing for the engine: no note says that they are left out."""
-
-
-def read_env_file(path: Path, owner: int, variables: Variables) -> dict[str, str]:
-    """Read the file that docker reads beside a compose file. Raises ConfigError."""
-    try:
-        return _parse_env_file(_read_beside(path, path, owner), variables)
-    except CommandError as error:
-        raise make_fault(str(path), 1, str(error)) from None
-
-
-def read_sourced(form: Path, path: str, owner: int | None) -> str:
-    """Read a file that a script sources, if it lies in the script's folder or below; empty text for any other."""
-    with suppress(OSError, ConfigError):
-        if is_below(path, normpath(form.absolute().parent)):
-            return _read_beside(form, Path(path), owner)
-    return ""
-
-
-def _read_beside(form: Path, path: Path, owner: int | None) -> str:
-    """Read a file in the folder of a form or below it; empty text where there is none. Raises ConfigError.
-
-    A link is not followed. It must belong to `owner`, as the form does: else a user who puts another folder in the
-    place of their own could have root's values written into a recipe that all may read. None: the form is no file.
-    """
-    if owner is None or not path.is_file() or path.is_symlink():
-        return ""
-    text, uid = read_owned_file(path, realpath(form.parent))
-    if uid != owner:
-        reason = f"{path}: is of uid {uid}, what reads it of {owner}: its values are not taken"
-        raise ConfigError(printable(reason), "copy both into a folder of your own")
-    return text
-
-
-def _parse_env_file(text: str, variables: Variables) -> dict[str, str]:
-    """Read an env file. Its variables are assigned, too, so that later texts can use them. Raises CommandError."""
-    values: dict[str, str] = {}
-    for line in text.splitlines():
-        if match := _ENV_LINE.fullmatch(line.strip()):
-            name, single, double, bare = match.groups()
-            values[name] = single if single is not None else variables.fill(double if double is not None else bare)
-            variables.assign(name, values[name])
-    return values
 
 
 def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping[str, str]) -> list[Launch]:

@@ -22,12 +22,12 @@ def read_container(docker: DockerReader, name: str) -> Launch | None:
         case _:
             return None
     image_config = as_mapping(as_mapping(description).get("Config"))
-    launch = Launch(1, image, words=_texts(config.get("Cmd")), entrypoint=_texts(config.get("Entrypoint")))
-    for text in _texts(config.get("Env")):
+    launch = Launch(1, image, words=_list_texts(config.get("Cmd")), entrypoint=_list_texts(config.get("Entrypoint")))
+    for text in _list_texts(config.get("Env")):
         variable, _, value = text.partition("=")
-        if text not in _texts(image_config.get("Env")):
+        if text not in _list_texts(image_config.get("Env")):
             launch.env[variable] = Option(variable, value, 1)
-    launch.options = [Option(key, value, 1) for key, value in _options(host_config)]
+    launch.options = [Option(key, value, 1) for key, value in _list_options(host_config)]
     if (user := str(config.get("User") or "")) not in ("", image_config.get("User")):
         launch.options.append(Option("user", user, 1))
     if as_mapping(docker.image(image)).get("Id") != image_id:
@@ -36,11 +36,11 @@ def read_container(docker: DockerReader, name: str) -> Launch | None:
     return launch
 
 
-def _texts(value: object) -> list[str]:
+def _list_texts(value: object) -> list[str]:
     return [str(text) for text in value] if isinstance(value, list) else []
 
 
-def _options(host_config: Mapping[object, object]) -> Iterator[tuple[str, str]]:
+def _list_options(host_config: Mapping[object, object]) -> Iterator[tuple[str, str]]:
     """Options of `docker run` that lead to this HostConfig, without values that docker sets by itself."""
     if host_config.get("IpcMode") in ("host", "shareable"):
         yield "ipc", str(host_config["IpcMode"])
@@ -52,20 +52,22 @@ def _options(host_config: Mapping[object, object]) -> Iterator[tuple[str, str]]:
         yield "gpus", "all"
     for key, name in _NAMES.items():
         value = host_config.get(key)
-        texts = _texts(value) or [str(value).lower()] * bool(value)
+        texts = _list_texts(value) or ([str(value).lower()] if value else [])
         yield from ((name, text) for text in texts)
     for target, mount_options in as_mapping(host_config.get("Tmpfs")).items():
         yield "tmpfs", f"{target}:{mount_options}".rstrip(":")
     for key in ("Mounts", "Devices", "Ulimits"):
         entries = host_config.get(key)
-        yield from filter(None, map(_entry, entries if isinstance(entries, list) else ()))
-    yield from _ports(host_config)
+        yield from filter(None, map(_convert_entry, entries if isinstance(entries, list) else ()))
+    yield from _list_ports(host_config)
 
 
-def _entry(entry: object) -> tuple[str, str] | None:
+def _convert_entry(entry: object) -> tuple[str, str] | None:
+    """The option for a mount, a device or a limit."""
     match entry:
         case {"Type": kind, "Source": source, "Target": target, **rest}:
-            return "mount", f"type={kind},source={source},target={target}" + ",readonly" * bool(rest.get("ReadOnly"))
+            mode = ",readonly" if rest.get("ReadOnly") else ""
+            return "mount", f"type={kind},source={source},target={target}{mode}"
         case {"PathOnHost": source, "PathInContainer": target}:
             return "device", f"{source}:{target}"
         case {"Name": name, "Soft": soft, "Hard": hard}:
@@ -73,7 +75,7 @@ def _entry(entry: object) -> tuple[str, str] | None:
     return None
 
 
-def _ports(host_config: Mapping[object, object]) -> Iterator[tuple[str, str]]:
+def _list_ports(host_config: Mapping[object, object]) -> Iterator[tuple[str, str]]:
     for inner, bindings in as_mapping(host_config.get("PortBindings")).items():
         for binding in bindings if isinstance(bindings, list) else ():
             match binding:

@@ -2,6 +2,9 @@
 
 import re
 
+from pydantic import ValidationError
+
+from sparkd.base.lib.text import validator_message
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import Container
 
@@ -52,6 +55,19 @@ def convert_option(name: str, value: object) -> dict[str, object] | None:
         case "security_opt" if all(word in _NO_NEW_PRIVILEGES for word in words):
             return {"no_new_privileges": bool(words)}
     return None
+
+
+def convert_for_recipe(name: str, value: object) -> tuple[dict[str, object] | None, str]:
+    """Keys of `container` that a recipe may have, and empty text; or None, and why the option is left out."""
+    converted = convert_option(name, value)
+    if converted is None:
+        return None, why_unused(name, value) or "a recipe cannot say it"
+    try:
+        container = Container.model_validate(converted)
+    except ValidationError as error:
+        return None, validator_message(error.errors()[0]["msg"])
+    reason = "" if name == "privileged" else explain_reach(container)
+    return (None, reason) if reason else (converted, "")
 
 
 def is_true(value: object) -> bool:

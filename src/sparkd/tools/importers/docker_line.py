@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise, takewhile
 
 from sparkd.tools.importers.command import find_server, is_ray
-from sparkd.tools.importers.launch import find_script, inner_commands, note_condition
+from sparkd.tools.importers.inner_shell import find_script, inner_commands
+from sparkd.tools.importers.launch import note_condition
+from sparkd.tools.importers.marks import is_unknown, mark, shown, unknown
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Script
-from sparkd.tools.importers.shell_commands import Command, ShellState
+from sparkd.tools.importers.shell_state import ShellState
+from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.source import Note, shorten
-from sparkd.tools.importers.variables import CommandError, Variables, is_unknown, mark, shown, unknown
+from sparkd.tools.importers.variables import CommandError, Variables
 
 _SWITCHES = frozenset(
     ("detach", "interactive", "tty", "rm", "privileged", "init", "no-healthcheck", "oom-kill-disable", "publish-all",
@@ -129,7 +132,7 @@ def _parse_options(word: str, line: int) -> tuple[list[Option], bool]:
     """The options in one word, and whether the last one's value is the next word."""
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
-        return [Option(name, value or "true" * (not equals), line)], not equals and name not in _SWITCHES
+        return [Option(name, value if equals else "true", line)], not equals and name not in _SWITCHES
     options: list[Option] = []
     for place, letter in enumerate(word[1:], 1):
         name = _SHORT_OPTIONS.get(letter, "")

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from sparkd.base.vllm.args import SECRET_NAME
+from sparkd.tools.importers.inner_shell import commands_in_container
+from sparkd.tools.importers.marks import unknown
 from sparkd.tools.importers.options import redact
-from sparkd.tools.importers.shell import commands_in_container
 from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError
 from sparkd.tools.importers.sparkrun import TABLES, note_unknown_keys
 from sparkd.tools.importers.templates import Values, format_template
-from sparkd.tools.importers.variables import CommandError, unknown
+from sparkd.tools.importers.variables import CommandError
 
 _WHOLE_NUMBERS = ("port", "tensor_parallel", "max_model_len")
 """Options of the tool that are whole numbers."""

@@ -13,8 +13,8 @@ from sparkd.tools.importers.source import Source
 REPOSITORY = "https://github.com/eugr/spark-vllm-docker"
 _CHECKOUT = REPOSITORY.rpartition("/")[2]
 _BUILD_TOOL = "build-and-copy.sh"
-_USUAL, _B12X = "eugr/spark-vllm:latest", "eugr/spark-vllm-b12x:latest"
-_PULLED = {"vllm-node": _USUAL, "vllm-node-tf5": _USUAL, "vllm-node-b12x": _B12X}
+_PUBLISHED, _B12X = "eugr/spark-vllm:latest", "eugr/spark-vllm-b12x:latest"
+_PULLED = {"vllm-node": _PUBLISHED, "vllm-node-tf5": _PUBLISHED, "vllm-node-b12x": _B12X}
 """Published image by the tool's name for it. The tool pulls it if all arguments are of _PULL_FLAGS (028b7ce, 2026)."""
 _BUILT_NAMES = ("vllm-node", "sparkrun-eugr-vllm")
 """Beginnings of the names of images that this tool builds, also for sparkrun."""
@@ -31,7 +31,7 @@ assert run_path(torch.origin.replace("__init__", "version"))["cuda"], "torch is 
 def set_image(source: Source, bundle: Bundle) -> None:
     """Set the command that builds the image, or the name of the published one that the tool would pull.
 
-    Neither where a registry has the image. An image that nobody is known to make becomes a note.
+    Neither where a registry has the image. One that no registry has and no known tool builds becomes a note.
     """
     image, arguments = bundle.base, [str(word) for word in source.all_items("build_args")]
     if source.has_local_image or (is_published(image) and not arguments):

@@ -1,6 +1,9 @@
 """Reads command lines, scripts, compose files, units and containers: what each of them starts."""
 
+import os
+import pwd
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -10,14 +13,15 @@ from sparkd.base.host.docker import query, running
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable, sanitize
-from sparkd.tools.importers.compose import read_compose, read_env_file, read_sourced
+from sparkd.tools.importers.compose import read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import read_script
+from sparkd.tools.importers.files_beside import read_env_file, read_sourced
 from sparkd.tools.importers.kinds import find_kind, may_be_markdown, unreadable_error
 from sparkd.tools.importers.options import Launch, LaunchError, make_fault
 from sparkd.tools.importers.source import Overrides
 from sparkd.tools.importers.systemd_unit import read_unit
-from sparkd.tools.importers.variables import Variables, find_home
+from sparkd.tools.importers.variables import Variables
 
 CONTAINER = "container"
 
@@ -49,7 +53,7 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     is_markdown = kind == "command line" and may_be_markdown(text, path)
     folder = str(path.absolute().parent) if owner is not None else ""
     beside = {"PWD": folder, "0": f"{folder}/{path.name}", "BASH_SOURCE": f"{folder}/{path.name}"} if folder else {}
-    values = {"HOME": find_home(), **beside, **overrides}
+    values = {"HOME": _find_home(), **beside, **overrides}
     variables = Variables(values, frozenset(overrides))
     try:
         launches = _read_launches(text, kind, variables, service, path, owner)
@@ -84,3 +88,11 @@ def read_container_form(name: str, host: Host) -> Form:
     if launch is None:
         raise ConfigError(printable(f"docker has no container {name[:80]}"), "sudo docker ps -a")
     return Form(name, CONTAINER, [launch])
+
+
+def _find_home() -> str:
+    """The home of the user who imports, also under sudo, where HOME is root's."""
+    if os.geteuid() == 0 and (user := os.environ.get("SUDO_USER")):
+        with suppress(KeyError):
+            return pwd.getpwnam(user).pw_dir
+    return str(Path.home())

@@ -1,12 +1,8 @@
-"""Finds the engine that a launch starts, and what a recipe keeps of it.
-
-A launch is one start of a container by a command line, a compose file or docker, read as options of `docker run`.
-"""
+"""Finds the engine that a launch starts, and what a recipe keeps of it."""
 
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise, takewhile
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,29 +10,20 @@ from msgspec.structs import replace
 from sparkd.base.recipes.types import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.base.vllm.flag import SHIPPED
-from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, find_server, is_ray, parse_serve
+from sparkd.tools.importers.command import VLLM_SERVE, Flag, Serve, find_server, is_ray, parse_serve
 from sparkd.tools.importers.endpoint import DRAFT, SNAPSHOT
-from sparkd.tools.importers.options import KeptSettings, Launch, LaunchError, redact
-from sparkd.tools.importers.shell import commands_in_container
-from sparkd.tools.importers.shell_commands import ASSIGNMENT, Command
-from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, is_unknown, shown, unknown
+from sparkd.tools.importers.inner_shell import TEXT_FOLLOWS, inner_commands
+from sparkd.tools.importers.kept_settings import KeptSettings
+from sparkd.tools.importers.marks import is_unknown, shown, unknown
+from sparkd.tools.importers.options import Launch, LaunchError, redact
+from sparkd.tools.importers.simple_command import Command
+from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError
 
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 _NEEDLESS = ("cd", "echo", "sleep")
 """Programs of which the engine needs nothing."""
 _OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true", "unset")
 """Words that mean something to the shell alone."""
-_SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
-_RUNNERS = (*BEFORE, "nice", "numactl", "screen", "setsid", "systemd-run", "taskset", "time", "timeout")
-"""Programs that run the command behind their options."""
-_OF_RUNNER = re.compile(r"-.*|(?:0x)?[\da-f.,-]+[smhd]?", re.DOTALL)
-"""An option of a runner, a time or the numbers of CPUs."""
-_MAY_TAKE_VALUE = re.compile(r"-(?!-?\Z|[AEHbiknv]+\Z)")
-"""An option of a runner that may have a value behind it; that of -n and -k is a number."""
-_AS_ANOTHER = ("su", "sg", "runuser")
-"""Programs that have a shell of another user or group run the text behind -c."""
-_TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
-"""A shell's option before a text of commands, such as -c and -lc."""
 _EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(SET_BY_IMAGE)})(?!\w))+", re.ASCII)
 """A value that consists of plain text and variables that the image sets."""
 _MOST_OPTIONS = 1000
@@ -44,15 +31,18 @@ _SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind 
 
 
 class Engine(Struct):
-    """What becomes a recipe. It keeps only `env` and `secrets` of the launch's variables."""
+    """A server of vLLM that a launch starts, with what a recipe keeps of the launch."""
 
     launch: Launch
     words: list[str]
     """Words of the command that starts the engine."""
     serve: Serve
     env: dict[str, str]
+    """The variables that the recipe keeps, of the launch and of the shell in its container."""
     secrets: dict[str, str]
+    """The file of each secret, by its variable."""
     container: dict[str, object]
+    """Keys of schema 1's `container`."""
 
 
 def find_engine(launch: Launch, folder: str, overrides: Mapping[str, str]) -> Engine | None:
@@ -102,7 +92,7 @@ def note_condition(launch: Launch, block: int) -> None:
 def _list_commands(launch: Launch, overrides: Mapping[str, str]) -> list[Command]:
     """The commands that the container runs. vLLM's images put `vllm serve` before the words of a launch."""
     words = [*(launch.entrypoint or []), *launch.words]
-    if not launch.entrypoint and words and _TEXT_FOLLOWS.fullmatch(words[0]):
+    if not launch.entrypoint and words and TEXT_FOLLOWS.fullmatch(words[0]):
         words = ["bash", *words]  # the image's entrypoint is a shell
     env = {name: option.value for name, option in launch.env.items()}
     inner = inner_commands(words, env, overrides, launch.line)
@@ -120,55 +110,6 @@ def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrid
     if engine is None:
         raise CommandError("runs no `vllm serve`: write one plainly")
     return engine
-
-
-def inner_commands(
-    words: list[str], env: Mapping[str, str], overrides: Mapping[str, str], line: int
-) -> list[Command] | None:
-    """The commands in the text of `bash -c` or `eval`; None for others, and an eval without end. Raises LaunchError."""
-    env, shell = _find_shell(words, env)
-    option_at = next((place for place, word in enumerate(shell) if _TEXT_FOLLOWS.fullmatch(word)), 0)
-    # Further options may come before the text: bash -c -i TEXT.
-    text_at = next((place for place, word in enumerate(shell) if place > option_at and not word.startswith("-")), 0)
-    if not option_at or not text_at or not _SHELL.fullmatch(shell[0]):
-        return None
-    try:
-        return commands_in_container(shell[text_at], env, overrides, shell[text_at + 2 :], line)
-    except CommandError as error:
-        if words[0] == "eval":
-            return None
-        raise LaunchError(line, f"{shell[0]} {shell[option_at]}: {error}") from None
-
-
-def _find_shell(words: list[str], env: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
-    """The variables with those that a runner sets, and the words from its program on: of eval and su, a shell's."""
-    first_word = "".join(words[:1])
-    if first_word == "eval":
-        return env, ["bash", "-c", " ".join(words[1:])]
-    if first_word in _RUNNERS:
-        places = (place for place, pair in enumerate(pairwise(words), 1) if not _is_runners_own(*pair))
-        start = next(places, len(words))
-        assignments = filter(None, map(ASSIGNMENT.fullmatch, words[:start]))
-        env, words = {**env, **{assignment[1]: assignment[3] for assignment in assignments}}, words[start:]
-    if "".join(words[:1]) in _AS_ANOTHER and "-c" in takewhile("--".__ne__, words):
-        words = ["bash", *words[words.index("-c") :]]
-    return env, words
-
-
-def _is_runners_own(before: str, word: str) -> bool:
-    """Whether a word behind a runner is an option, its value, or another runner. `before`: the word before it."""
-    is_value = _MAY_TAKE_VALUE.match(before) and not _SHELL.fullmatch(word)
-    return bool(is_value) or word in _RUNNERS or bool(_OF_RUNNER.fullmatch(word) or ASSIGNMENT.fullmatch(word))
-
-
-def find_script(words: list[str]) -> str:
-    """The script or compose file that the words run, also as the text of `bash -c`; empty where they run none."""
-    text_at = next((place for place, word in enumerate(words, 1) if _TEXT_FOLLOWS.fullmatch(word)), len(words))
-    plain = [word for word in words[: text_at + 1] if not re.search(r"\A-|\s", word)]
-    files = [word for before, word in pairwise(["", *plain]) if word.endswith(".sh") or _SHELL.fullmatch(before)]
-    if any(word.endswith("compose") for word in words):
-        files += [file for option, file in pairwise([*words, "-f", "its compose file"]) if option in ("-f", "--file")]
-    return "".join(files[:1])
 
 
 def _put_program_first(words: list[str], image: str) -> list[str]:

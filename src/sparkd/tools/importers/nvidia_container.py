@@ -9,11 +9,12 @@ from sparkd.base.vllm.container_paths import cache_folders
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.container_options import convert_option, explain_reach, why_unused
 from sparkd.tools.importers.docker_line import read_docker
+from sparkd.tools.importers.marks import shown
 from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, secret_file
 from sparkd.tools.importers.shell import Script
-from sparkd.tools.importers.shell_commands import ShellState
+from sparkd.tools.importers.shell_state import ShellState
 from sparkd.tools.importers.source import Source, UnusableRecipeError
-from sparkd.tools.importers.variables import CommandError, Variables, shown
+from sparkd.tools.importers.variables import CommandError, Variables
 
 _SETUP = "runtime.setup_command"
 _IGNORED = ("rm", "interactive", "tty", "detach", "init", "cap-add")

@@ -12,10 +12,12 @@ from sparkd.base.vllm.flag import parse_json
 from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.docker_line import may_be_docker
 from sparkd.tools.importers.forms import CONTAINER, Form
-from sparkd.tools.importers.launch import Engine, explain_missing, find_engine, find_script
+from sparkd.tools.importers.inner_shell import find_script
+from sparkd.tools.importers.launch import Engine, explain_missing, find_engine
+from sparkd.tools.importers.marks import shown, unknown
 from sparkd.tools.importers.options import Launch, LaunchError, make_fault, redact
 from sparkd.tools.importers.source import ForeignRecipe, Source
-from sparkd.tools.importers.variables import SET_BY_IMAGE, shown, unknown
+from sparkd.tools.importers.variables import SET_BY_IMAGE
 
 
 def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve]:

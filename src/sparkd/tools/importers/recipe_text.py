@@ -29,7 +29,7 @@ def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[
         *(f"#   {number}. {printable(step)}" for number, step in enumerate(steps, 1)),
     ]
     lines += ["schema: 1"]
-    for key in ("name", "description", "source", *["executor"] * (recipe.executor != "mp")):
+    for key in ("name", "description", "source", *(["executor"] if recipe.executor != "mp" else [])):
         if text := getattr(recipe, key):
             lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
     for section, entries in (

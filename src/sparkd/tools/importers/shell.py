@@ -1,21 +1,16 @@
 """Reads the plain commands of a shell script, with its variables filled in. Runs nothing."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.tools.importers.shell_commands import (
-    ASSIGNMENT,
-    COST_CHARACTERS,
-    DECLARING,
-    KEYWORDS,
-    Command,
-    ShellState,
-)
-from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError, Variables, hide, is_brace_list, mark, shown
+from sparkd.tools.importers.marks import mark, shown
+from sparkd.tools.importers.shell_state import COST_CHARACTERS, KEYWORDS, ShellState
+from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
+from sparkd.tools.importers.variables import CommandError
 
 _MASK = "\0"
 _TOKEN = re.compile(
@@ -178,10 +173,6 @@ class Script(Struct):
             self._add_text(value)
             self._end_word()
 
-    def _is_continued(self) -> bool:
-        """Whether a command awaits its first word, behind an operator."""
-        return not self.current.words and self.operator in ("&&", "||", "|")
-
     def _take_end(self, text: str, end: int) -> int:
         """Take what ends a command: it may also begin or end an array, or begin here-documents, which are skipped."""
         if text == "(" and self.word is not None and (name := ASSIGNMENT.fullmatch(self.word)) and not name[3]:
@@ -193,7 +184,8 @@ class Script(Struct):
             if self.open_array and text == ")":
                 self._end_array()
             return end
-        if not (text.endswith("\n") and self._is_continued()):
+        is_awaited = not self.current.words and self.operator in ("&&", "||", "|")
+        if not (text.endswith("\n") and is_awaited):
             self._end_command("|" if text == "|&" else text)
         return self._skip_here_documents(end) if text.endswith("\n") else end
 
@@ -248,8 +240,9 @@ class Script(Struct):
         self.word, self.is_redirected = None, False
 
     def _is_assignment(self) -> bool:
-        words, begin = self.current.words, (self.word or "")[:256]
-        return bool(ASSIGNMENT.match(begin)) and (len(words) == self.current.assigned or words[0] in DECLARING)
+        command, begin = self.current, (self.word or "")[:256]
+        is_at_begin = len(command.words) == command.assigned
+        return bool(ASSIGNMENT.match(begin)) and (is_at_begin or command.is_declaration)
 
     def _begins_command(self) -> bool:
         return not self.current.words or self.current.words[-1] in ("for", *KEYWORDS)
@@ -263,7 +256,7 @@ class Script(Struct):
             self.current.assigned += 1
             home = _HOME.match(self.masked)  # bash expands nothing else in an assignment
             return home[1] + self.state.variables.values.get("HOME", mark("~")) + word[home.end() :] if home else word
-        return mark(shown(word)) if re.search(r"[*?]", self.masked) or is_brace_list(self.masked) else word
+        return mark(shown(word)) if re.search(r"[*?]", self.masked) or _is_brace_list(self.masked) else word
 
     def _end_command(self, operator: str) -> None:
         """Keep the command, if it runs a program. `operator`: what ends it; a parenthesis begins or ends a subshell."""
@@ -305,16 +298,7 @@ class Script(Struct):
         self.sourced[self.sourced.index(path)] = ""
 
 
-def commands_in_container(
-    text: str, env: Mapping[str, str], overrides: Mapping[str, str], words: Iterable[str] = (), line: int = 0
-) -> list[Command]:
-    """Read the commands of a text for a container's shell. Raises CommandError.
-
-    `env`: the container's variables. `overrides`: variables that no assignment changes. `words`: the text's $@.
-    `line`: the text's in its file, where that has more.
-    """
-    hidden = {name: hide(name, value) for name, value in env.items()}
-    values = {name: mark(f"${name}") for name in SET_BY_IMAGE} | hidden | {**overrides}
-    inherited = set(values.keys() - overrides.keys())
-    variables = Variables(values, frozenset(overrides))
-    return Script(text, ShellState(variables, inherited=inherited, arrays={"@": [*words]}), at_line=line).read()
+def _is_brace_list(masked: str) -> bool:
+    """Whether bash would make several words of the word, as of {a,b} or {1..3}."""
+    inner = masked[masked.find("{") + 1 : masked.rfind("}")] if "{" in masked else ""
+    return "," in inner or ".." in inner

@@ -6,14 +6,11 @@ import shlex
 from collections.abc import Mapping
 
 from msgspec import Struct, toml
-from pydantic import ValidationError
 
 from sparkd.base.lib import read_data
-from sparkd.base.lib.text import validator_message
-from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import is_below
-from sparkd.tools.importers.container_options import convert_option, explain_reach, is_true, why_unused
+from sparkd.tools.importers.container_options import convert_for_recipe, is_true
 from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.templates import Values, substitute
 
@@ -210,21 +207,14 @@ def _convert_or_note(source: Source, name: str, value: object, command: str) -> 
 
     One that a recipe can't have, or by which the container would reach too much, is noted, and gives no key.
     """
-    converted = convert_option(name, value)
-    try:
-        container = Container.model_validate(converted)
-    except ValidationError as error:
-        fault = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
-        reason = why_unused(name, value) or fault
-    else:
-        reason = "" if name == "privileged" else explain_reach(container)
+    converted, reason = convert_for_recipe(name, value)
     if reason:
         entries = [str(entry) for entry in value] if isinstance(value, list) else []
         shown = "".join(f" {shorten(entry)}:" for entry in entries)
         is_used = name == "volumes" and any(_is_used(volume, command) for volume in entries)
         leave_out = source.need if is_used or name == "platform" else source.note
         leave_out((_EXECUTOR, name), f"{_EXECUTOR}.{name}:{shown} left out: {reason}")
-    return {} if reason else converted or {}
+    return converted or {}
 
 
 def _is_used(volume: str, command: str) -> bool:

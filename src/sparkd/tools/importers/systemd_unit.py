@@ -5,10 +5,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from sparkd.tools.importers.docker_line import find_launches
+from sparkd.tools.importers.marks import mark
 from sparkd.tools.importers.options import Launch, LaunchError, redact
-from sparkd.tools.importers.shell_commands import Command
+from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.variables import CommandError, Variables, mark
+from sparkd.tools.importers.variables import CommandError, Variables
 
 _SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
 _SYSTEM_UNIT = re.compile(r"^(?:User=|WantedBy=(?:multi-user|graphical)\.target)", re.MULTILINE)

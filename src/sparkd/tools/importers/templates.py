@@ -11,8 +11,9 @@ from msgspec import Struct, field
 
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.tools.importers.marks import mark
 from sparkd.tools.importers.source import Overrides, UnusableRecipeError
-from sparkd.tools.importers.variables import CommandError, mark
+from sparkd.tools.importers.variables import CommandError
 
 _SPEC = re.compile(r"[^\d{}]*\d{0,3}(?:[^\d{}]+\d{0,3})?[^\d{}]*")
 """Format specifications with widths below 1000, so that the result stays small."""

@@ -1,37 +1,23 @@
-"""Variables of a script or a compose file, and their uses in a text.
+"""Variables of a script or a compose file, and their uses in a text. A value that is not known becomes a mark."""
 
-A value that only a shell or its user knows stays in the words as a mark, which `unknown` finds: it matters only where
-the value is used.
-"""
-
-import os
-import pwd
 import re
 from contextlib import suppress
 from math import prod
 from os.path import basename, dirname, normpath
-from pathlib import Path
 
 from msgspec import Struct
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.base.vllm.args import SECRET_NAME
+from sparkd.tools.importers.marks import OPEN, hide, mark, unknown
 
 SET_BY_IMAGE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 """Variables with folders, to which an image and a node give values of their own."""
 
 
 class CommandError(Exception):
-    """sparkd cannot run the command; the message gives the reason."""
+    """A text cannot be read as a command; the message gives the reason."""
 
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-"""Begin and end of a mark: noncharacters, which Unicode leaves to a program's own use."""
-_CODES = {ord(sign): 0xE000 + ord(sign) for sign in " $`\"'\\(){}<>|&;#*?~"}
-"""A letter for private use in place of each sign that a shell would read, as a text may be read twice."""
-_SIGNS = {code: sign for sign, code in _CODES.items()}
-_MARK = re.compile(f"(?<!{_OPEN}){_OPEN}++([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
-"""Matches a mark of a mark, too: a text may be read twice."""
 _NAMED = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?<=BASH_SOURCE)\[0\])?(?:(?P<mode>:?[-?+=])|\}))",
     re.ASCII,
@@ -42,52 +28,13 @@ _OF_PATH = re.compile(
     rf"\$\((?:(dirname|basename) (?:-- )?{_PATH}|(?:cd (?:-- )?{_PATH}(?: &?>/dev/null)? && )?pwd(?: -P)?)\)|`pwd`"
 )
 """A part of a path, or the folder of a script, as in $(cd "$(dirname "$0")/.." && pwd)."""
-_NOT_PLAIN = re.compile(rf"[~*?\[\]\\'\"{{}}{_OPEN}]")
+_NOT_PLAIN = re.compile(rf"[~*?\[\]\\'\"{{}}{OPEN}]")
 """What a path has that is not known, or of which bash may make another path."""
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _CLOSING = {"(": (")", "\\)"), "$(": (")",), "${": ("}",)}
 """What ends each. An escaped ) ends no $(, but a group in an expression of sed."""
 _MOST_FILLED_IN = 1 << 22
 """Characters, of all values of one file together: text that doubles itself must end."""
-
-
-def mark(name: str) -> str:
-    """The mark in place of an unknown value. `name`: its expression, such as $HOME."""
-    return _OPEN + " ".join(shown(name)[:60].split()).translate(_CODES) + _CLOSE
-
-
-def hide(name: str, value: str) -> str:
-    """The value; of a secret its mark, so that it gets into no other variable and no flag."""
-    return mark(f"${name}") if value and SECRET_NAME.search(name) else value
-
-
-def unknown(text: str) -> str:
-    """The expression of the first unknown value in the text; empty if there is none."""
-    return match[1].translate(_SIGNS) if (match := _MARK.search(text)) else ""
-
-
-def is_unknown(word: str, end: str = "") -> bool:
-    """Whether the word is a mark alone, of an expression that ends with `end`, such as [@]} for a list."""
-    return bool(_MARK.fullmatch(word)) and shown(word).endswith(end)
-
-
-def is_brace_list(masked: str) -> bool:
-    """Whether bash would make several words of the word, as of {a,b} or {1..3}."""
-    inner = masked[masked.find("{") + 1 : masked.rfind("}")] if "{" in masked else ""
-    return "," in inner or ".." in inner
-
-
-def shown(text: str) -> str:
-    """The text for people: in place of each mark the expression of its value."""
-    return _MARK.sub(lambda match: match[1].translate(_SIGNS), text)
-
-
-def find_home() -> str:
-    """The home of the user who imports, also under sudo, where HOME is root's."""
-    if os.geteuid() == 0 and (user := os.environ.get("SUDO_USER")):
-        with suppress(KeyError):
-            return pwd.getpwnam(user).pw_dir
-    return str(Path.home())
 
 
 class Variables(Struct):

@@ -7,17 +7,14 @@ from typing import Self
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.tools.importers.variables import Variables, is_unknown, mark, unknown
+from sparkd.tools.importers.marks import is_unknown, mark_array, mark_variable, unknown
+from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
+from sparkd.tools.importers.variables import Variables
 
 COST_CHARACTERS = 8
 """Characters that a copied word or variable takes from those that may be filled in."""
 _COST_OF_SUBSHELL = 16
 """Copied variables that the copy of an empty state counts as."""
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=([\s\S]*)", re.ASCII)
-"""NAME=VALUE, or NAME+=VALUE to append."""
-DECLARING = ("export", "declare", "readonly", "local", "typeset")
-_EXPORTING = re.compile(r"export|\w+ -[a-z]*x")
-"""The first words of a command that exports, such as `declare -x`."""
 _BLOCK_OPENING = ("if", "for", "while", "until", "case", "select", "{")
 _BLOCK_CLOSING = ("fi", "done", "esac", "}")
 KEYWORDS = ("if", "while", "until", "{", *_BLOCK_CLOSING, "then", "do", "else", "elif", "!", "time")
@@ -36,26 +33,6 @@ _COMPUTED = re.compile(
 _TESTS = ("[", "[[", "test")
 _TEST_OF_FILE = re.compile(r"(if )?(?:\[\[?|test) -f (\S+)(?: \]\]?)?")
 _RUN_WHERE_EMPTY = (("-z", "&&"), ("-n", "||"))
-
-
-class Command(Struct):
-    """A simple command that a shell may run."""
-
-    words: list[str] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    """The line of each word."""
-    env: dict[str, str] = field(default_factory=dict)
-    """Variables that are exported so far, and those that are assigned right before the program."""
-    assigned: int = 0
-    """The number of its words that are assignments, also behind `export`."""
-    arrays: list[tuple[str, list[str], bool]] = field(default_factory=list)
-    """Arrays that it sets: name, words, and whether these are appended."""
-    block: int = 0
-    """Line where a block begins that decides whether the command runs; 0 outside of any."""
-
-    def drop_words(self, count: int) -> None:
-        """Drop its first words."""
-        del self.words[:count], self.lines[:count]
 
 
 class ShellState(Struct):
@@ -162,11 +139,11 @@ class ShellState(Struct):
         if command.words:
             self.variables.spend(len(self.exported) * COST_CHARACTERS)
             command.env |= self.exported
-            _take_prefix(command)
+            command.take_prefix()
             self._follow_setting(command.words)
             if command.words[0] == "cd" and not self.is_piped:
                 folder = self.variables.find_folder("".join(command.words[1:][-1:]))
-                self._set_variable("PWD", folder or _mark_variable("PWD"))
+                self._set_variable("PWD", folder or mark_variable("PWD"))
         return bool(command.words)
 
     def _follow_setting(self, words: list[str]) -> None:
@@ -194,8 +171,8 @@ class ShellState(Struct):
     def make_unknown(self, names: Iterable[str]) -> None:
         """Take the values of variables and arrays as unknown."""
         for name in names:
-            self.variables.assign(name, _mark_variable(name))
-            self.arrays[name] = [_mark_array(name)]
+            self.variables.assign(name, mark_variable(name))
+            self.arrays[name] = [mark_array(name)]
             if name in self.exported:
                 self.exported[name] = self.variables.value(name)
 
@@ -207,7 +184,7 @@ class ShellState(Struct):
         """The words of an array, with those that the user gives for its unknown part; else for the whole array."""
         if name == "@":
             return self.arrays.get("@", [])
-        chosen, open_part = self.variables.override(name).split(), _mark_array(name)
+        chosen, open_part = self.variables.override(name).split(), mark_array(name)
         words = self.arrays.get(name, [open_part])
         if chosen and open_part in words:
             at = words.index(open_part)
@@ -234,7 +211,7 @@ class ShellState(Struct):
         if self.variables.values.get(name) == value:
             return
         self.defaulted.add(name)
-        self.variables.assign(name, _mark_variable(name) if self.blocks or self.condition else value)
+        self.variables.assign(name, mark_variable(name) if self.blocks or self.condition else value)
         if name in self.inherited:
             self.exported[name] = self.variables.value(name)
 
@@ -243,7 +220,7 @@ class ShellState(Struct):
         if self.is_piped:
             return
         earlier_words = self.arrays.get(name, []) if is_appended else []
-        uncertain_words = [*earlier_words, _mark_array(name)]
+        uncertain_words = [*earlier_words, mark_array(name)]
         self.arrays[name] = uncertain_words if self._is_uncertain() else [*earlier_words, *words]
         if self.condition == "&&":
             self.doubtful_arrays.setdefault(name, uncertain_words)
@@ -270,21 +247,17 @@ class ShellState(Struct):
 
     def _take_declaration(self, command: Command) -> None:
         """Carry out assignments without a program, and `export`, in order. They leave the command empty."""
-        is_declared = bool(command.words) and command.words[0] in DECLARING
-        is_exported = is_declared and bool(_EXPORTING.match(" ".join(command.words[:2])))
-        words = command.words
-        if is_declared:
-            words = [word for word in words[1:] if not word.startswith("-")]
-        if not words or not (is_declared or all(map(ASSIGNMENT.fullmatch, words))):
+        words = command.declared_words()
+        if not words:
             return
         for word in () if self.is_piped else words:
             if assignment := ASSIGNMENT.fullmatch(word):
                 name, is_appended, value = assignment.groups()
                 self._set_variable(name, (self.variables.values.get(name, "") if is_appended else "") + value)
-            self._export(assignment[1] if assignment else word, is_exported)
+            self._export(assignment[1] if assignment else word, is_exported=command.is_export)
         command.drop_words(len(command.words))
 
-    def _export(self, name: str, is_exported: bool) -> None:
+    def _export(self, name: str, *, is_exported: bool) -> None:
         """Give commands the variable's value, now or as before."""
         if is_exported or name in self.inherited:
             self.exported[name] = self.variables.value(name)
@@ -295,25 +268,9 @@ class ShellState(Struct):
         known_value = self.variables.values.get(name, "")
         # Words before those that it adds stay known.
         earlier_value = known_value if value.startswith((f"{known_value} ", f"{known_value}\n")) else ""
-        uncertain_value = f"{earlier_value} {_mark_variable(name)}".lstrip()
+        uncertain_value = f"{earlier_value} {mark_variable(name)}".lstrip()
         self.variables.assign(name, uncertain_value if self._is_uncertain() else value)
         if self.blocks or self.condition:
             self.variables.spend(len(earlier_value))  # it grows by a mark with each
         if self.condition == "&&":
             self.doubtful.setdefault(name, uncertain_value)
-
-
-def _mark_variable(name: str) -> str:
-    return mark(f"${{{name}}}")
-
-
-def _mark_array(name: str) -> str:
-    return mark(f"${{{name}[@]}}")
-
-
-def _take_prefix(command: Command) -> None:
-    """Move the assignments before a program to the command's variables."""
-    count = 0
-    while count + 1 < len(command.words) and (assignment := ASSIGNMENT.fullmatch(command.words[count])):
-        command.env[assignment[1]], count = assignment[3], count + 1
-    command.drop_words(count)

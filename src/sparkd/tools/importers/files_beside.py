@@ -1,0 +1,59 @@
+"""Reads files beside a form that it names: the `.env` of a compose file, and what a script sources."""
+
+import re
+from contextlib import suppress
+from os.path import normpath, realpath
+from pathlib import Path
+
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import printable
+from sparkd.base.lib.text_file import read_owned_file
+from sparkd.base.vllm.container_paths import is_below
+from sparkd.tools.importers.options import make_fault
+from sparkd.tools.importers.variables import CommandError, Variables
+
+_ENV_LINE = re.compile(
+    r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:(?<!\s)\s+#.*)?", re.ASCII
+)
+
+
+def read_env_file(path: Path, owner: int, variables: Variables) -> dict[str, str]:
+    """Read the file that docker reads beside a compose file. Raises ConfigError."""
+    try:
+        return _parse_env_file(_read_beside(path, path, owner), variables)
+    except CommandError as error:
+        raise make_fault(str(path), 1, str(error)) from None
+
+
+def read_sourced(form: Path, path: str, owner: int | None) -> str:
+    """Read a file that a script sources, if it lies in the script's folder or below; empty text for any other."""
+    with suppress(OSError, ConfigError):
+        if is_below(path, normpath(form.absolute().parent)):
+            return _read_beside(form, Path(path), owner)
+    return ""
+
+
+def _read_beside(form: Path, path: Path, owner: int | None) -> str:
+    """Read a file in the folder of a form or below it; empty text where there is none. Raises ConfigError.
+
+    A link is not followed. It must belong to `owner`, as the form does: else a user who puts another folder in the
+    place of their own could have root's values written into a recipe that all may read. None: the form is no file.
+    """
+    if owner is None or not path.is_file() or path.is_symlink():
+        return ""
+    text, uid = read_owned_file(path, realpath(form.parent))
+    if uid != owner:
+        reason = f"{path}: is of uid {uid}, what reads it of {owner}: its values are not taken"
+        raise ConfigError(printable(reason), "copy both into a folder of your own")
+    return text
+
+
+def _parse_env_file(text: str, variables: Variables) -> dict[str, str]:
+    """Read an env file. Its variables are assigned, too, so that later texts can use them. Raises CommandError."""
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        if match := _ENV_LINE.fullmatch(line.strip()):
+            name, single, double, bare = match.groups()
+            values[name] = single if single is not None else variables.fill(double if double is not None else bare)
+            variables.assign(name, values[name])
+    return values

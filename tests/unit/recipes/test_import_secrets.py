@@ -1,0 +1,71 @@
+"""Secrets of what starts vLLM become files, and stand in no recipe, note or fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.started_engines import COMPOSE, IMAGE, LINE, SECRET, UNIT, imported
+
+from sparkd.base.lib.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"docker run -e HF_TOKEN={SECRET} -e OPENAI_API_KEY={SECRET} {IMAGE} --model org/m --api-key {SECRET}",
+        f"T={SECRET}\ndocker run -e HF_TOKEN=$T {IMAGE} sh -c 'curl -u a:{SECRET} x; vllm serve org/m'",
+        f"{COMPOSE}    environment: [HF_TOKEN={SECRET}]\n",
+        f"{COMPOSE}    environment: {{HUGGING_FACE_HUB_TOKEN: {SECRET}}}\n",
+        f"{UNIT}Environment=HF_TOKEN={SECRET}\nExecStart=/usr/bin/docker run -e HF_TOKEN {IMAGE} --model org/m\n",
+    ],
+)
+def test_a_secret_becomes_a_file_and_is_nowhere(text: str, tmp_path: Path) -> None:
+    result = imported(tmp_path, text)
+    assert result.recipe.secrets
+    assert all(path == f"/etc/sparkd/{name.lower()}" for name, path in result.recipe.secrets.items())
+    assert SECRET not in result.text + "".join(result.notes)
+    assert f"sudo install -m 600 /dev/stdin {next(iter(result.recipe.secrets.values()))}" in result.text
+
+
+def test_a_token_in_the_overrides_of_a_configuration_is_left_out_and_its_numbers_stay(tmp_path: Path) -> None:
+    line = f"docker run {IMAGE} --model org/m --hf-overrides "
+    numbers = '{"eos_token_id": 151645, "pad_token": "<pad>"}'
+    result = imported(tmp_path, f"{line}'{numbers}'")
+    assert result.recipe.args == {"hf-overrides": numbers}
+    assert result.notes == []
+    result = imported(tmp_path, line + f"""'{{"token": "hf_{SECRET}"}}'""")
+    assert result.recipe.args == {}
+    assert result.notes == ["line 1: --hf-overrides: left out: its value looks like a secret"]
+
+
+def test_a_fault_names_no_secret(tmp_path: Path) -> None:
+    result = imported(tmp_path, f"docker run {IMAGE} --model org/m --hf-token {SECRET} stray --x $Y")
+    assert SECRET not in "".join(result.notes) + result.text
+    with pytest.raises(ConfigError) as fault:
+        imported(tmp_path, f"docker run {IMAGE} --model $Y --hf-token {SECRET} stray")
+    assert SECRET not in str(fault.value)
+    with pytest.raises(ConfigError, match=r"line 1: image.ref = .*@registry.example/vllm:1") as fault:
+        imported(tmp_path, f"docker run https://bob:{SECRET}@registry.example/vllm:1 vllm serve org/m")
+    assert SECRET not in str(fault.value)
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_the_token_is_there_before_the_model_is_pulled_with_it(name: str, tmp_path: Path) -> None:
+    steps = imported(tmp_path, f"docker run -e {name} {IMAGE} --model org/m\n").steps
+    pull = next(number for number, step in enumerate(steps) if "model pull" in step)
+    assert steps[pull - 1].startswith(f"sudo install -m 600 /dev/stdin /etc/sparkd/{name.lower()}")
+    assert steps[pull].endswith(f"m.yaml --token-file /etc/sparkd/{name.lower()}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{UNIT}ExecStartPre=curl -H 'Authorization: Bearer {SECRET}' x\nExecStart={LINE}\n",
+        LINE.replace("--gpus", f"--mount type=volume,volume-opt=o=username=u,password={SECRET},target=/x --gpus"),
+    ],
+)
+def test_a_note_on_what_is_left_out_names_no_secret(text: str, tmp_path: Path) -> None:
+    result = imported(tmp_path, text)
+    assert result.notes
+    assert SECRET not in "".join(result.notes) + result.text

@@ -14,7 +14,7 @@ from sparkd.base.lib.text_file import read_file
 
 AS_A_USER = """
 import os, sys
-import sparkd.tools.cli.logs, sparkd.tools.cli.setup, sparkd.tools.cli.switching, sparkd.tools.cli.tune_recipe
+import sparkd.tools.cli.logs, sparkd.tools.cli.switching, sparkd.tools.cli.tune, sparkd.tools.cli.tune_recipe
 os.geteuid() or os.seteuid(65534)
 from sparkd.tools.cli.main import main
 sys.exit(main())

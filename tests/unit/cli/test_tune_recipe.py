@@ -32,7 +32,7 @@ from sparkd.tools.measure.figures import DECODE, Spread
 from sparkd.tools.measure.knobs import CONTEXT_LENGTH, SEQUENCES, Knob
 from sparkd.tools.measure.ladder import MeasuredStep, Step
 from sparkd.tools.measure.soak import Sample
-from sparkd.tools.node import switching
+from sparkd.tools.node.switch_progress import await_end
 from sparkd.tools.node.switching import load_chosen
 
 GIB = 1 << 30
@@ -237,7 +237,7 @@ def test_a_step_that_the_agent_has_gone_back_from_is_a_bad_one(tree: Tree) -> No
 
 def test_a_history_that_can_t_be_read_now_ends_no_wait_for_an_end(tree: Tree) -> None:
     with files_left(0):
-        assert switching.await_end(Host(tree.root), lambda _: True, gone_seconds=0.0) is None
+        assert await_end(Host(tree.root), lambda _: True, gone_seconds=0.0) is None
 
 
 def step(name: str, until: str = "") -> Chosen:

@@ -21,12 +21,10 @@ from sparkd.base.lib.times import parse_time
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
+from sparkd.tools.node.switch_progress import find_outcome, follow, follow_agent
 from sparkd.tools.node.switching import (
     choose_recipe,
     exchange_image,
-    find_outcome,
-    follow,
-    follow_agent,
     list_usable,
     load_chosen,
     make_switch,

@@ -29,6 +29,7 @@ from sparkd.tools.measure.image_trial import ImageTrial
 from sparkd.tools.measure.measuring import only_one
 from sparkd.tools.node import known_good, switching
 from sparkd.tools.node.known_good import configured_plan, end_rollback, roll_back
+from sparkd.tools.node.switch_progress import follow
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
 
@@ -160,7 +161,7 @@ def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> i
         print(f"{label(switch.to)} holds from the next start on: sudo systemctl start sparkd-head")
         return ExitCode.GOOD
     print(f"on the way to {label(switch.to)}; it continues without this command: sparkd status", flush=True)
-    if fault := switching.follow(switch, host, partial(print, flush=True)):
+    if fault := follow(switch, host, partial(print, flush=True)):
         print(f"sparkd: {fault}", file=sys.stderr)
         return ExitCode.NOT_READY
     print("\n".join(_describe_outcome(switch, ref)))

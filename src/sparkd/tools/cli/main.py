@@ -33,7 +33,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("capture", "logs", "put what a helper needs of the nodes into one archive, without secrets"),
     ("endpoint", "endpoint", "say how clients reach the API, with a configuration for some programs"),
     ("smoke", "smoke", "test whether the endpoint's answers make sense, alone and at once"),
-    ("warm", "bench", "compile the kernels of the endpoint's requests now, before its clients wait for them"),
+    ("warm", "warm", "compile the kernels of the endpoint's requests now, before its clients wait for them"),
     ("drill", "drill", "kill one part of what serves here, on purpose, and watch how it comes back"),
     ("tune-recipe", "tune_recipe", "try a recipe's flags step by step, and write the best values as a recipe"),
     ("bench", "bench", "measure how fast the endpoint answers, beside the recipe's figures and the usual ones"),

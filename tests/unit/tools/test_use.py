@@ -21,7 +21,7 @@ from sparkd.base.lib.times import parse_time
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
-from sparkd.tools.node.switch_progress import find_outcome, follow, follow_agent
+from sparkd.tools.node.switch_progress import await_end, find_outcome, follow, follow_agent
 from sparkd.tools.node.switching import (
     choose_recipe,
     exchange_image,
@@ -310,6 +310,11 @@ def test_why_it_went_back_is_awaited_and_of_this_switch(tree: Tree) -> None:
     assert follow(begun, Host(tree.root), print) == "switch-failed at 2026-01-03 (exit 12)"
     for timer in later:
         timer.join()
+
+
+def test_a_history_that_can_t_be_read_now_ends_no_wait_for_an_end(tree: Tree) -> None:
+    with files_left(0):
+        assert await_end(Host(tree.root), lambda _: True, gone_seconds=0.0) is None
 
 
 def test_a_caller_that_follows_an_agent_sees_that_there_is_none(tree: Tree) -> None:

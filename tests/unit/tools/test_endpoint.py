@@ -36,6 +36,7 @@ def test_the_address_is_one_that_clients_reach(
     reached, explanation = find_address(plan, Host(tree.root))
     assert reached == address
     assert explanation.startswith(note)
+    assert bool(explanation) is bool(note)
 
 
 def test_on_a_machine_with_a_route_it_is_the_machines_own_address() -> None:

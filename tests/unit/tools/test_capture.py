@@ -1,4 +1,4 @@
-"""`sparkd capture`: secrets beside broken settings, parts that fail, and a file that is there or not wanted any more."""
+"""`sparkd capture`: secrets beside broken settings, parts that fail, a file that is there, an early end."""
 
 import fcntl
 import os

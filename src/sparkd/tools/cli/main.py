@@ -27,7 +27,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("diff", "switching", "show what differs from the last start that is known good"),
     ("rollback", "switching", "go back to the last plan that is known good, until the configuration changes"),
     ("use", "switching", "change to another recipe, and go back by itself where that does not serve"),
-    ("explain", "logs", "say what a known error in a log means, and what to do"),
+    ("explain", "explain", "say what a known error in a log means, and what to do"),
     ("status", "status", "show what the nodes are doing, from any of them"),
     ("logs", "logs", "show what the nodes have logged, agents and engines together, by time"),
     ("capture", "logs", "put what a helper needs of the nodes into one archive, without secrets"),

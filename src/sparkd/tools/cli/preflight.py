@@ -59,7 +59,7 @@ def preflight(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(render.as_json(report))
     else:
-        console.show(render.parts(report, every=args.all))
+        console.show(render.parts(report, every=args.all or args.deep))
     return code
 
 
@@ -73,7 +73,6 @@ def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, Ex
         raise UsageError("--deep loads the GPU of this node, and does nothing else", "sudo sparkd preflight --deep")
     if os.geteuid() != 0:
         raise UsageError("only root may load the GPU", AS_ROOT)
-    args.all = True
     catch_ends()  # Else the container would outlive this process.
     context = resolve_context(load_settings(os.environ), args.role, host)
     findings = tuple(measure_gpu(context, host))

@@ -80,7 +80,7 @@ def rollback(args: argparse.Namespace) -> None:
     if args.list:
         plans = known_good.read_known_good(host)
         if plans or args.json:
-            console.show_table(list_plans(plans, config, host), "known_good" * args.json)
+            console.show_table(list_plans(plans, config, host), "known_good", as_json=args.json)
         else:
             print(_explain_no_plan(config))
         return
@@ -104,7 +104,9 @@ def list_plans(plans: Sequence[Entry], config: Settings, host: Host) -> Table:
     for entry in plans:
         digest, image = entry.plan_digest[: known_good.DIGITS], entry.image_id.removeprefix("sha256:")
         cells = (digest, entry.name, format_utc(entry.since), format_utc(entry.until), image[: known_good.DIGITS])
-        marks = ["configured"] * (configured is not None and configured.digest == entry.plan_digest)
+        marks = []
+        if configured is not None and configured.digest == entry.plan_digest:
+            marks.append("configured")
         if chosen is not None and chosen.plan == entry.plan_digest and chosen.image_id in ("", entry.image_id):
             marks.append("rolled back to")  # also once it has proven itself again, at another time
         rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
@@ -136,7 +138,7 @@ def use(args: argparse.Namespace) -> int:
     if not config.engine.recipe and membership.current_switch(config, host) is None:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if args.list:
-        console.show_table(switching.list_usable(config, host), "recipes" * args.json)
+        console.show_table(switching.list_usable(config, host), "recipes", as_json=args.json)
         return ExitCode.GOOD
     current = switching.read_choice(host)
     choice = None  # --end: what is configured

@@ -38,7 +38,7 @@ def tune(args: argparse.Namespace) -> None:
         raise UsageError("only root may set the kernel", AS_ROOT)
     if args.action == "show" and args.json:
         manager = SysctlManager(Path("/"))
-        console.show_table(list_settings(manager, _keep_panic(find_recipe_in_use(), manager)), "settings")
+        console.show_table(list_settings(manager, _keep_panic(find_recipe_in_use(), manager)), "settings", as_json=True)
         return
     chosen = args.action == "apply" and args.watchdog
     for line in run_action(args.action, Path("/"), find_recipe_in_use, watchdog=chosen):

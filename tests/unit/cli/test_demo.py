@@ -74,7 +74,7 @@ def test_nothing_is_changed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.unit.audited", str(report), "demo", "--once"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # `sparkd logs`, whose `explain` it uses, starts journalctl.
+    # The page's history can start journalctl.
     assert report.read_text() == "sparkd.base.host.journal imported subprocess\n"
 
 

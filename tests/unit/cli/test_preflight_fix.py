@@ -19,8 +19,8 @@ from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.base.status.model import Phase
-from sparkd.tools.node.dry_run import NextStart
 from sparkd.tools.node.fixing import end_named
+from sparkd.tools.node.next_start import NextStart
 from sparkd.tools.node.render import Owner, PreflightReport
 
 SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")

@@ -32,7 +32,8 @@ from sparkd.base.host.gpu_access import GpuAccess
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import BlockedError, ExitCode, LaunchError
-from sparkd.tools.measure.gpu import Load, judge, measure_gpu, parse_load
+from sparkd.tools.measure.gpu import measure_gpu
+from sparkd.tools.measure.gpu_verdict import Load, judge, parse_load
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may load the GPU")
 GB10, H100 = "NVIDIA GB10", "NVIDIA H100 80GB HBM3"

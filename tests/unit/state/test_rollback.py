@@ -25,7 +25,7 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import known_good
 from sparkd.base.state.switch import FILE, Switch, fingerprint_engine, make_rollback
 from sparkd.tools.cli import switching as command
-from sparkd.tools.node.known_good import choose, roll_back
+from sparkd.tools.node.rollback import choose, roll_back
 from sparkd.tools.node.switching import image_id
 
 RECIPE = "/etc/sparkd/recipes/mine.yaml"

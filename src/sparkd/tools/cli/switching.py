@@ -28,7 +28,8 @@ from sparkd.tools.cli.parser import name_or_path
 from sparkd.tools.measure.image_trial import ImageTrial
 from sparkd.tools.measure.measuring import only_one
 from sparkd.tools.node import known_good, switching
-from sparkd.tools.node.known_good import configured_plan, end_rollback, roll_back
+from sparkd.tools.node.known_good import configured_plan
+from sparkd.tools.node.rollback import end_rollback, roll_back
 from sparkd.tools.node.switch_progress import follow
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")

@@ -27,7 +27,7 @@ from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
 from sparkd.base.status.model import Phase, parse, read_living_report, read_report
-from sparkd.tools.node.dry_run import NextStart
+from sparkd.tools.node.next_start import NextStart
 
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""

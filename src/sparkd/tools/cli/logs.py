@@ -97,14 +97,14 @@ def render_rows(entries: list[Entry], marker: FailureMarker) -> Iterator[tuple[t
 
 
 def render_json(entries: list[Entry], marker: FailureMarker) -> Iterator[str]:
-    for entry in entries:
-        known, is_first = marker.mark(entry.line)
+    for log_entry in entries:
+        known, is_first = marker.mark(log_entry.line)
         row = {
-            "at": _local_time(entry).isoformat(timespec="microseconds"),
-            "node": entry.node,
-            "level": _find_level_name(entry),
-            "engine": entry.engine,
-            "text": entry.line.text,
+            "at": _local_time(log_entry).isoformat(timespec="microseconds"),
+            "node": log_entry.node,
+            "level": _find_level_name(log_entry),
+            "engine": log_entry.engine,
+            "text": log_entry.line.text,
             "first_failure": is_first,
             "meaning": known.meaning if known else "",
             "remedy": known.remedy if known else "",

@@ -102,13 +102,13 @@ def list_plans(plans: Sequence[Entry], config: Settings, host: Host) -> Table:
         switch = membership.resolve_context(config, None, host).switch
         chosen = switch.chosen if switch is not None else None
     rows: list[tuple[str, ...]] = [HEADINGS]
-    for entry in plans:
-        digest, image = entry.plan_digest[: known_good.DIGITS], entry.image_id.removeprefix("sha256:")
-        cells = (digest, entry.name, format_utc(entry.since), format_utc(entry.until), image[: known_good.DIGITS])
+    for plan in plans:
+        digest, image = plan.plan_digest[: known_good.DIGITS], plan.image_id.removeprefix("sha256:")
+        cells = (digest, plan.name, format_utc(plan.since), format_utc(plan.until), image[: known_good.DIGITS])
         marks = []
-        if configured is not None and configured.digest == entry.plan_digest:
+        if configured is not None and configured.digest == plan.plan_digest:
             marks.append("configured")
-        if chosen is not None and chosen.plan == entry.plan_digest and chosen.image_id in ("", entry.image_id):
+        if chosen is not None and chosen.plan == plan.plan_digest and chosen.image_id in ("", plan.image_id):
             marks.append("rolled back to")  # also once it has proven itself again, at another time
         rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
     return Table(rows)

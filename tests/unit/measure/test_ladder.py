@@ -54,8 +54,9 @@ UP = seqs(8, 150)
 def test_the_next_step(
     knobs: list[Knob], measured: list[MeasuredStep], step: tuple[str, Value] | None, values: dict[str, Value]
 ) -> None:
-    found = find_position(knobs, measured)
-    assert (found.step, found.values) == (step, values)
+    position = find_position(knobs, measured)
+    assert position.step == step
+    assert position.values == values
 
 
 def test_a_ladder_that_is_repeated_from_any_moment_ends_at_the_same() -> None:

@@ -52,7 +52,8 @@ def test_a_report_was_written_just_now(state: str) -> None:
 
 def test_each_state_is_shown_and_then_what_to_do() -> None:
     done = sparkd("demo")  # no terminal
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     for state in STATES:
         status = done.stdout.partition(f"--- {state}: sparkd status\n")[2].partition("\n---")[0]
         assert re.search(rf"spark[12] .*{state} for", status), state

@@ -101,28 +101,6 @@ def test_a_user_who_may_not_do_it_gets_the_command_with_sudo() -> None:
     assert done.stderr.splitlines()[-1] == "hint: sudo sparkd units install"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="is about another user")
-def test_the_command_with_sudo_has_the_options_that_were_typed() -> None:
-    commands = ("drill core --yes", "preflight --all --json", "preflight --fix 1")
-    with NamedTemporaryFile("w", suffix=".toml") as config:
-        print('[engine]\nrecipe = "tiny-cpu"', file=config, flush=True)
-        Path(config.name).chmod(0o644)
-        sparkd("preflight", "--dry-run", config=config.name)  # imports, which only root may be able to read
-        for command in commands:
-            sparkd(*command.partition(" ")[:1], "--help")
-        os.seteuid(65534)
-        try:
-            hints = [sparkd(*command.split(), config=config.name).stderr.splitlines()[-1] for command in commands]
-        finally:
-            os.seteuid(0)
-    only_look = ", or only look: sparkd preflight --dry-run"
-    assert hints == [
-        "hint: sudo sparkd drill core --yes",
-        f"hint: sudo sparkd preflight --all --json{only_look}",
-        f"hint: sudo sparkd preflight --fix 1{only_look}",
-    ]
-
-
 @needs_no_agent
 @pytest.mark.skipif(os.geteuid() != 0, reason="is about another user")
 def test_a_configuration_that_this_user_may_not_read_is_not_called_wrong() -> None:

@@ -86,10 +86,6 @@ def test_closed_input_is_as_an_empty_one_and_closed_errors_hide_none(command: st
     assert bash(f"{SPARKD} {command} 2>&- </dev/null").returncode == code
 
 
-def test_a_command_whose_errors_are_closed_fails_with_its_own_code() -> None:
-    assert bash(f"{SPARKD} recipe show none-such 2>&- </dev/null").returncode == ExitCode.CONFIG
-
-
 @needs_no_agent  # its report has durations, which change
 def test_watch_without_a_terminal_prints_only_what_has_changed() -> None:
     command = [*INTERRUPTIBLE, SPARKD, "status", "--watch"]

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.unit.commands import Done
 from tests.unit.hub_machine import SHARD, Machine, ended, partial_file
 from tests.unit.hub_server import COMMIT, REPO, Hub
 
@@ -11,6 +12,13 @@ from sparkd.base.config import Settings
 from sparkd.base.recipes.schema import Model
 from sparkd.tools.models.hub_client import explain_error
 from sparkd.tools.models.model_pull import ModelSource
+
+
+def assert_refused(done: Done, code: int, text: str = "") -> None:
+    """The command has ended with one error, which has the text."""
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("sparkd: ") == 1
+    assert text in done.stderr
 
 
 def test_files_may_be_left_out(machine: Machine) -> None:
@@ -22,9 +30,7 @@ def test_files_may_be_left_out(machine: Machine) -> None:
 def test_a_file_outside_of_the_folder_is_refused(machine: Machine, hub: Hub) -> None:
     hub.files["a/../../evil"] = b"x"
     done = machine.pull(REPO)
-    assert done.returncode == 10
-    assert done.stderr.count("sparkd: ") == 1
-    assert "outside of the model's folder" in done.stderr
+    assert_refused(done, 10, "outside of the model's folder")
     assert not machine.models.exists()
 
 
@@ -44,8 +50,7 @@ def test_a_file_outside_of_the_folder_is_refused(machine: Machine, hub: Hub) -> 
 def test_a_list_of_another_form_ends_with_one_error_line(machine: Machine, hub: Hub, listing: object) -> None:
     hub.listing = listing
     done = machine.pull(REPO)
-    assert done.returncode == 10, done.stderr
-    assert done.stderr.count("sparkd: ") == 1
+    assert_refused(done, 10)
     assert done.stdout == ""
 
 
@@ -94,9 +99,7 @@ def test_a_hub_out_of_reach_ends_with_one_error_line(
 ) -> None:
     machine.env[name] = value.format(port=port)
     done = ended(machine.start(REPO))
-    assert done.returncode == 10, done.stderr
-    assert done.stderr.count("sparkd: ") == 1
-    assert text.format(port=port) in done.stderr
+    assert_refused(done, 10, text.format(port=port))
     by_sudo = f": sudo env HTTPS_PROXY=URL HF_ENDPOINT=URL sparkd model pull {REPO}\n"
     assert done.stderr.endswith(by_sudo) == (name == "HF_ENDPOINT"), "sudo keeps neither variable"
     assert not machine.models.exists()
@@ -148,9 +151,7 @@ def test_each_refusal_ends_with_one_error_line(
     machine: Machine, words: list[str], env: dict[str, str], code: int, text: str
 ) -> None:
     done = machine.pull(*words, **env)
-    assert done.returncode == code, done.stderr
-    assert done.stderr.count("sparkd: ") == 1
-    assert text in done.stderr
+    assert_refused(done, code, text)
     assert not machine.models.exists()
 
 

@@ -11,7 +11,8 @@ from sparkd.tools.cli.complete import INIT_FILE, MODELS
 
 def words(kind: str, config: Path) -> list[str]:
     done = sparkd("__complete", kind, config=config)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     return done.stdout.splitlines()
 
 

@@ -34,11 +34,12 @@ def test_without_a_terminal_rich_is_not_imported() -> None:
         "import sys; sys.modules['rich'] = None;"
         "from sparkd.tools.cli.console import show; from sparkd.tools.cli.progress import Progress;"
         "from sparkd.base.lib.text import Table; show([Table([('a', 'b')])])\n"
-        "with Progress(1, 2) as one: one.start_file('x'); one.add_bytes(1)"
+        "with Progress(1, 2) as progress: progress.start_file('x'); progress.add_bytes(1)"
     )
     env = {**os.environ, "PYTHONPATH": "src", "FORCE_COLOR": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
-    assert (done.stdout, done.stderr) == ("a  b\n", "")
+    assert done.stdout == "a  b\n"
+    assert done.stderr == ""
 
 
 def test_a_terminal_gets_the_same_words_in_colour() -> None:
@@ -128,10 +129,10 @@ def test_a_terminal_without_a_cursor_has_no_screen(name: str, *, can: bool) -> N
 
 
 def test_progress_fits_the_terminal_and_moves_no_cursor_but_its_own() -> None:
-    with terminal(columns=80) as received, Progress(46, 160 << 30) as one:
-        one.start_file(EVIL + "x" * 200)
-        one.add_bytes(90 << 30)
-        one.add_bytes(-(10 << 30))
+    with terminal(columns=80) as received, Progress(46, 160 << 30) as progress:
+        progress.start_file(EVIL + "x" * 200)
+        progress.add_bytes(90 << 30)
+        progress.add_bytes(-(10 << 30))
     assert "1/46 \\x1b[2J" in received.text
     assert "80.0/160.0 GiB" in received.text
     assert all(len(line) <= 80 for line in ESCAPES.sub("", received.text).split("\x1b[2K"))
@@ -155,9 +156,9 @@ def test_an_error_ends_progress_too() -> None:
 
 
 def test_without_a_terminal_long_work_prints_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(2, 4 << 30, every_seconds=0.05) as one:
-        one.start_file(f"a{EVIL}")
-        one.add_bytes(1 << 30)
+    with Progress(2, 4 << 30, every_seconds=0.05) as progress:
+        progress.start_file(f"a{EVIL}")
+        progress.add_bytes(1 << 30)
         time.sleep(0.3)
     printed = capsys.readouterr().err
     lines = printed.splitlines()

@@ -52,7 +52,8 @@ def test_a_report_was_written_just_now(state: str) -> None:
 
 def test_each_state_is_shown_and_then_what_to_do() -> None:
     done = sparkd("demo")  # no terminal
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     for state in STATES:
         status = done.stdout.partition(f"--- {state}: sparkd status\n")[2].partition("\n---")[0]
         assert re.search(rf"spark[12] .*{state} for", status), state
@@ -74,7 +75,7 @@ def test_nothing_is_changed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.unit.audited", str(report), "demo", "--once"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    # `sparkd logs`, whose `explain` it uses, starts journalctl.
+    # The page's history can start journalctl.
     assert report.read_text() == "sparkd.base.host.journal imported subprocess\n"
 
 

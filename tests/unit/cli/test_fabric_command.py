@@ -1,165 +1,31 @@
-"""`sparkd fabric test`: two nodes of it on loopback, and what it says where it can't run."""
+"""`sparkd fabric test`: its table, and its JSON."""
 
-import asyncio
 import json
 import re
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import msgspec
-import pytest
-from tests.tree import Tree
 from tests.unit.terminal import shown
-from tests.unit.traffic_programs import Programs
 
-from sparkd.base.cluster.membership import Peer
-from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError
-from sparkd.tools.cli import fabric as command
-from sparkd.tools.measure import fabric_test
+from sparkd.tools.cli.fabric import as_json, render
 from sparkd.tools.measure.fabric import Facts, Pair, Port, Result
-from sparkd.tools.measure.traffic import RESULT, Measurer, PairFigures, receive_result
-from sparkd.tools.measure.traffic_programs import IPERF3, TrafficError
+from sparkd.tools.measure.traffic import PairFigures
 
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-KEY = b"k" * 32
-HEAD, WORKER = "127.0.0.1", "127.0.0.2"
-
-
-def facts(node: str, address: str) -> Facts:
-    return Facts(node, (Port("lo", address, 10_000, 9000),))
-
-
-@pytest.fixture
-def worker(port: int) -> Iterator[list[Result]]:
-    """What it got in the end."""
-    got = list[Result]()
-
-    def run() -> None:
-        got.append(fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield got
-    thread.join()
-
-
-def measure(port: int, host: Host, *addresses: str, seconds: float = 30.0) -> tuple[list[Result], list[BlockedError]]:
-    peers = [Peer(number, address) for number, address in enumerate((*addresses, WORKER), 1)]
-    return fabric_test.measure_peers(facts("spark1", HEAD), peers, port, lambda: (KEY,), host, seconds)
-
-
-def refusal(port: int, seconds: float = 30.0) -> str:
-    """Why nothing was measured, and the hint."""
-    results, (failure,) = measure(port, Host(), seconds=seconds)
-    assert not results
-    return f"{failure.reason}{': ' * bool(failure.hint)}{failure.hint}"
-
-
-def test_a_node_that_does_not_come_costs_no_result_of_the_others(
-    worker: list[Result], programs: Programs, tree: Tree, port: int
-) -> None:
-    """Though it comes first: the others would be over before the head comes."""
-    (result,), (failure,) = measure(port, Host(str(tree.root)), "127.0.0.3", seconds=1.0)
-    assert (result.other.node, failure.reason) == ("spark2", "127.0.0.3 does not take part: connection refused")
-
-
-def test_both_nodes_have_the_result(worker: list[Result], programs: Programs, tree: Tree, port: int) -> None:
-    host = Host(str(tree.root))
-    (result,), failures = measure(port, host)
-    assert not failures
-    while not worker:
-        threading.Event().wait(0.01)
-    assert worker == [result]
-    (pair,) = result.pairs
-    assert pair.measured is not None
-    assert round(pair.measured.sent_gbps, 1) == round(result.ceiling_gbps, 1) == 19.3
-    found = json.loads(command.as_json(result))
-    assert (found["schema"], found["own"]["node"], len(found["verdicts"])) == (1, "spark1", 1)
-
-
-def test_a_node_that_does_not_come_is_said(port: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(port, 1.0).startswith(f"{WORKER} does not take part: connection refused")
-    assert capsys.readouterr().err.count("waits for") == 1
-    with pytest.raises(BlockedError, match=f"{HEAD} did not come"):
-        fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD, 1.0)
-
-
-@contextmanager
-def listening(port: int, body: bytes, key: bytes = KEY) -> Iterator[None]:
-    """A worker that reports this of its ports."""
-
-    def run() -> None:
-        asyncio.run(receive_result({WORKER: ""}, port, lambda: (key,), body, 30))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        send(port, "figures", key)
-        thread.join(30)
-
-
-def send(port: int, result: str, key: bytes = KEY) -> None:
-    """As soon as the worker listens."""
-    while True:
-        try:
-            Measurer(HEAD, WORKER, port, lambda: (key,)).request(f"{RESULT}?{result}")
-            break
-        except TrafficError:
-            threading.Event().wait(0.02)
-
-
-def test_a_port_that_another_program_has_is_said(port: int) -> None:
-    with socket.create_server((WORKER, port)), pytest.raises(BlockedError, match="in use"):
-        fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
-
-
-@pytest.mark.parametrize("result", ["W10=", "eyJvd24iOiAxfQ==", "W1tb" * 10_000, "x", "%ff"])
-def test_a_result_that_is_none_is_refused(port: int, result: str) -> None:
-    threading.Thread(target=send, args=(port, result), daemon=True).start()
-    with pytest.raises(BlockedError, match="is no result"):
-        fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
-
-
-@pytest.mark.parametrize("body", [b"{}", b"\xff", b'{"node": "x", "ports": [{"address": 1}]}'])
-def test_facts_that_are_none_are_refused(port: int, body: bytes) -> None:
-    with listening(port, body):
-        assert "same on both" in refusal(port)
-
-
-def test_another_key_is_said(port: int) -> None:
-    with listening(port, b"{}", b"o" * 32):
-        assert "cluster.key" in refusal(port)
-
-
-def test_an_agent_that_runs_there_is_waited_for_and_named(port: int) -> None:
-    with listening(port, b""):
-        assert f"does not take part: its agent has port {port}" in refusal(port, 1.0)
-
-
-def test_iperf3_that_does_not_work_here_ends_the_test(programs: Programs, tree: Tree, port: int) -> None:
-    programs.write(IPERF3, "echo no")
-    with listening(port, msgspec.json.encode(facts("spark2", WORKER))):
-        assert re.search(r"does not work on this node: .* ends in: no", refusal(port))
-
-
-def test_a_pair_without_figures_has_the_reason(port: int) -> None:
-    near, far = facts("spark1", HEAD).ports[0], facts("spark2", WORKER).ports[0]
-    assert fabric_test.measure_pair(near, far, port, lambda: (KEY,)) == Pair(near, far, None, "Connection refused")
+OWN = Port("enP2p1s0f0np0", "10.0.0.1", 200_000, 9000)
+OTHER = Port("\x1b[31mred", "10.0.0.2", 200_000, 9000)
+PAIRS = (Pair(OWN, OTHER, PairFigures(12.86, 110.1, 48.2, 99.7)), Pair(OWN, OWN, None, "timed out"))
+RESULT = Result(Facts("spark1", (OWN,)), Facts("\x1b[31mspark2", (OTHER,)), 180.0, PAIRS)
 
 
 def test_the_table_fits_into_80_columns_and_has_no_colours_of_the_other_node() -> None:
-    own = Port("enP2p1s0f0np0", "10.0.0.1", 200_000, 9000)
-    other = Port("\x1b[31mred", "10.0.0.2", 200_000, 9000)
-    pairs = (Pair(own, other, PairFigures(12.86, 110.1, 48.2, 99.7)), Pair(own, own, None, "timed out"))
-    result = Result(Facts("spark1", (own,)), Facts("\x1b[31mspark2", (other,)), 180.0, pairs)
-    text = COLOURS.sub("", shown(command.render(result), NO_COLOR="1"))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown(render(RESULT), NO_COLOR="1"))
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
     assert "slow" in text
     assert "12.9" in text
-    assert msgspec.json.decode(msgspec.json.encode(result), type=Result) == result
+
+
+def test_json_is_the_result_with_a_verdict_for_each_pair() -> None:
+    printed = json.loads(as_json(RESULT))
+    assert printed["schema"] == 1
+    assert [verdict["outcome"] for verdict in printed["verdicts"]] == ["slow", "slow"]
+    assert msgspec.convert(printed, Result) == RESULT

@@ -17,7 +17,8 @@ def test_each_command_is_in_one_group_of_the_help_within_80_columns() -> None:
     assert sorted(grouped) == sorted(name for name, _, _ in COMMANDS)
     shown = sparkd("--help")
     lines = shown.stdout.splitlines()
-    assert (shown.returncode, [line for line in lines if len(line) > 80]) == (0, [])
+    assert shown.returncode == 0
+    assert [line for line in lines if len(line) > 80] == []
     assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == grouped
 
 
@@ -46,7 +47,8 @@ def test_version_is_a_word_too() -> None:
 @pytest.mark.parametrize("word", ["start", "stop", "restart"])
 def test_what_systemd_does_is_answered_with_its_lines(word: str) -> None:
     done = sparkd(word)
-    assert (done.returncode, "did you mean" in done.stderr) == (2, False)
+    assert done.returncode == 2
+    assert "did you mean" not in done.stderr
     assert done.stderr.splitlines()[1:] == [
         f"hint: sudo systemctl {word} sparkd-head",
         f"hint: on every other node: sudo systemctl {word} sparkd-worker",
@@ -73,7 +75,9 @@ def test_without_a_command_it_is_status() -> None:
 def test_a_word_that_a_command_does_not_know_leads_to_its_help(words: str, reason: str, help_of: str) -> None:
     done = sparkd(*words.split(" "))
     first, *hints = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, hints) == (2, "", [f"hint: {' '.join(f'sparkd {help_of} --help'.split())}"])
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert hints == [f"hint: {' '.join(f'sparkd {help_of} --help'.split())}"]
     assert first == f"sparkd: {reason}"
 
 
@@ -93,29 +97,8 @@ def test_a_user_who_may_not_do_it_gets_the_command_with_sudo() -> None:
             done = sparkd("units", "install", config=config.name)
         finally:
             os.seteuid(0)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "hint: sudo sparkd units install"), done
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="is about another user")
-def test_the_command_with_sudo_has_the_options_that_were_typed() -> None:
-    commands = ("drill core --yes", "preflight --all --json", "preflight --fix 1")
-    with NamedTemporaryFile("w", suffix=".toml") as config:
-        print('[engine]\nrecipe = "tiny-cpu"', file=config, flush=True)
-        Path(config.name).chmod(0o644)
-        sparkd("preflight", "--dry-run", config=config.name)  # imports, which only root may be able to read
-        for command in commands:
-            sparkd(*command.partition(" ")[:1], "--help")
-        os.seteuid(65534)
-        try:
-            hints = [sparkd(*command.split(), config=config.name).stderr.splitlines()[-1] for command in commands]
-        finally:
-            os.seteuid(0)
-    only_look = ", or only look: sparkd preflight --dry-run"
-    assert hints == [
-        "hint: sudo sparkd drill core --yes",
-        f"hint: sudo sparkd preflight --all --json{only_look}",
-        f"hint: sudo sparkd preflight --fix 1{only_look}",
-    ]
+    assert done.returncode == 2, done
+    assert done.stderr.splitlines()[-1] == "hint: sudo sparkd units install"
 
 
 @needs_no_agent

@@ -34,5 +34,6 @@ def test_the_table_fits_a_terminal_with_the_newest_first() -> None:
 
 def test_a_number_that_makes_no_sense_is_refused_in_one_line() -> None:
     done = sparkd("history", "--last", "0")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert done.returncode == 2
+    assert done.stdout == ""
     assert done.stderr == "sparkd: --last: needed is a number from 1 to 500\nhint: sparkd history --help\n"

@@ -44,13 +44,17 @@ def config(tmp_path: Path) -> Path:
 def test_what_reads_prints_one_object_with_its_schema(config: Path, command: str, code: int, keys: set[str]) -> None:
     done = sparkd(*command.split(), "--json", config=config)
     shown = json.loads(done.stdout)
-    assert (done.returncode, shown["schema"], keys - shown.keys()) == (code, 1, set()), done
+    assert done.returncode == code, done
+    assert shown["schema"] == 1
+    assert keys - shown.keys() == set()
 
 
 def test_an_error_is_an_object_with_what_a_program_needs(config: Path) -> None:
     done = sparkd("plan", "--json", config=config, SPARKD_ENGINE__RECIPE="none-such")
     error = json.loads(done.stdout)["error"]
-    assert (error["code"], error["cause"], "no recipe" in error["reason"]) == (78, "configuration", True)
+    assert error["code"] == 78
+    assert error["cause"] == "configuration"
+    assert "no recipe" in error["reason"]
     assert error["hint"] in done.stderr, "and for a person as ever"
 
 
@@ -63,7 +67,8 @@ def test_an_error_of_the_logs_is_one_line_as_each_of_its_objects_is(config: Path
 def test_what_changes_something_prints_no_json(command: str, config: Path) -> None:
     done = sparkd(*command.split(), "--json", config=config)
     error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["reason"]) == (2, "--json is of --list alone"), done
+    assert done.returncode == 2, done
+    assert error["reason"] == "--json is of --list alone"
     assert error["hint"] == f"sudo sparkd {command.split()[0]} --list --json"
 
 
@@ -71,7 +76,10 @@ def test_recipe_check_has_the_faults_of_each_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(BROKEN)
     done = sparkd("recipe", "check", "--json", "tiny-cpu", str(tmp_path / "mine.yaml"), str(tmp_path / "none.yaml"))
     good, wrong, missing = json.loads(done.stdout)["recipes"]
-    assert (done.returncode, good["errors"], len(wrong["errors"]), len(missing["errors"])) == (78, [], 1, 1)
+    assert done.returncode == 78
+    assert good["errors"] == []
+    assert len(wrong["errors"]) == 1
+    assert len(missing["errors"]) == 1
     assert wrong["files"][0] == str(tmp_path / "mine.yaml")
 
 

@@ -61,7 +61,8 @@ def test_a_failure_has_its_meaning_below_it() -> None:
 def test_a_nodes_trouble_is_among_the_objects_too(node: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     report_trouble(node, "refused", as_json=True)
     out, err = capsys.readouterr()
-    assert (json.loads(out), err) == ({"node": node, "trouble": "refused"}, reason)
+    assert json.loads(out) == {"node": node, "trouble": "refused"}
+    assert err == reason
     report_trouble(node, "", as_json=False)
     assert capsys.readouterr().out == ""
 

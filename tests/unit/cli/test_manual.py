@@ -33,9 +33,8 @@ def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[
 
 def command_line() -> Iterator[tuple[tuple[str, ...], list[str]]]:
     for command, *_ in main.COMMANDS:
-        (commands,) = (
-            one for one in main.build_parser(command)._actions if isinstance(one, argparse._SubParsersAction)
-        )
+        actions = main.build_parser(command)._actions
+        (commands,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))
         yield from leaves(commands.choices[command], (command,))
 
 
@@ -97,7 +96,7 @@ def test_no_other_command_has_a_page() -> None:
 
 
 def recipe_keys(form: dict[str, Any], forms: dict[str, Any], prefix: str) -> Iterator[str]:
-    """Of the JSON Schema: dotted, down to what is no section of its own."""
+    """Dotted keys of the JSON Schema, down to what is no section of its own."""
     for name, entry in form["properties"].items():
         inner = forms.get(entry.get("$ref", "").rpartition("/")[2])
         yield from recipe_keys(inner, forms, f"{prefix}{name}.") if inner else (f"{prefix}{name}",)

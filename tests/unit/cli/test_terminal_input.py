@@ -1,5 +1,6 @@
 """A command at a terminal says what it waits for, and an interrupt ends it without a traceback."""
 
+import io
 import os
 import pty
 import signal
@@ -8,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.commands import INTERRUPTIBLE, SPARKD
+from tests.unit.commands import INTERRUPTIBLE, SPARKD, stdin_of
 from tests.unit.nodes import until
+
+from sparkd.base.lib.errors import UsageError
+from sparkd.tools.cli.console import prompt
 
 ROOT = Path(__file__).parents[3]
 SITE = str(Path(pytest.__file__).parents[1])
@@ -36,6 +40,18 @@ def test_what_waits_for_a_paste_on_a_terminal_says_so(command: str, pasted: str,
     os.close(theirs)
     assert announced in done.stderr
     assert shown in done.stdout
+
+
+def test_a_long_line_that_a_person_types_is_read_to_its_end() -> None:
+    url = f"https://example.org/{'x' * 1000}"
+    with stdin_of(io.StringIO(f"{url}\nn\n")):
+        assert [prompt("URL: "), prompt("write it? ")] == [f"{url}\n", "n\n"]
+
+
+def test_an_answer_that_is_no_text_is_an_error_and_no_bug() -> None:
+    strict = io.TextIOWrapper(io.BytesIO(b"\xfc\n"), encoding="utf-8")  # as in each locale but C
+    with stdin_of(strict), pytest.raises(UsageError, match="the answer is no text"):
+        prompt("write it? ")
 
 
 def launcher(folder: Path, app: Path) -> str:
@@ -67,7 +83,8 @@ def test_an_interrupt_of_a_command_is_its_own_to_handle(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("paste a log")
         process.send_signal(signal.SIGINT)
-        assert (process.wait(60), process.stderr.read()) == (130, "")
+        assert process.wait(60) == 130
+        assert process.stderr.read() == ""
     os.close(ours)
     os.close(theirs)
 

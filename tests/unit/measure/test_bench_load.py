@@ -16,7 +16,7 @@ WANTED = Wanted((1, 4), (60,), 30, 10, 2, staggered=False, seed=1)
 
 
 async def collect(port: int, wanted: Wanted) -> list[LevelFigures | Depth]:
-    return [one async for one in measure(Endpoint("127.0.0.1", port, "tiny", connections=100), wanted)]
+    return [figures async for figures in measure(Endpoint("127.0.0.1", port, "tiny", connections=100), wanted)]
 
 
 def test_levels_and_depths_of_a_server_with_known_times() -> None:
@@ -25,7 +25,8 @@ def test_levels_and_depths_of_a_server_with_known_times() -> None:
     assert isinstance(single, LevelFigures)
     assert isinstance(four, LevelFigures)
     assert isinstance(deep, Depth)
-    assert (single.requests, four.requests, single.failed, four.failed) == (2, 8, 0, 0)
+    assert [level.requests for level in (single, four)] == [2, 8]
+    assert single.failed == four.failed == 0
     for level, most in ((single, 10 / 0.28), (four, 40 / 0.28)):  # a busy machine is slower, none is faster
         assert level.output_tokens_per_second is not None
         assert 0.5 * most < level.output_tokens_per_second.median < 1.05 * most
@@ -36,7 +37,7 @@ def test_staggered_requests_begin_one_after_the_other() -> None:
     with streaming(0.1, 0.0) as port:
         endpoint = Endpoint("127.0.0.1", port, "tiny")
         replies = asyncio.run(send(endpoint, ["a"] * 8, 1, 8, 0.05))
-    begun = sorted(one.begun for one in replies if isinstance(one, Streamed))
+    begun = sorted(reply.begun for reply in replies if isinstance(reply, Streamed))
     assert 0.1 < begun[-1] - begun[0] < 1.5
 
 
@@ -54,17 +55,20 @@ def test_a_measurement_ends_after_a_level_without_an_answer() -> None:
         single, four = asyncio.run(collect(port, WANTED))
     assert isinstance(single, LevelFigures)
     assert isinstance(four, LevelFigures)
-    assert (single.failed, four.failed, four.fault) == (0, 8, "HTTP 503 draining")
+    assert single.failed == 0
+    assert four.failed == 8
+    assert four.fault == "HTTP 503 draining"
 
 
 def test_no_two_prompts_begin_alike_and_lengths_follow_the_servers_count() -> None:
     with streaming(0.0, 0.0) as port:
         prompts = Prompts(7)
         asyncio.run(prompts.calibrate(Endpoint("127.0.0.1", port, "tiny")))
-    made = [prompts.make(50) for _ in range(100)]
-    assert {len(one.split()) for one in made} == {50}
-    assert len({one[:12] for one in made}) == 100
-    assert Prompts(8).make(50)[:12] not in {one[:12] for one in made}
+    texts = [prompts.make(50) for _ in range(100)]
+    beginnings = {text[:12] for text in texts}
+    assert {len(text.split()) for text in texts} == {50}
+    assert len(beginnings) == 100
+    assert Prompts(8).make(50)[:12] not in beginnings
 
 
 def test_a_hundred_requests_in_flight_take_less_than_half_a_core() -> None:
@@ -74,6 +78,6 @@ def test_a_hundred_requests_in_flight_take_less_than_half_a_core() -> None:
         began, used = time.monotonic(), time.process_time()
         replies = asyncio.run(send(endpoint, ["word"] * 100, 25, 100, 0))
         seconds, cpu = time.monotonic() - began, time.process_time() - used
-    assert not [one for one in replies if isinstance(one, str)]
+    assert not [reply for reply in replies if isinstance(reply, str)]
     print(f"100 requests, 2500 tokens in {seconds:.2f} s: {cpu:.2f} s of CPU, {cpu / seconds:.2f} of a core")
     assert cpu / seconds < 0.5

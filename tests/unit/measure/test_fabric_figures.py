@@ -27,13 +27,13 @@ OTHER = replace(PORT, address="10.0.0.2")
 def pair(
     gbps: float, *, back: float | None = None, trip: float = 40, speed: int | None = 200_000, mtu: int = 9000
 ) -> Pair:
-    """`gbps` there, and `back`, the same where it is None."""
+    """A pair of ports that carries `gbps` there, and `back` from there; None: the same."""
     measured = PairFigures(gbps, gbps if back is None else back, trip, 2 * trip)
     return Pair(replace(PORT, speed_mbps=speed, mtu=mtu), OTHER, measured)
 
 
 @pytest.mark.parametrize(
-    ("made", "ceiling", "outcome", "text"),
+    ("measured", "ceiling", "outcome", "text"),
     [
         (pair(110), 200, OK, "110.0 of 110 Gb/s"),
         (pair(92.57), 200, OK, ""),
@@ -57,8 +57,8 @@ def pair(
         (Pair(PORT, OTHER, None, "connection timed out"), 200, SLOW, "connection timed out"),
     ],
 )
-def test_a_figure_is_judged(made: Pair, ceiling: float, outcome: str, text: str) -> None:
-    verdict = judge(made, ceiling)
+def test_a_figure_is_judged(measured: Pair, ceiling: float, outcome: str, text: str) -> None:
+    verdict = judge(measured, ceiling)
     assert verdict.outcome == outcome
     assert text in f"{verdict.reason} {verdict.hint}"
 
@@ -76,7 +76,7 @@ def test_the_address_of_cluster_nodes_is_the_first_and_a_twin_without_one_is_nam
         port("enP2p1s0f0np0", twins=("enp1s0f0np0",)),
     )
     facts = describe_ports("spark1", "10.0.0.1", ports, perftest=False)
-    assert [one.address for one in facts.ports] == ["10.0.0.1", "10.1.0.1", "10.2.0.1"]
+    assert [port.address for port in facts.ports] == ["10.0.0.1", "10.1.0.1", "10.2.0.1"]
     (named,) = describe_twins(Result(facts, Facts("spark2", ()), 100, ()))
     assert " ".join(named).startswith("spark1 enP2p1s0f0np0, the twin of enp1s0f0np0, has no address")
 
@@ -89,16 +89,17 @@ def test_an_address_on_no_port_that_is_known_is_measured_all_the_same() -> None:
 
 def test_ports_of_one_subnet_are_pairs() -> None:
     own = Facts("spark1", (PORT, Port("twin", "10.1.0.1", 200_000, 9000), Port("third", "10.2.0.1", 200_000, 9000)))
-    far = [replace(PORT, address=one) for one in ("10.1.0.2", "10.0.0.2", "8.8.8.8", "10.9.0.2", "::1")]
+    far = [replace(PORT, address=address) for address in ("10.1.0.2", "10.0.0.2", "8.8.8.8", "10.9.0.2", "::1")]
 
     def interfaces(address: str) -> tuple[str, ...]:
         """As the kernel's table of routes says."""
         return {"10.0.0": ("enp1s0f0np0",), "10.1.0": ("twin",), "10.9.0": ("docker0",)}.get(address[:6], ())
 
-    found = list(pair_ports(own, Facts("spark2", tuple(far)), "10.0.0.2", interfaces))
-    assert [(near.address, far.address) for near, far in found] == [("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2")]
+    pairs = pair_ports(own, Facts("spark2", tuple(far)), "10.0.0.2", interfaces)
+    assert [(near.address, far.address) for near, far in pairs] == [("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2")]
 
 
 def test_an_other_node_that_names_none_of_its_addresses_is_measured_by_the_one_of_the_settings() -> None:
     ((near, far),) = pair_ports(Facts("spark1", (PORT,)), Facts("spark2", ()), "10.0.0.2", lambda _: ())
-    assert (near, far.address) == (PORT, "10.0.0.2")
+    assert near == PORT
+    assert far.address == "10.0.0.2"

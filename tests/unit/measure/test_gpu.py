@@ -1,4 +1,4 @@
-"""`sparkd preflight --deep`: what figures of a GPU mean, what is no figure, and when no GPU is loaded."""
+"""`sparkd preflight --deep`: the program that loads a GPU, its container, and when no GPU is loaded."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent_runs import DESCRIPTION, REF
 from tests.unit.cluster_nodes import machine
 from tests.unit.commands import sparkd
 from tests.unit.docker_server import json_response, listening, plain
+from tests.unit.measure.gpu_findings import GB10, RESULT, clocks, not_ok, text
 from tests.unit.wire import END, http, serving
 
 from sparkd.agent.actions.container_bodies import program_body
@@ -32,112 +32,10 @@ from sparkd.base.host.gpu_access import GpuAccess
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import BlockedError, ExitCode, LaunchError
-from sparkd.tools.measure.gpu import Load, judge, measure_gpu, parse_load
+from sparkd.tools.measure.gpu import measure_gpu
+from sparkd.tools.measure.gpu_verdict import parse_load
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may load the GPU")
-GB10, H100 = "NVIDIA GB10", "NVIDIA H100 80GB HBM3"
-GOOD = Load(10.0, 18.0, 88.2, 214.0)
-
-
-def clocks(mhz: int | None, watts: float | None, *held: str, name: str = GB10) -> GpuClocks:
-    return GpuClocks(name, mhz, watts, 96, held)
-
-
-def levels(findings: Iterable[Finding]) -> dict[str, str]:
-    return {one.id.removeprefix("gpu-"): one.verdict.level.value for one in findings}
-
-
-def text(findings: Iterable[Finding]) -> str:
-    return "\n".join(f"{one.id}: {one.verdict.reason} -> {one.verdict.hint}" for one in findings)
-
-
-@pytest.mark.parametrize(
-    ("tflops", "samples", "others", "expected", "words"),
-    [
-        pytest.param(91.6, [clocks(2281, 92.5)], (), ("ok", "ok", "ok"), "2,281 MHz and 92 W", id="as owners measured"),
-        pytest.param(75, [clocks(2400, 80)] * 3, (), ("ok", "ok", "ok"), "75.0 TFLOPS", id="the least of them"),
-        pytest.param(80, [clocks(2100, 78)], (), ("ok", "ok", "ok"), "", id="limited to 2,100 MHz"),
-        pytest.param(36.5, [clocks(799, 19.5)], (), ("block", "block", "ok"), "unplug it for 60 s", id="latched"),
-        pytest.param(33, [clocks(702, 36)], (), ("block", "block", "ok"), "unplug it", id="latched, at more power"),
-        pytest.param(40, [clocks(2400, 40)], (), ("ok", "warn", "ok"), "another image", id="slow at a full clock"),
-        pytest.param(70, [clocks(2000, 70)], (), ("ok", "ok", "ok"), "", id="just not slow"),
-        pytest.param(69.9, [clocks(1999, 70)], (), ("warn", "warn", "ok"), "unplug", id="just slow"),
-        pytest.param(55, [clocks(1200, 70)], (), ("warn", "warn", "ok"), "unplug", id="just not latched"),
-        pytest.param(54.9, [clocks(1199, 70)], (), ("block", "block", "ok"), "unplug", id="just latched"),
-        pytest.param(62, [clocks(1700, 50)], (), ("warn", "warn", "ok"), "nvidia-smi -lgc", id="slower"),
-        pytest.param(30, [clocks(799, 19)], ("pid 7 (rival)",), ("warn", "warn", "warn"), "pid 7 (rival)", id="shared"),
-        pytest.param(
-            50,
-            [clocks(1100, 60, "heat, by its driver")] * 2 + [clocks(1150, 60)],
-            (),
-            ("warn", "warn", "ok"),
-            "let it cool",
-            id="hot",
-        ),
-        pytest.param(
-            40,
-            [clocks(1100, 60, "heat, by its driver")] + [clocks(1100, 60)] * 2,
-            (),
-            ("block", "block", "ok"),
-            "unplug",
-            id="hot once",
-        ),
-        pytest.param(88, [], (), ("unknown", "ok", "ok"), "unknown MHz and unknown W", id="no samples"),
-        pytest.param(88, [clocks(None, None)], (), ("unknown", "ok", "ok"), "nvidia-smi", id="no clock reported"),
-        pytest.param(88, [clocks(2400, None)], (), ("ok", "ok", "ok"), "2,400 MHz and unknown W", id="no power"),
-    ],
-)
-def test_figures_of_a_gb10_are_compared_with_those_of_owners(
-    tflops: float, samples: list[GpuClocks], others: tuple[str, ...], expected: tuple[str, str, str], words: str
-) -> None:
-    findings = judge(replace(GOOD, tflops=tflops), GB10, samples, others)
-    assert levels(findings) == dict(zip(("clocks", "compute", "users"), expected, strict=True))
-    assert words in text(findings)
-    assert all(one.verdict.hint for one in findings if one.verdict.level.value != "ok")
-    assert {one.verdict.needs_person for one in findings if one.verdict.level.value == "block"} <= {True}
-
-
-def test_a_median_ignores_the_moments_in_which_a_clock_rises() -> None:
-    assert levels(judge(GOOD, GB10, [clocks(208, 5), clocks(2400, 88), clocks(2398, 89)], ()))["clocks"] == "ok"
-
-
-def test_another_gpu_is_compared_with_nothing_and_its_other_users_are_named() -> None:
-    """Measured on an H100: alone, and beside a process that multiplied smaller matrices."""
-    alone = judge(replace(GOOD, tflops=679.4, copy_gbps=2969.5), H100, [clocks(1380, 698.0, "its power cap")], ())
-    assert levels(alone) == {"clocks": "ok", "compute": "ok", "users": "ok"}
-    assert "1,380 MHz and 698 W under load, held down by its power cap; compared with nothing" in text(alone)
-    assert "679.4 TFLOPS in bf16, 2,970 GB/s" in text(alone)
-    shared = judge(replace(GOOD, tflops=385.9), H100, [clocks(1635, 687.5)], ("pid 560 (python3)",))
-    assert levels(shared) == {"clocks": "ok", "compute": "ok", "users": "warn"}
-    assert "pid 560 (python3)" in text(shared)
-
-
-RESULT = '{"began": 10.0, "ended": 18.0, "tflops": 88.2, "copy_gbps": 214}'
-
-
-def test_the_last_line_is_the_result() -> None:
-    assert parse_load(f"a warning of torch\n{RESULT}\n") == GOOD
-
-
-@pytest.mark.parametrize(
-    "log",
-    [
-        "",
-        "\n\n",
-        "garbage",
-        "[" * 5000,
-        RESULT + "\nTraceback",
-        *(RESULT.replace("88.2", rate) for rate in ("NaN", "Infinity", "1e308", "1e400", "9" * 5000, "0", "-1")),
-        *(RESULT.replace("88.2", rate) for rate in ('"88.2"', "null")),
-        RESULT.replace("214", "true"),
-        RESULT.replace("18.0", "10.0"),
-        RESULT.replace("18.0", "1e300"),
-        "[10.0, 18.0, 88.2, 214]",
-        "\x00\ud800",
-    ],
-)
-def test_what_is_no_result_of_a_gpu_is_none(log: str) -> None:
-    assert parse_load(log) is None
 
 
 def test_the_program_has_the_gpu_that_the_plan_would_use_and_no_more_rights() -> None:
@@ -145,7 +43,7 @@ def test_the_program_has_the_gpu_that_the_plan_would_use_and_no_more_rights() ->
     assert without["Env"] == ["HOME=/tmp", "NVIDIA_VISIBLE_DEVICES=void"]
     for access, env in ((GpuAccess.GPUS, []), (GpuAccess.DEVICE, []), (GpuAccess.RUNTIME, ["all"])):
         body = program_body("i", "true", {}, access)
-        assert body["Env"] == ["HOME=/tmp", *(f"NVIDIA_VISIBLE_DEVICES={one}" for one in env)]
+        assert body["Env"] == ["HOME=/tmp", *(f"NVIDIA_VISIBLE_DEVICES={devices}" for devices in env)]
         before, host_config = without["HostConfig"], body["HostConfig"]
         assert isinstance(host_config, dict) and isinstance(before, dict)
         assert ("Runtime" in host_config) != ("DeviceRequests" in host_config)
@@ -256,9 +154,9 @@ class Machine:
 @pytest.fixture
 def gb10() -> Iterator[Machine]:
     with tempfile.TemporaryDirectory() as folder:  # tmp_path is too long for a socket
-        made = Machine(Tree(Path(folder)))
-        with listening(f"{made.root}/run/docker.sock") as (_, listener), serving(listener, made.docker):
-            yield made
+        node = Machine(Tree(Path(folder)))
+        with listening(f"{node.root}/run/docker.sock") as (_, listener), serving(listener, node.docker):
+            yield node
 
 
 @needs_root
@@ -278,10 +176,10 @@ def test_clocks_count_while_the_products_run(gb10: Machine) -> None:
     began = time.monotonic()
     gb10.log = RESULT.replace("10.0", str(began)).replace("18.0", str(began + 8))
     gb10.hangs = 1.2
-    assert levels(gb10.measure()) == {"clocks": "ok", "compute": "ok", "users": "ok"}
+    assert not_ok(gb10.measure()) == {}
     assert gb10.removed
     gb10.log = RESULT.replace("10.0", str(began - 9)).replace("18.0", str(began - 1))
-    assert levels(gb10.measure())["clocks"] == "unknown"
+    assert not_ok(gb10.measure()) == {"clocks": "unknown"}
 
 
 @needs_root
@@ -333,7 +231,7 @@ def test_a_person_who_interrupts_it_leaves_no_container(gb10: Machine) -> None:
 def test_who_loads_the_gpu_too_is_named_and_an_idle_desktop_is_not(gb10: Machine) -> None:
     gb10.tree.process(40, "Xorg")
     gb10.gpu([GB10], ((40, 5 << 20),))
-    assert levels(gb10.measure())["users"] == "ok"
+    assert "users" not in not_ok(gb10.measure())
     gb10.on_start = lambda: gb10.gpu([GB10], ((40, None), (77, None)))
     users = gb10.measure()[-1].verdict
     assert users.level.value == "warn"
@@ -389,7 +287,7 @@ def test_without_a_gpu_there_is_nothing_to_measure(gb10: Machine) -> None:
     gb10.configure("none")
     findings = gb10.measure()
     assert "nothing to measure: the plan uses no GPU" in text(findings)
-    assert levels(findings) == {"compute": "skipped"}
+    assert not_ok(findings) == {"compute": "skipped"}
     assert gb10.requests == []
 
 

@@ -1,17 +1,12 @@
-"""Which step a ladder takes next, what it keeps, and the recipe that it writes."""
+"""Which step a ladder takes next, and what it keeps."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
-from tests.unit.plans import recipe
 
-from sparkd.base.recipes.loader import load_recipe
-from sparkd.tools.measure.climb import Tuning
-from sparkd.tools.measure.figures import DECODE, Spread
-from sparkd.tools.measure.knobs import CONTEXT_LENGTH, DRAFT_TOKENS, SEQUENCES, Knob, Value
-from sparkd.tools.measure.ladder import MeasuredStep, Position, find_position
-from sparkd.tools.measure.ladder_ends import render_recipe
+from sparkd.tools.measure.figures import Spread
+from sparkd.tools.measure.knobs import CONTEXT_LENGTH, SEQUENCES, Knob, Value
+from sparkd.tools.measure.ladder import MeasuredStep, find_position
 
 SEQS = Knob(SEQUENCES, 2, 16, 4)
 ROOM = Knob(CONTEXT_LENGTH, 512, 2048, 512)
@@ -59,8 +54,9 @@ UP = seqs(8, 150)
 def test_the_next_step(
     knobs: list[Knob], measured: list[MeasuredStep], step: tuple[str, Value] | None, values: dict[str, Value]
 ) -> None:
-    found = find_position(knobs, measured)
-    assert (found.step, found.values) == (step, values)
+    position = find_position(knobs, measured)
+    assert position.step == step
+    assert position.values == values
 
 
 def test_a_ladder_that_is_repeated_from_any_moment_ends_at_the_same() -> None:
@@ -76,27 +72,3 @@ def test_a_ladder_that_is_repeated_from_any_moment_ends_at_the_same() -> None:
         measured.append(make_step(*at.step, figures[at.step]))
     assert at.values == {SEQUENCES: 8, CONTEXT_LENGTH: 1024}
     assert len(measured) == len(figures)
-
-
-DRAFTS = {"method": "deepseek_mtp", "num_speculative_tokens": 2}
-DRAFTING = {"speculative-config": DRAFTS, "max-num-seqs": "1k", "gpu-memory-utilization": 0.85, "max-model-len": 65536}
-
-
-@pytest.mark.parametrize("name", ["up", "2026-11-23", "123", "1.5", "true", "null", "1e3"])
-def test_the_written_recipe_loads_and_has_its_figures(tmp_path: Path, name: str) -> None:
-    folder = tmp_path
-    base = recipe(name="mine", args=DRAFTING, expect={DECODE: {"1": 5.0}})
-    text = "schema: 1\nname: mine\nmodel: {path: m}\nimage: {ref: 'i:1'}\nargs:\n  max-num-seqs: 4\n  dtype: float32\n"
-    (folder / "mine.yaml").write_text(
-        f"{text}  speculative-config: {{method: deepseek_mtp, num_speculative_tokens: 2}}\n"
-    )
-    best = MeasuredStep(DRAFT_TOKENS, 1, rate(123.45), first_token_seconds=0.5, kv_cache_tokens=4096)
-    at = Position(None, {SEQUENCES: 8, DRAFT_TOKENS: 1}, best)
-    steps = (make_step("", 0, 100), best, make_step(DRAFT_TOKENS, 3, fault="it's 'bad': {x}"))
-    tuning = Tuning(name, "f", (), 8, steps)
-    (folder / f"{name}.yaml").write_text(render_recipe(base, tuning, at, "2026-11-23T10:00:00.000+00:00"))
-    found = load_recipe(name, [folder]).recipe
-    assert found.args["max-num-seqs"] == 8
-    assert found.args["speculative-config"] == {"method": "deepseek_mtp", "num_speculative_tokens": 1}
-    assert found.args["dtype"] == "float32"
-    assert found.expect == {"kv_cache_tokens": 4096, DECODE: {"8": 123.5}, "first_token_seconds": {"8": 0.5}}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.tools.node_settings import HEAD_OWN, HEAD_PUBLIC, KEY, PAIR, files
+from tests.unit.tools.node_settings import HEAD_OWN, HEAD_PUBLIC, KEY, PAIR, files, take_back
 
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import forget_command, read_keys
@@ -20,12 +20,6 @@ from sparkd.tools.setup.setup_manifest import Setup
 
 def keys(root: Path) -> tuple[bytes, ...]:
     return read_keys(Files(str(root), os.geteuid()), KEY)
-
-
-def deinit(root: Path) -> list[str]:
-    node = NodeFiles(Host(root), {})
-    node.adopt()
-    return list(node.setup.take_back())
 
 
 def test_a_new_key_is_32_bytes_in_a_file_for_its_owner_alone(tmp_path: Path) -> None:
@@ -55,7 +49,8 @@ def test_an_empty_file_is_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no key in it .*--new-cluster-key"):
         rotate_key(KEY, Setup(tmp_path))
     create_key(KEY, Setup(tmp_path))
-    assert (len(keys(tmp_path)), path.stat().st_mode & 0o777) == (1, 0o600)
+    assert len(keys(tmp_path)) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_broken_link_is_not_followed(tmp_path: Path) -> None:
@@ -108,27 +103,27 @@ def test_deinit_removes_a_key_that_was_rotated_and_keeps_none_of_it(tmp_path: Pa
         rotate_key(KEY, Setup(tmp_path))
     if complete:
         forget_old(tmp_path)
-    assert f"removed {KEY}" in deinit(tmp_path)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert f"removed {KEY}" in take_back(tree)
+    assert files(tree) == {}
 
 
 def test_deinit_removes_the_key_of_another_node_that_was_copied_over_its_own(tmp_path: Path) -> None:
     NodeFiles(Host(tmp_path), {}).write({}, joined_files(KEY, [b"a" * 32], [b"b" * 32]))
     Tree(tmp_path).file(KEY, key_text("ef" * 32, "cd" * 32), mode=0o600)
-    assert deinit(tmp_path) == [f"removed {head_key.PUBLIC}", f"removed {KEY}"]
+    assert take_back(Tree(tmp_path)) == [f"removed {head_key.PUBLIC}", f"removed {KEY}"]
 
 
 @pytest.mark.parametrize("text", [f"{'cd' * 32}\n", key_text("cd" * 32, "# the one of the lab"), "", "mine"])
 def test_deinit_leaves_a_file_that_is_a_persons(tmp_path: Path, text: str) -> None:
     create_key(KEY, Setup(tmp_path))
     file = Tree(tmp_path).file(KEY, text, mode=0o600)
-    assert deinit(tmp_path) == [f"left {KEY}: it was changed since"]
+    assert take_back(Tree(tmp_path)) == [f"left {KEY}: it was changed since"]
     assert file.read_text() == text
 
 
 def test_deinit_leaves_a_key_that_a_person_has_copied_here(tmp_path: Path) -> None:
     file = Tree(tmp_path).file(KEY, key_text("cd" * 32), mode=0o600)
-    assert deinit(tmp_path) == []
+    assert take_back(Tree(tmp_path)) == []
     assert file.exists()
 
 
@@ -147,7 +142,7 @@ def test_a_key_from_before_a_join_is_kept_nowhere_and_does_not_come_back(spark: 
         Setup(spark.root).write(KEY, f"{new}\n", 0o600)
     node_files.write({("cluster", "nodes"): PAIR}, [SecretFile(KEY, f"{new}\n", replaces=True)])
     assert [name for name, text in files(spark).items() if old in text] == []
-    assert f"removed {KEY}" in node_files.take_back()
+    assert f"removed {KEY}" in take_back(spark)
     assert not spark.path(KEY).exists()
 
 
@@ -162,7 +157,7 @@ def test_a_head_gets_a_key_of_its_own_that_stays_and_is_taken_back(spark: Tree) 
     assert before.split()[-1] != spark.path(KEY).read_text().split()[-1]
     node_files.write(values, new_files(KEY))
     assert own.read_text() == before
-    node_files.take_back()
+    take_back(spark)
     assert not own.exists(), "a new head means a new join"
 
 
@@ -173,7 +168,7 @@ def test_a_node_that_joins_keeps_the_public_key_of_the_last_head_alone(spark: Tr
         assert path.read_text().split()[-1] == head.hex()
         assert path.read_text().count("\n") == 2
         assert path.stat().st_mode & 0o7777 == 0o600
-    node_files.take_back()
+    take_back(spark)
     assert not path.exists()
 
 

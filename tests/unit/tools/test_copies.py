@@ -97,11 +97,8 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> image_copy.Image:
 def test_archives_of_other_images_are_named_on_both_sides_and_stay(bin_folder: Path, image: image_copy.Image) -> None:
     peer, lines = make_peer(bin_folder, docker=f"echo '{DESCRIPTION}'"), list[str]()
     identity = identity_of({"RootFS": {"Layers": []}, "Config": {}}, "name:tag")
-    image, here, there = (
-        structs.replace(image, identity=identity),
-        image.file.parent,
-        bin_folder.parent / "far" / SCRATCH,
-    )
+    image = structs.replace(image, identity=identity)
+    here, there = image.file.parent, bin_folder.parent / "far" / SCRATCH
     here.mkdir(parents=True)
     for path in (here / f"{OTHER}.part", here / "notes", there / f"{OTHER}.tar", there / image.file.name):
         path.write_bytes(bytes(3 << 20))

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.nodes import report
+from tests.unit.verdicts import present
 
 from sparkd.base.host import Host
 from sparkd.base.host.docker import LABEL
@@ -69,12 +70,11 @@ def test_a_rank_that_has_just_ended_is_no_lack_of_a_core(tree: Tree, host: Host)
 
 def test_a_process_that_took_the_pid_is_not_killed() -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
-        found = read_process(Files(), other.pid)
-        assert found is not None
+        start_time = present(read_process(Files(), other.pid)).start_time
         try:
-            for start_time, container in ((found.start_time + 1, ""), (found.start_time, "c" * 64)):
+            for wrong in (Target(other.pid, start_time + 1, "", "x"), Target(other.pid, start_time, "c" * 64, "x")):
                 with pytest.raises(BlockedError, match="has just ended by itself"):
-                    kill(Target(other.pid, start_time, container, "x"))
+                    kill(wrong)
             assert other.poll() is None
         finally:
             other.kill()

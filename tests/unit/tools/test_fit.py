@@ -10,8 +10,8 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.tools.node.fit import FIRST, Fit, Lack, Supply, judge_supply, sort_key
 
 SPARK = Supply(total_bytes=120 * GIB, gpu=True)
-NO_MODEL = replace(SPARK, model="is not there")
-NO_IMAGE = replace(SPARK, image="image i:1 is not on this node")
+NO_MODEL = replace(SPARK, model_fault="is not there")
+NO_IMAGE = replace(SPARK, image_fault="image i:1 is not on this node")
 
 
 def lack_of_memory(gib: str) -> Lack:
@@ -22,27 +22,18 @@ def lack_of_memory(gib: str) -> Lack:
     ("supply", "keys", "lacks"),
     [
         pytest.param(SPARK, {}, [], id="all is there"),
-        pytest.param(Supply(120 * GIB, gpu=False), {}, [Lack("needs a GPU", lasting=True)], id="no GPU"),
-        pytest.param(Supply(120 * GIB, gpu=False), {"container": {"gpus": "none"}}, [], id="no GPU needed"),
+        pytest.param(replace(SPARK, gpu=False), {}, [Lack("needs a GPU", lasting=True)], id="no GPU"),
+        pytest.param(replace(SPARK, gpu=False), {"container": {"gpus": "none"}}, [], id="no GPU needed"),
         pytest.param(SPARK, {"memory_bytes": 119 * GIB}, [lack_of_memory("121.0")], id="memory"),
-        pytest.param(
-            SPARK, {"args": {"gpu-memory-utilization": 0.99}}, [lack_of_memory("120.8")], id="share"
-        ),
+        pytest.param(SPARK, {"args": {"gpu-memory-utilization": 0.99}}, [lack_of_memory("120.8")], id="share"),
         pytest.param(
             NO_MODEL,
             {"model": {"path": "m", "repo": "a/m"}},
             [Lack("/srv/models/m is not there", "sudo sparkd model pull x")],
             id="a model that can be downloaded",
         ),
-        pytest.param(
-            NO_MODEL, {}, [Lack("/srv/models/m is not there")], id="no repository"
-        ),
-        pytest.param(
-            NO_IMAGE,
-            {},
-            [Lack("image i:1 is not on this node", "sudo docker pull i:1")],
-            id="image",
-        ),
+        pytest.param(NO_MODEL, {}, [Lack("/srv/models/m is not there")], id="no repository"),
+        pytest.param(NO_IMAGE, {}, [Lack("image i:1 is not on this node", "sudo docker pull i:1")], id="image"),
         pytest.param(
             NO_IMAGE,
             {"image": {"ref": "i:1", "build": "make it"}},
@@ -50,19 +41,19 @@ def lack_of_memory(gib: str) -> Lack:
             id="an image that is built",
         ),
         pytest.param(
-            Supply(120 * GIB, gpu=True, image="docker: away", docker="start it"),
+            replace(SPARK, image_fault="docker: away", docker_command="start it"),
             {},
             [Lack("docker: away", "start it")],
             id="docker",
         ),
         pytest.param(
-            Supply(120 * GIB, gpu=True, too_big="weights of 138.8 GiB"),
+            replace(SPARK, excess="weights of 138.8 GiB"),
             {},
             [Lack("weights of 138.8 GiB", lasting=True)],
             id="a model that can't fit",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_lack_names_what_is_missing_and_how_to_get_it(
     supply: Supply, keys: dict[str, object], lacks: list[Lack]
 ) -> None:
@@ -74,7 +65,7 @@ def test_a_recipe_by_its_path_is_named_by_it() -> None:
         "model": {"path": "m", "repo": "a/m"},
         "image": {"ref": "i:1", "build": {"from": "b:1", "steps": [{"run": "true"}]}},
     }
-    supply = replace(NO_MODEL, image=NO_IMAGE.image)
+    supply = replace(NO_MODEL, image_fault=NO_IMAGE.image_fault)
     lacks = judge_supply("/my own/x.yaml", recipe(**keys), CheckInputs(plan(**keys), Settings()), supply)
     commands = [f"sudo sparkd {verb} '/my own/x.yaml'" for verb in ("model pull", "image build")]
     assert [lack.command for lack in lacks] == commands

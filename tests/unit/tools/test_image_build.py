@@ -8,6 +8,7 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import parse_qs
 
 import pytest
@@ -153,18 +154,19 @@ def test_each_difference_from_the_build_before_is_said(mod: Path) -> None:
     ]
 
 
-def run(*messages: object) -> tuple[list[str], str]:
-    """Lines and image of a docker that answers a build with these messages."""
-    return run_limited(*messages)[:2]
+class BuildRun(NamedTuple):
+    lines: list[str]
+    image: str
+    request: str
 
 
-def run_limited(*messages: object) -> tuple[list[str], str, str]:
-    """And the request to build, beside which a connection may close without one."""
+def run(*messages: object) -> BuildRun:
+    """A build by a docker that answers it with these messages."""
     requests = list[str]()
-    pieces = (STREAM, *(chunk(json.dumps(one).encode() + b"\r\n") for one in messages), chunk(b""))
+    pieces = (STREAM, *(chunk(json.dumps(message).encode() + b"\r\n") for message in messages), chunk(b""))
 
     def answer(request: str) -> Iterable[bytes]:
-        if plain(request) != "POST /build":
+        if plain(request) != "POST /build":  # a connection may close without one
             return json_response({})
         requests.append(request)
         return pieces
@@ -176,12 +178,13 @@ def run_limited(*messages: object) -> tuple[list[str], str, str]:
             try:
                 lines.append(next(made))
             except StopIteration as ended:
-                return lines, str(ended.value), requests[0]
+                return BuildRun(lines, str(ended.value), requests[0])
 
 
 def test_a_steps_memory_is_bounded_without_swap() -> None:
-    query = parse_qs(run_limited({"aux": {"ID": "sha256:1"}})[2].split()[1].partition("?")[2])
-    assert (query["memory"], query["memswap"]) == ([str(5 * GIB)], [str(5 * GIB)])
+    query = parse_qs(run({"aux": {"ID": "sha256:1"}}).request.split()[1].partition("?")[2])
+    assert query["memory"] == [str(5 * GIB)]
+    assert query["memswap"] == [str(5 * GIB)]
 
 
 def node(tree: Tree, available_mib: int, phase: Phase | None = None) -> Host:
@@ -260,16 +263,17 @@ def test_an_interrupt_says_what_stays_and_how_to_resume(capsys: pytest.CaptureFi
 
 
 def test_the_builders_pieces_become_lines_and_the_last_image_is_the_result() -> None:
-    lines, image = run(
-        {"stream": "Step 1/2"}, {"stream": " : FROM x\nab"}, {"aux": {"ID": "sha256:1"}}, {"stream": "c\n"}
-    )
-    assert (lines, image) == (["Step 1/2 : FROM x", "abc"], "sha256:1")
+    built = run({"stream": "Step 1/2"}, {"stream": " : FROM x\nab"}, {"aux": {"ID": "sha256:1"}}, {"stream": "c\n"})
+    assert built.lines == ["Step 1/2 : FROM x", "abc"]
+    assert built.image == "sha256:1"
 
 
 def test_an_error_in_the_stream_is_one_and_odd_messages_are_nothing() -> None:
     with pytest.raises(DockerError, match="returned a non-zero code: 3"):
         run({"error": "The command returned a non-zero code: 3", "errorDetail": {"code": 3}})
-    assert run(7, [], {"stream": 7}, {"aux": {}}, {"stream": "x" * 9000 + "\n"}) == (["x" * dockers.LONGEST_LINE], "")
+    built = run(7, [], {"stream": 7}, {"aux": {}}, {"stream": "x" * 9000 + "\n"})
+    assert built.lines == ["x" * dockers.LONGEST_LINE]
+    assert built.image == ""
 
 
 def test_a_label_of_somebody_elses_is_bounded_and_escaped() -> None:
@@ -315,5 +319,6 @@ def test_the_build_before_has_the_name_or_another_tag_of_its_repository(ref: str
             label = json.dumps({"base": ref, "base_id": "b", "steps": []})
             return {"Config": {"Labels": {BUILT: label}}} if ref in tags[1:] else None
 
-    found, built = find_built(Reader(), ref)
-    assert (found, built and built.base) == (name, name or None)
+    built_name, built = find_built(Reader(), ref)
+    assert built_name == name
+    assert (built.base if built else "") == name

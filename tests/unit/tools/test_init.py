@@ -1,18 +1,15 @@
 """`sparkd init` on machines made of files: what it proposes and writes, that it repeats nothing, and what stops it."""
 
-import io
 import json
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from msgspec import convert
 from tests.machines.areas import docker, model
 from tests.tree import Tree
-from tests.unit.commands import stdin_of
-from tests.unit.tools.node_settings import HEAD_OWN, KEY, OWN, PAIR, TOML, files, settings
+from tests.unit.tools.node_settings import HEAD_OWN, KEY, OWN, PAIR, TOML, files, own_recipe, settings, take_back
 
 from sparkd.base.host import Host, docker_config
 from sparkd.base.lib import REINSTALL, recipes_dir
@@ -22,7 +19,6 @@ from sparkd.tools.cli.main import main
 from sparkd.tools.setup.choice import Wishes
 from sparkd.tools.setup.cluster_key import new_files
 from sparkd.tools.setup.node_files import NodeFiles
-from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.wizard import Wizard
 
 NEIGHBOUR = {"interface": "enp1s0f0np0", "link_local": "fe80::2", "addresses": ["10.0.0.2"], "sparkd": True}
@@ -40,27 +36,18 @@ def run(spark: Tree, capsys: pytest.CaptureFixture[str]) -> Run:
     return started
 
 
-def small(tree: Tree, name: str = "mine", **more: object) -> None:
-    """A recipe of one's own for one node, whose model and image are there."""
-    keys = {"schema": 1, "name": name, "model": {"path": "Small"}, "image": {"ref": docker.IMAGE}, **more}
-    tree.file(f"/etc/sparkd/recipes/{name}.yaml", json.dumps(keys))
-    tree.safetensors("/srv/models/Small/model.safetensors")
-    tree.file("/srv/models/Small/config.json", "{}")
-    tree.file("/srv/models/Small/tokenizer.json", "{}")
-
-
 def test_a_node_alone_gets_the_recipe_that_is_complete_there(spark: Tree, run: Run) -> None:
-    small(spark)
+    own_recipe(spark)
     output = run()
     assert "recipe    mine: Small and its image are here" in output
     assert "needs 2 nodes" in output
     assert settings(spark) == {"engine": {"recipe": "mine"}}
-    assert not (spark.root / KEY.lstrip("/")).exists()
+    assert not spark.path(KEY).exists()
     assert output.splitlines()[-1] == "next      sudo systemctl enable --now sparkd-head"
 
 
 def test_a_no_writes_nothing_and_says_so(spark: Tree, capsys: pytest.CaptureFixture[str]) -> None:
-    small(spark)
+    own_recipe(spark)
     before = files(spark)
     no = lambda question: "n" * question.startswith("write it?")  # noqa: E731
     Wizard(Wishes(), NodeFiles(Host(spark.root), {}), print, no).serve()
@@ -68,20 +55,8 @@ def test_a_no_writes_nothing_and_says_so(spark: Tree, capsys: pytest.CaptureFixt
     assert files(spark) == before
 
 
-def test_a_long_line_that_a_person_types_is_read_to_its_end() -> None:
-    url = f"https://example.org/{'x' * 1000}"
-    with stdin_of(io.StringIO(f"{url}\nn\n")):
-        assert [prompt("URL: "), prompt("write it? ")] == [f"{url}\n", "n\n"]
-
-
-def test_an_answer_that_is_no_text_is_an_error_and_no_bug() -> None:
-    strict = io.TextIOWrapper(io.BytesIO(b"\xfc\n"), encoding="utf-8")  # as in each locale but C
-    with stdin_of(strict), pytest.raises(UsageError, match="the answer is no text"):
-        prompt("write it? ")
-
-
-def test_what_the_node_has_is_said_in_a_dozen_lines(spark: Tree, run: Run) -> None:
-    small(spark)
+def test_the_survey_of_a_node_is_a_dozen_lines(spark: Tree, run: Run) -> None:
+    own_recipe(spark)
     shutil.rmtree(spark.root / "srv/models/DeepSeek-V4-Flash")
     spark.folder("/srv/models/Cut")
     spark.file("/srv/models/Cut/model.safetensors", "x" * 9)
@@ -102,7 +77,7 @@ def test_what_the_node_has_is_said_in_a_dozen_lines(spark: Tree, run: Run) -> No
 
 
 def test_live_restore_is_proposed_by_a_command_that_is_shown_whole(spark: Tree, run: Run) -> None:
-    small(spark)
+    own_recipe(spark)
     spark.docker("/info", {"Runtimes": {"nvidia": {}}, "LiveRestoreEnabled": False, "Swarm": {"LocalNodeState": ""}})
     first, second = run(plan=True).splitlines()[1:3]
     assert first.endswith("; its restart ends the engine: live-restore is off")
@@ -131,7 +106,7 @@ def test_more_nodes_by_ssh_than_are_missing_are_refused_with_the_command_for_all
 
 
 def test_a_neighbour_alone_makes_no_cluster_without_a_person(spark: Tree, run: Run) -> None:
-    small(spark)
+    own_recipe(spark)
     spark.file("/.sparkd/neighbours.json", json.dumps([NEIGHBOUR]))
     run()
     assert settings(spark) == {"engine": {"recipe": "mine"}}
@@ -150,7 +125,7 @@ def test_a_neighbour_alone_makes_no_cluster_without_a_person(spark: Tree, run: R
 def test_a_cable_to_a_machine_that_answers_nothing_has_the_command_for_two(
     spark: Tree, run: Run, options: dict[str, object], device: str, is_named: bool
 ) -> None:
-    small(spark)
+    own_recipe(spark)
     spark.file("/proc/net/fib_trie", "Local:\n     |-- 127.0.0.1\n        /32 host LOCAL\n")
     if not (spark.root / "sys/class/infiniband" / device).exists():
         shutil.rmtree(spark.root / "sys/class/infiniband")
@@ -159,7 +134,7 @@ def test_a_cable_to_a_machine_that_answers_nothing_has_the_command_for_two(
 
 
 def test_run_twice_it_changes_nothing(spark: Tree, run: Run) -> None:
-    small(spark)
+    own_recipe(spark)
     run()
     before = files(spark)
     assert "nothing: all of it is there" in run()
@@ -167,11 +142,11 @@ def test_run_twice_it_changes_nothing(spark: Tree, run: Run) -> None:
 
 
 def test_a_recipe_that_a_person_has_chosen_stays_and_only_they_choose_another(spark: Tree, run: Run) -> None:
-    small(spark)
-    small(spark, "other")
+    own_recipe(spark)
+    own_recipe(spark, "other")
     spark.file(TOML, '[engine]\nrecipe = "other" # for now\n')
     assert "recipe    other: " in run()
-    assert not (spark.root / OWN.lstrip("/")).exists()
+    assert not spark.path(OWN).exists()
     before = files(spark)
     with pytest.raises(ConfigError, match=r"/etc/sparkd/sparkd.toml sets engine.recipe too") as caught:
         run(recipe="mine")
@@ -183,21 +158,21 @@ def test_another_recipe_is_taken_by_name_and_a_value_that_a_person_changed_in_pl
     spark: Tree, run: Run
 ) -> None:
     for name in ("mine", "other"):
-        small(spark, name)
+        own_recipe(spark, name)
     run(recipe="other")
     run(recipe="mine")
     assert settings(spark) == {"engine": {"recipe": "mine"}}
-    spark.file(OWN, (spark.root / OWN.lstrip("/")).read_text().replace('"mine"', '"other"'))
+    spark.file(OWN, spark.path(OWN).read_text().replace('"mine"', '"other"'))
     assert "nothing: all of it is there" in run()
     run(recipe="mine")
-    list(Setup(spark.root).take_back())
-    assert not (spark.root / OWN.lstrip("/")).exists()
+    take_back(spark)
+    assert not spark.path(OWN).exists()
 
 
 @pytest.mark.parametrize("name", ["mine", "tiny-cpu"])
 def test_a_recipe_by_its_path_is_configured_by_it(spark: Tree, run: Run, name: str) -> None:
     """Also where a recipe in the folders has its name."""
-    small(spark)
+    own_recipe(spark)
     keys = {"schema": 1, "name": name, "model": {"path": "Other", "repo": "org/Other"}, "image": {"ref": docker.IMAGE}}
     path = str(spark.file(f"/home/me/{name}.yaml", json.dumps(keys)))
     assert f"next      sudo sparkd model pull {path}" in run(recipe=path)
@@ -208,30 +183,28 @@ def test_a_recipe_by_its_path_is_configured_by_it(spark: Tree, run: Run, name: s
 
 def test_a_file_of_that_name_that_a_person_wrote_is_not_replaced(spark: Tree, run: Run) -> None:
     for name in ("mine", "other"):
-        small(spark, name)
+        own_recipe(spark, name)
     run(recipe="mine")
-    spark.file(OWN, f"{(spark.root / OWN.lstrip('/')).read_text()}models_dir = '/srv/models' # mine\n")
+    spark.file(OWN, f"{spark.path(OWN).read_text()}models_dir = '/srv/models' # mine\n")
     before = files(spark)
     assert "nothing: all of it is there" in run()
     with pytest.raises(ConfigError, match=r"10-init.toml has keys or comments that") as caught:
         run(recipe="other")
     assert caught.value.hint == f"move keys of your own into {TOML}, remove this file, and run `sparkd init` again"
     assert files(spark) == before
-    NodeFiles(Host(spark.root), {}).adopt()
-    assert f"left {OWN}: it was changed since" in list(Setup(spark.root).take_back())
+    assert f"left {OWN}: it was changed since" in take_back(spark)
 
 
 @pytest.mark.parametrize("added", ["# mine\n", "[memory]\nheadroom_gib = 4\n", "recipe = [\n", "#\n"])
 def test_a_file_with_more_in_it_than_values_of_init_stays(spark: Tree, run: Run, added: str) -> None:
-    small(spark)
+    own_recipe(spark)
     run()
-    spark.file(OWN, f"{(spark.root / OWN.lstrip('/')).read_text()}{added}")
-    NodeFiles(Host(spark.root), {}).adopt()
-    assert f"left {OWN}: it was changed since" in list(Setup(spark.root).take_back())
+    spark.file(OWN, f"{spark.path(OWN).read_text()}{added}")
+    assert f"left {OWN}: it was changed since" in take_back(spark)
 
 
 def test_nodes_that_a_person_wrote_are_not_added_to(spark: Tree, run: Run) -> None:
-    small(spark, nodes={"min": 2, "max": 3}, args={"tensor-parallel-size": 3})
+    own_recipe(spark, nodes={"min": 2, "max": 3}, args={"tensor-parallel-size": 3})
     spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n[engine]\nrecipe = "mine"\n')
     spark.file(KEY, f"{'ab' * 32}\n", mode=0o600)
     before = files(spark)
@@ -241,13 +214,13 @@ def test_nodes_that_a_person_wrote_are_not_added_to(spark: Tree, run: Run) -> No
 
 
 def test_what_was_written_is_taken_back_exactly(spark: Tree, run: Run) -> None:
-    small(spark)
+    own_recipe(spark)
     spark.file(TOML, PERSONS.replace("[memory]", '[engine]\nmodels_dir = "/data/models"\n[memory]'))
     shutil.copytree(spark.root / "srv/models/Small", spark.root / "data/models/Small")
     before = files(spark)
     assert "50-sparkd.conf" in run()
     assert len(files(spark)) == len(before) + 4, "the manifest, the settings, and two drop-ins"
-    list(Setup(spark.root).take_back())
+    take_back(spark)
     assert files(spark) == before
 
 
@@ -273,7 +246,7 @@ def test_what_is_missing_is_said_with_the_command_that_brings_it(spark: Tree, ru
 def test_a_recipe_that_can_not_serve_here_is_refused_and_nothing_written(
     spark: Tree, run: Run, capsys: pytest.CaptureFixture[str], recipe: dict[str, object], why: str
 ) -> None:
-    small(spark, "mine", **recipe)
+    own_recipe(spark, "mine", **recipe)
     before = files(spark)
     with pytest.raises(BlockedError, match="can't serve here"):
         run(recipe="mine", nodes=1)
@@ -329,7 +302,7 @@ def test_a_node_whose_own_address_is_gone_is_not_taken_for_a_worker(spark: Tree,
 
 
 def test_a_file_that_comes_after_and_says_another_thing_is_named(spark: Tree, run: Run) -> None:
-    small(spark)
+    own_recipe(spark)
     spark.file("/etc/sparkd/conf.d/theirs.toml", '[engine]\nrecipe = "deepseek-v4-flash-balanced"\n')
     before = files(spark)
     with pytest.raises(ConfigError, match=r"theirs.toml sets engine.recipe too"):
@@ -338,7 +311,7 @@ def test_a_file_that_comes_after_and_says_another_thing_is_named(spark: Tree, ru
 
 
 def test_a_cluster_that_a_person_has_configured_without_a_recipe_gets_what_fits(spark: Tree, run: Run) -> None:
-    small(spark, nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
+    own_recipe(spark, nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
     spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n')
     spark.file(KEY, f"{'ab' * 32}\n", mode=0o600)
     assert "recipe    mine on 2 nodes" in run()
@@ -346,14 +319,14 @@ def test_a_cluster_that_a_person_has_configured_without_a_recipe_gets_what_fits(
 
 
 def test_a_node_leaves_a_cluster_by_a_persons_edit_alone(spark: Tree, run: Run) -> None:
-    small(spark)
+    own_recipe(spark)
     spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n')
     with pytest.raises(UsageError, match="names 2 nodes"):
         run(recipe="mine", nodes=1)
 
 
 def test_beside_an_agent_that_runs_the_last_line_says_what_takes_effect_how(spark: Tree, run: Run) -> None:
-    small(spark)
+    own_recipe(spark)
     spark.process(4242, "sparkd", start_time=100, argv=("/usr/bin/sparkd", "run"))
     spark.owner(4242)
     assert run().splitlines()[-1] == "next      sudo systemctl restart sparkd-head   # it runs"
@@ -361,7 +334,7 @@ def test_beside_an_agent_that_runs_the_last_line_says_what_takes_effect_how(spar
 
 
 def test_docker_away_is_no_reason_to_say_that_an_image_is_there(spark: Tree, run: Run) -> None:
-    small(spark)
+    own_recipe(spark)
     (spark.root / "run/docker.pid").unlink()
     output = run(plan=True)
     assert "recipe    mine: docker: away" in output
@@ -369,7 +342,7 @@ def test_docker_away_is_no_reason_to_say_that_an_image_is_there(spark: Tree, run
 
 
 def test_a_node_that_can_not_be_read_is_said(spark: Tree, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    small(spark)
+    own_recipe(spark)
     shutil.rmtree(spark.root / "srv/models/DeepSeek-V4-Flash")
     spark.file("/srv/models/DeepSeek-V4-Flash", "no folder")
     spark.link("/srv/models/loop", "loop")
@@ -381,7 +354,7 @@ def test_a_node_that_can_not_be_read_is_said(spark: Tree, run: Run, capsys: pyte
 
 def test_names_of_others_can_not_forge_lines(spark: Tree, run: Run) -> None:
     spark.folder("/srv/models/x\nrecipe    evil: \x1b[2J")
-    small(spark)
+    own_recipe(spark)
     shutil.copytree(
         spark.root / "srv/models/Small", spark.root / "srv/models/x\nrecipe    evil: \x1b[2J", dirs_exist_ok=True
     )
@@ -430,18 +403,17 @@ def test_sparks_other_than_this_shape_are_read_too(spark: Tree, run: Run) -> Non
     """Without RDMA devices, models or docker's answer."""
     shutil.rmtree(spark.root / "sys/class/infiniband")
     model.disks(spark, free_gib=1)
-    small(spark)
+    own_recipe(spark)
     assert "(no RDMA)" in run(plan=True)
-    assert Path(spark.root).exists()
 
 
 def test_a_head_that_was_set_up_before_gets_its_key_and_is_not_to_be_restarted(spark: Tree, run: Run) -> None:
     node_files = NodeFiles(Host(spark.root), {})
     node_files.write({("engine", "recipe"): "deepseek-v4-flash-balanced", ("cluster", "nodes"): PAIR}, new_files(KEY))
-    (spark.root / HEAD_OWN.lstrip("/")).unlink()
-    key = (spark.root / KEY.lstrip("/")).read_text()
+    spark.path(HEAD_OWN).unlink()
+    key = spark.path(KEY).read_text()
     output = run()
     assert f"{HEAD_OWN}: a new key" in output
     assert not any("restart" in line for line in output.splitlines())
-    assert (spark.root / HEAD_OWN.lstrip("/")).exists()
-    assert (spark.root / KEY.lstrip("/")).read_text() == key
+    assert spark.path(HEAD_OWN).exists()
+    assert spark.path(KEY).read_text() == key

@@ -19,7 +19,8 @@ from sparkd.tools.models.hub_client import fetch_until_complete
 
 def test_a_model_is_downloaded_and_looked_at(machine: Machine, hub: Hub) -> None:
     done = ended(machine.start(REPO))
-    assert (done.returncode, done.stderr) == (0, ""), "progress is for terminals"
+    assert done.returncode == 0
+    assert done.stderr == "", "progress is for terminals"
     assert {path: (machine.folder / path).read_bytes() for path in hub.files} == hub.files
     lines = done.stdout.splitlines()
     assert lines[0] == f"{REPO} at {COMMIT[:12]}: {len(hub.files)} files for {machine.folder}"
@@ -29,7 +30,8 @@ def test_a_model_is_downloaded_and_looked_at(machine: Machine, hub: Hub) -> None
 
 def test_a_broken_connection_is_resumed(machine: Machine, broken_hub: Hub) -> None:
     done = machine.pull(REPO)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     assert (machine.folder / SHARD).read_bytes() == broken_hub.files[SHARD]
     assert len([request for request in broken_hub.requests if "bytes=" in request]) == 1, broken_hub.requests
 
@@ -44,7 +46,9 @@ def test_an_expired_address_is_resolved_again(
     if older_bytes:
         Tree(machine.folder).safetensors(f"/{SHARD}", older_bytes)
     done = ended(machine.start(REPO, HF_HUB_DOWNLOAD_TIMEOUT="1"))
-    assert (done.returncode, done.stderr, broken_hub.expired) == (0, "", False)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert not broken_hub.expired
     assert (machine.folder / SHARD).read_bytes() == broken_hub.files[SHARD]
 
 
@@ -58,7 +62,8 @@ def test_a_hub_that_goes_away_ends_with_one_error_line(machine: Machine, hub: Hu
         with machine.start(REPO) as first, other.start(REPO) as second:
             for away, process in ((hub, first), (other_hub, second)):
                 done = ended(process)
-                assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1), done.stderr
+                assert done.returncode == 10, done.stderr
+                assert done.stderr.count("sparkd: ") == 1
                 assert f"{away.endpoint} can't be reached, or broke off" in done.stderr
 
 
@@ -106,7 +111,8 @@ def test_a_hub_without_ranges_sends_the_whole_file_again(machine: Machine, broke
     assert machine.partial_sizes()
     broken_hub.cut_at, broken_hub.ranges = None, False
     done = machine.pull(REPO)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     assert (machine.folder / SHARD).read_bytes() == broken_hub.files[SHARD]
 
 
@@ -199,7 +205,8 @@ def test_a_file_that_was_spoilt_is_downloaded_again(machine: Machine, hub: Hub) 
         file.write(b"x")
     os.utime(machine.folder / SHARD, (2e9, 2e9))
     done = machine.pull(REPO)
-    assert (done.returncode, "\nonly changed files to download, " in done.stdout) == (0, True), done
+    assert done.returncode == 0, done
+    assert "\nonly changed files to download, " in done.stdout
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
 
 
@@ -218,7 +225,8 @@ def test_a_model_without_sizes_is_downloaded_once(machine: Machine, hub: Hub) ->
     """As some mirrors list its files."""
     hub.sizes = False
     done = machine.pull(REPO)
-    assert (done.returncode, "\nan unknown amount to download, " in done.stdout) == (0, True), done
+    assert done.returncode == 0, done
+    assert "\nan unknown amount to download, " in done.stdout
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
     hub.requests.clear()
     assert machine.pull(REPO).returncode == 0

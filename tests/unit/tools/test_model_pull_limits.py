@@ -50,13 +50,11 @@ def test_an_answer_that_would_fill_the_memory_is_refused(machine: Machine, hub: 
     """Some 2 MB on the wire."""
     hub.spaces_behind = 400 << 20
     done = ended(machine.start(REPO))
-    assert (done.returncode, done.stderr.splitlines()) == (
-        10,
-        [
-            f"sparkd: {hub.endpoint} answers with more than 256 MiB for {REPO}",
-            f"hint: no list of files is so large; another mirror: sudo env HF_ENDPOINT=URL sparkd model pull {REPO}",
-        ],
-    )
+    assert done.returncode == 10
+    assert done.stderr.splitlines() == [
+        f"sparkd: {hub.endpoint} answers with more than 256 MiB for {REPO}",
+        f"hint: no list of files is so large; another mirror: sudo env HF_ENDPOINT=URL sparkd model pull {REPO}",
+    ]
 
 
 @pytest.mark.parametrize("sizes", [True, False])
@@ -120,4 +118,5 @@ def test_what_the_disk_has_no_room_for_beside_a_spare_gib_is_not_begun(
 )
 def test_a_folder_that_takes_no_files_has_its_remedy(server: Hub, code: int, hint: str) -> None:
     refused = explain_error(OSError(code, os.strerror(code), "/srv/models/x"), REPO)
-    assert (refused.reason, refused.hint) == (f"/srv/models/x: {os.strerror(code)}", hint)
+    assert refused.reason == f"/srv/models/x: {os.strerror(code)}"
+    assert refused.hint == hint

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.unit.commands import Done
 from tests.unit.hub_machine import SHARD, Machine, ended, partial_file
 from tests.unit.hub_server import COMMIT, REPO, Hub
 
@@ -11,6 +12,13 @@ from sparkd.base.config import Settings
 from sparkd.base.recipes.schema import Model
 from sparkd.tools.models.hub_client import explain_error
 from sparkd.tools.models.model_pull import ModelSource
+
+
+def assert_refused(done: Done, code: int, text: str = "") -> None:
+    """The command has ended with one error, which has the text."""
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("sparkd: ") == 1
+    assert text in done.stderr
 
 
 def test_files_may_be_left_out(machine: Machine) -> None:
@@ -22,8 +30,7 @@ def test_files_may_be_left_out(machine: Machine) -> None:
 def test_a_file_outside_of_the_folder_is_refused(machine: Machine, hub: Hub) -> None:
     hub.files["a/../../evil"] = b"x"
     done = machine.pull(REPO)
-    assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1)
-    assert "outside of the model's folder" in done.stderr
+    assert_refused(done, 10, "outside of the model's folder")
     assert not machine.models.exists()
 
 
@@ -43,7 +50,8 @@ def test_a_file_outside_of_the_folder_is_refused(machine: Machine, hub: Hub) -> 
 def test_a_list_of_another_form_ends_with_one_error_line(machine: Machine, hub: Hub, listing: object) -> None:
     hub.listing = listing
     done = machine.pull(REPO)
-    assert (done.returncode, done.stderr.count("sparkd: "), done.stdout) == (10, 1, ""), done.stderr
+    assert_refused(done, 10)
+    assert done.stdout == ""
 
 
 def test_an_etag_leads_nowhere_outside_of_the_folder(machine: Machine, hub: Hub) -> None:
@@ -54,7 +62,8 @@ def test_an_etag_leads_nowhere_outside_of_the_folder(machine: Machine, hub: Hub)
     folder.mkdir(parents=True)
     hub.etags["README.md"] = f"x/{os.path.relpath(outside.with_suffix(''), folder)}"
     done = machine.pull(REPO)
-    assert (done.returncode, outside.read_text()) == (10, "mine")
+    assert done.returncode == 10
+    assert outside.read_text() == "mine"
     assert "there is no good ETag for README.md" in done.stderr
 
 
@@ -90,8 +99,7 @@ def test_a_hub_out_of_reach_ends_with_one_error_line(
 ) -> None:
     machine.env[name] = value.format(port=port)
     done = ended(machine.start(REPO))
-    assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1), done.stderr
-    assert text.format(port=port) in done.stderr
+    assert_refused(done, 10, text.format(port=port))
     by_sudo = f": sudo env HTTPS_PROXY=URL HF_ENDPOINT=URL sparkd model pull {REPO}\n"
     assert done.stderr.endswith(by_sudo) == (name == "HF_ENDPOINT"), "sudo keeps neither variable"
     assert not machine.models.exists()
@@ -112,7 +120,8 @@ def test_an_address_that_is_no_url_is_refused_without_being_quoted(
 ) -> None:
     machine.env[name] = value
     done = ended(machine.start(REPO))
-    assert (done.returncode, done.stderr.splitlines()[0]) == (10, f"sparkd: {text}")
+    assert done.returncode == 10
+    assert done.stderr.splitlines()[0] == f"sparkd: {text}"
     assert "pass-word" not in done.stdout + done.stderr
 
 
@@ -142,8 +151,7 @@ def test_each_refusal_ends_with_one_error_line(
     machine: Machine, words: list[str], env: dict[str, str], code: int, text: str
 ) -> None:
     done = machine.pull(*words, **env)
-    assert (done.returncode, done.stderr.count("sparkd: ")) == (code, 1), done.stderr
-    assert text in done.stderr
+    assert_refused(done, code, text)
     assert not machine.models.exists()
 
 
@@ -161,9 +169,11 @@ def test_a_recipe_by_its_file_says_where_its_model_is_and_which_revision(machine
 
 def test_the_recipes_model_in_lower_case_has_its_folder_and_revision() -> None:
     source = ModelSource("org/name", Model(path="of-recipe", repo="Org/Name", revision="v1.0"))
-    assert (source.revision, source.folder(Settings())) == ("v1.0", f"{Settings().engine.models_dir}/of-recipe")
+    assert source.revision == "v1.0"
+    assert source.folder(Settings()) == f"{Settings().engine.models_dir}/of-recipe"
     other = ModelSource("org/other", source.model)
-    assert (other.revision, other.folder(Settings())) == (None, f"{Settings().engine.models_dir}/other")
+    assert other.revision is None
+    assert other.folder(Settings()) == f"{Settings().engine.models_dir}/other"
 
 
 def test_the_configured_model_needs_no_name_for_its_own_folder(machine: Machine) -> None:

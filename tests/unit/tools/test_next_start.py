@@ -17,7 +17,7 @@ from sparkd.base.host.meminfo import FreeMemory
 from sparkd.base.lib.text import GIB
 from sparkd.base.state.rank_record import RANK_FILE
 from sparkd.base.status.model import Phase, dump
-from sparkd.tools.node.dry_run import NextStart
+from sparkd.tools.node.next_start import NextStart
 
 ID, OTHER = "a" * 64, "b" * 64
 API, AGENTS = 5, 6

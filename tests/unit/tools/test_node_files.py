@@ -2,7 +2,7 @@
 
 import pytest
 from tests.tree import Tree
-from tests.unit.tools.node_settings import KEY, OWN, PAIR, TOML, files, settings
+from tests.unit.tools.node_settings import KEY, OWN, PAIR, TOML, files, settings, take_back
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError
@@ -10,7 +10,6 @@ from sparkd.tools.cli.console import prompt
 from sparkd.tools.setup.choice import Wishes
 from sparkd.tools.setup.cluster_key import new_files
 from sparkd.tools.setup.node_files import HEADER, NodeFiles, Values
-from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.wizard import Wizard
 
 PERSONS_NODES = '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n'
@@ -19,8 +18,7 @@ PERSONS_NODES = '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n'
 @pytest.mark.parametrize("text", ["", f"at = 1\n{HEADER}", f"{HEADER}at = 1\n", f"{HEADER}[engine]\nrecipe = 'x'\n"])
 def test_a_file_that_is_not_in_the_manifest_is_nothing_to_take_back(spark: Tree, text: str) -> None:
     spark.file(OWN, text)
-    NodeFiles(Host(spark.root), {}).adopt()
-    assert list(Setup(spark.root).take_back()) == []
+    assert take_back(spark) == []
     assert spark.path(OWN).read_text() == text
 
 
@@ -28,8 +26,7 @@ def test_a_file_that_is_not_in_the_manifest_is_nothing_to_take_back(spark: Tree,
 def test_a_file_in_place_of_the_one_that_was_written_is_left(spark: Tree, text: str) -> None:
     NodeFiles(Host(spark.root), {}).write({("engine", "recipe"): "mine"})
     spark.file(OWN, text)
-    NodeFiles(Host(spark.root), {}).adopt()
-    assert f"left {OWN}: it was changed since" in list(Setup(spark.root).take_back())
+    assert f"left {OWN}: it was changed since" in take_back(spark)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +44,7 @@ def test_a_value_that_a_person_wrote_in_another_form_is_no_reason_to_stop(spark:
     NodeFiles(Host(spark.root), {}).write({("engine", "recipe"): "mine"})
     assert settings(spark) == {"cluster": {"nodes": PAIR}, "engine": {"recipe": "mine"}}
     spark.file(OWN, edited)
-    NodeFiles(Host(spark.root), {}).adopt()
-    assert f"removed {OWN}" in list(Setup(spark.root).take_back())
+    assert f"removed {OWN}" in take_back(spark)
     assert not spark.path(OWN).exists()
 
 

@@ -164,7 +164,7 @@ def event(text: str) -> str:
 def published(text: str) -> Iterator[str]:
     """What the sinks have of a report: file, state of systemd, messages, page, metrics."""
     taken = list[Published]()
-    peers = tuple(replace(one, said=text) for one in HEAD_REPORT.peers)
+    peers = tuple(replace(peer, said=text) for peer in HEAD_REPORT.peers)
     report = replace(
         HEAD_REPORT,
         phase=Phase.FAILED,

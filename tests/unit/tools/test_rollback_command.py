@@ -12,7 +12,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.state import known_good
 from sparkd.tools.cli.switching import list_plans
-from sparkd.tools.node.known_good import choose, roll_back
+from sparkd.tools.node.rollback import choose, roll_back
 from sparkd.tools.node.switching import image_id
 
 NOW = plan()

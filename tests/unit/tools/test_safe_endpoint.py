@@ -1,18 +1,16 @@
 """What `sparkd init` offers so that an endpoint is safe to show, on machines made of files, and what it never does."""
 
-import json
 import os
-import shutil
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from msgspec import convert
-from tests.machines.areas import docker, healthy
+from tests.machines.areas import healthy
 from tests.tree import Tree
 from tests.unit import plans
 from tests.unit.plans import configured
+from tests.unit.tools.node_settings import OWN, own_recipe, settings, take_back
 
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, network
@@ -23,26 +21,15 @@ from sparkd.tools.setup.choice import Wishes
 from sparkd.tools.setup.node_files import HEADER, NodeFiles
 from sparkd.tools.setup.wizard import Wizard
 
-KEY, WEBHOOK, OWN = "/etc/sparkd/api.key", "/etc/sparkd/webhook", "/etc/sparkd/conf.d/10-init.toml"
+KEY, WEBHOOK = "/etc/sparkd/api.key", "/etc/sparkd/webhook"
 URL = "https://me:s3cret@ntfy.example/my-topic"
 Run = Callable[..., str]
 
 
 @pytest.fixture
-def spark(tree: Tree) -> Tree:
-    """With a model and its image, and no configuration; a file of root's is one of the user who runs the tests."""
-    healthy(tree, 0)
-    shutil.rmtree(tree.root / "etc/sparkd")
-    tree.safetensors("/srv/models/Small/model.safetensors")
-    for name in ("config", "tokenizer"):
-        tree.file(f"/srv/models/Small/{name}.json", "{}")
-    recipe(tree)
-    return tree
-
-
-def recipe(tree: Tree, **more: object) -> None:
-    keys = {"schema": 1, "name": "mine", "model": {"path": "Small"}, "image": {"ref": docker.IMAGE}, **more}
-    tree.file("/etc/sparkd/recipes/mine.yaml", json.dumps(keys))
+def spark(spark: Tree) -> Tree:
+    own_recipe(spark)
+    return spark
 
 
 def lines_of(answers: tuple[str, ...]) -> Callable[[str], str]:
@@ -65,45 +52,35 @@ def run(spark: Tree, capsys: pytest.CaptureFixture[str]) -> Run:
     return started
 
 
-def path(tree: Tree, name: str) -> Path:
-    return tree.root / name.lstrip("/")
-
-
-def written(tree: Tree) -> dict[str, dict[str, object]]:
-    return tomllib.loads(path(tree, OWN).read_text())
-
-
 def test_a_node_that_never_served_gets_a_key_by_one_yes_and_nothing_prints_it(spark: Tree, run: Run) -> None:
     shown = run("", "", "y")
-    key = path(spark, KEY).read_text()
+    key = spark.path(KEY).read_text()
     assert len(key) > 40
     assert key.strip() not in shown
-    assert path(spark, KEY).stat().st_mode & 0o7777 == 0o600
+    assert spark.path(KEY).stat().st_mode & 0o7777 == 0o600
     assert f"writes    {OWN}: engine.recipe = mine" in shown
     assert f"          {KEY}: a new key" in shown
-    assert written(spark)["engine"] == {"recipe": "mine", "secrets": {"VLLM_API_KEY": KEY}}
+    assert settings(spark)["engine"] == {"recipe": "mine", "secrets": {"VLLM_API_KEY": KEY}}
     assert load_settings({}, spark.root).engine.secrets == {"VLLM_API_KEY": KEY}
     assert "/tokenize, /invocations, /metrics stay open" in shown
     assert "try       sudo sed 's/^/Authorization: Bearer /' /etc/sparkd/api.key |\n          curl -H @- http" in shown
-    assert key.strip() not in path(spark, "/var/lib/sparkd/setup.json").read_text()
+    assert key.strip() not in spark.path("/var/lib/sparkd/setup.json").read_text()
     another = run("", "y", recipe="mine")
     assert "Make a key" not in another
-    assert path(spark, KEY).read_text() == key
+    assert spark.path(KEY).read_text() == key
 
 
 def test_a_key_is_one_that_the_engine_gets_whole(spark: Tree, run: Run) -> None:
     run(api_key=True)
-    key = path(spark, KEY)
-    settings = configured(engine={"secrets": {"VLLM_API_KEY": str(key)}})
-    assert read_secrets(Host().files, plans.plan(plans.ALONE, settings)) == {
-        "VLLM_API_KEY": key.read_text().rstrip("\n")
-    }
+    key = spark.path(KEY)
+    plan = plans.plan(plans.ALONE, configured(engine={"secrets": {"VLLM_API_KEY": str(key)}}))
+    assert read_secrets(Host().files, plan) == {"VLLM_API_KEY": key.read_text().rstrip("\n")}
 
 
 @pytest.mark.parametrize("options", [{}, {"plan": True}, {"api_key": False}])
 def test_without_a_person_or_their_wish_no_key_is_made(spark: Tree, run: Run, options: dict[str, object]) -> None:
     shown = run(**options)
-    assert not path(spark, KEY).exists()
+    assert not spark.path(KEY).exists()
     assert "          sudo sparkd init --api-key\n" in shown
     assert "secrets" not in shown
 
@@ -114,7 +91,7 @@ def test_a_plan_shows_the_key_that_would_be_made_and_makes_none(spark: Tree, run
     assert "engine.secrets = {'VLLM_API_KEY': '/etc/sparkd/api.key'}" in shown
     assert f"key       {KEY}\n" in shown
     assert "sudo sparkd init --api-key" not in shown
-    assert not path(spark, KEY).exists()
+    assert not spark.path(KEY).exists()
 
 
 def test_a_plan_with_messages_does_not_say_that_none_will_come(spark: Tree, run: Run) -> None:
@@ -136,25 +113,25 @@ def test_where_clients_may_have_no_key_an_option_alone_makes_one(spark: Tree, ru
         spark.process(4242, "sparkd", start_time=100, argv=("/usr/bin/sparkd", "run"))
         spark.owner(4242)
     assert "Make a key" not in run("", "y")
-    assert not path(spark, KEY).exists()
+    assert not spark.path(KEY).exists()
     run("", "y", api_key=True)
-    assert path(spark, KEY).exists()
+    assert spark.path(KEY).exists()
 
 
 @pytest.mark.parametrize("answer", ["n", "yes please"])
 def test_another_answer_than_yes_or_enter_makes_no_key(spark: Tree, run: Run, answer: str) -> None:
     run(answer, "", "y")
-    assert not path(spark, KEY).exists()
+    assert not spark.path(KEY).exists()
 
 
 def test_a_write_that_is_refused_makes_nothing_of_what_was_agreed_to(spark: Tree, run: Run) -> None:
     run("y", URL, "n")
-    assert [name.name for name in path(spark, "/etc/sparkd").iterdir()] == ["recipes"]
+    assert [name.name for name in spark.path("/etc/sparkd").iterdir()] == ["recipes"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_an_api_for_the_node_itself_needs_no_key_and_no_firewall(spark: Tree, run: Run, host: str) -> None:
-    recipe(spark, args={"host": host})
+    own_recipe(spark, args={"host": host})
     shown = run("", "y")
     assert "Make a key" not in shown
     assert "firewall" not in shown
@@ -165,20 +142,20 @@ def test_a_key_that_a_person_made_is_used_and_stays(spark: Tree, run: Run) -> No
     spark.file(KEY, "mine\n", mode=0o600)
     shown = run("", "", "y")
     assert f"{KEY}: a new key" not in shown
-    assert written(spark)["engine"] == {"recipe": "mine", "secrets": {"VLLM_API_KEY": KEY}}
-    assert not any(KEY in line for line in NodeFiles(Host(spark.root), {}).take_back())
-    assert path(spark, KEY).read_text() == "mine\n"
+    assert settings(spark)["engine"] == {"recipe": "mine", "secrets": {"VLLM_API_KEY": KEY}}
+    assert not any(KEY in line for line in take_back(spark))
+    assert spark.path(KEY).read_text() == "mine\n"
 
 
 def test_what_was_written_is_taken_back_except_a_key_that_a_person_put_in_its_place(spark: Tree, run: Run) -> None:
     run("y", URL, "y")
-    lines = NodeFiles(Host(spark.root), {}).take_back()
+    lines = take_back(spark)
     assert {f"removed {KEY}", f"removed {WEBHOOK}", f"removed {OWN}"} <= set(lines)
     run("y", "", "y")
     spark.file(KEY, "mine\n", mode=0o600)
     run(api_key=True)
-    assert f"left {KEY}: it was changed since" in NodeFiles(Host(spark.root), {}).take_back()
-    assert path(spark, KEY).read_text() == "mine\n"
+    assert f"left {KEY}: it was changed since" in take_back(spark)
+    assert spark.path(KEY).read_text() == "mine\n"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +175,7 @@ def test_an_unfit_file_in_the_place_of_a_key_ends_it_before_anything_is_written(
         spark.file(KEY, content, mode=mode)
     with pytest.raises(ConfigError, match=why):
         run(api_key=True, nodes=1)
-    assert not path(spark, OWN).exists()
+    assert not spark.path(OWN).exists()
 
 
 @pytest.mark.parametrize(
@@ -210,26 +187,26 @@ def test_an_unfit_file_in_the_place_of_a_key_ends_it_before_anything_is_written(
     ],
 )
 def test_a_recipe_has_a_key_made_only_where_nothing_else_is_read(spark: Tree, run: Run, named: str, made: bool) -> None:
-    recipe(spark, secrets={"VLLM_API_KEY": named})
+    own_recipe(spark, secrets={"VLLM_API_KEY": named})
     run(api_key=True)
-    assert path(spark, named).exists() is made
-    assert "secrets" not in written(spark)["engine"]
+    assert spark.path(named).exists() is made
+    assert "secrets" not in settings(spark)["engine"]
 
 
 def test_a_key_that_the_settings_name_is_made_where_they_name_it(spark: Tree, run: Run) -> None:
     spark.file("/etc/sparkd/sparkd.toml", '[engine.secrets]\nVLLM_API_KEY = "/srv/keys/api"\nHF_TOKEN = "/t"\n')
     spark.folder("/srv/keys")
     run("", "", "y")
-    assert path(spark, "/srv/keys/api").read_text().startswith("sk-")
-    assert "secrets" not in written(spark)["engine"]
+    assert spark.path("/srv/keys/api").read_text().startswith("sk-")
+    assert "secrets" not in settings(spark)["engine"]
 
 
 def test_a_secret_that_a_person_added_to_inits_file_is_not_lost(spark: Tree, run: Run) -> None:
     run()
-    spark.file(OWN, f'{path(spark, OWN).read_text()}[engine.secrets]\nHF_TOKEN = "/t"\n')
+    spark.file(OWN, f'{spark.path(OWN).read_text()}[engine.secrets]\nHF_TOKEN = "/t"\n')
     with pytest.raises(ConfigError, match="has keys or comments"):
         run(api_key=True)
-    assert not path(spark, KEY).exists()
+    assert not spark.path(KEY).exists()
 
 
 @pytest.mark.parametrize(
@@ -243,9 +220,9 @@ def test_a_secret_that_a_person_added_to_inits_file_is_not_lost(spark: Tree, run
 )
 def test_a_typed_url_is_kept_for_root_alone_and_never_shown(spark: Tree, run: Run, url: str, template: str) -> None:
     shown = run("n", url, "y")
-    assert path(spark, WEBHOOK).read_text() == f"{url}\n"
-    assert path(spark, WEBHOOK).stat().st_mode & 0o7777 == 0o600
-    assert written(spark)["notify"] == {"webhook_file": WEBHOOK, "template": template}
+    assert spark.path(WEBHOOK).read_text() == f"{url}\n"
+    assert spark.path(WEBHOOK).stat().st_mode & 0o7777 == 0o600
+    assert settings(spark)["notify"] == {"webhook_file": WEBHOOK, "template": template}
     assert not any(part in shown for part in (url, "s3cret", "my-topic"))
     assert "next      sudo sparkd notify test" in shown
     assert "messages  none" not in shown
@@ -256,16 +233,16 @@ def test_what_is_no_url_ends_it_without_a_trace_of_it(spark: Tree, run: Run, typ
     with pytest.raises(UsageError) as caught:
         run("y", typed, "y")
     assert "s3cret" not in str(caught.value)
-    assert [name.name for name in path(spark, "/etc/sparkd").iterdir()] == ["recipes"]
+    assert [name.name for name in spark.path("/etc/sparkd").iterdir()] == ["recipes"]
 
 
 def test_a_file_with_a_url_is_taken_by_an_option_and_stays(spark: Tree, run: Run) -> None:
     spark.file("/etc/sparkd/hook", f"{URL}\n", mode=0o600)
     spark.file("/etc/sparkd/sparkd.toml", '[notify]\ntemplate = "slack"\n')
     assert "sudo sparkd notify test" in run(webhook_file="/etc/sparkd/hook")
-    assert written(spark)["notify"] == {"webhook_file": "/etc/sparkd/hook"}
-    NodeFiles(Host(spark.root), {}).take_back()
-    assert path(spark, "/etc/sparkd/hook").read_text() == f"{URL}\n"
+    assert settings(spark)["notify"] == {"webhook_file": "/etc/sparkd/hook"}
+    take_back(spark)
+    assert spark.path("/etc/sparkd/hook").read_text() == f"{URL}\n"
 
 
 @pytest.mark.parametrize(("mode", "error"), [(0o644, ConfigError), (None, UsageError)])
@@ -277,7 +254,7 @@ def test_a_file_with_a_url_that_others_read_or_that_is_not_there_is_refused(
     with pytest.raises(error) as caught:
         run(webhook_file="/etc/sparkd/hook")
     assert "s3cret" not in str(caught.value)
-    assert not path(spark, OWN).exists()
+    assert not spark.path(OWN).exists()
 
 
 def test_a_file_with_a_url_is_named_as_settings_need_it() -> None:
@@ -296,7 +273,7 @@ def test_a_file_of_a_persons_is_never_in_the_way_of_a_question(spark: Tree, run:
     shown = run("n", "y")
     assert "URL for messages" not in shown
     assert (f"sudo sparkd init --webhook-file {WEBHOOK}" in shown) is not dangling
-    assert path(spark, WEBHOOK).is_symlink() is dangling
+    assert spark.path(WEBHOOK).is_symlink() is dangling
 
 
 @pytest.mark.parametrize(
@@ -320,7 +297,7 @@ def test_the_firewalls_line_is_that_of_what_the_machine_has(spark: Tree, run: Ru
 def test_nodes_of_a_cluster_reach_each_other_through_the_firewall(spark: Tree, run: Run, ufw: bool) -> None:
     spark.file("/etc/sparkd/sparkd.toml", '[cluster]\nnodes = ["10.0.0.1", "fd00::2"]\n')
     spark.file("/etc/sparkd/cluster.key", f"{'ab' * 32}\n", mode=0o600)
-    recipe(spark, nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
+    own_recipe(spark, nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
     expected = [
         "            tcp dport 8000 iif lo accept\n",  # by ::1, too: a dropped SYN holds a client for minutes
         "            tcp dport 8000 ip saddr 10.0.0.1 accept\n",
@@ -352,5 +329,5 @@ def test_a_node_that_joins_is_given_neither(option: str, capsys: pytest.CaptureF
 
 def test_inits_file_says_whose_it_is(spark: Tree, run: Run) -> None:
     run(api_key=True)
-    assert path(spark, OWN).read_text().startswith(HEADER)
-    assert os.stat(path(spark, OWN)).st_mode & 0o777 == 0o644
+    assert spark.path(OWN).read_text().startswith(HEADER)
+    assert os.stat(spark.path(OWN)).st_mode & 0o777 == 0o644

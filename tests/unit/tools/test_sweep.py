@@ -1,3 +1,5 @@
+"""Which containers of sparkd are swept, and which rank is left to the next agent."""
+
 import pytest
 from tests.tree import Tree
 from tests.unit.rank_records import rank_record
@@ -47,8 +49,8 @@ def test_only_containers_of_sparkds_whose_owner_is_gone_are_orphans(
 ) -> None:
     """An owner without an invocation is unknown: any container might be its own."""
     holder = None if owner is None else NodeOwner(7, "sparkd run", owner)
-    found = find_orphans(ALL, holder, KnownRank(), invocation, role)
-    assert [one.name.removeprefix("sparkd-rank") for one in found] == orphans
+    names = [orphan.name for orphan in find_orphans(ALL, holder, KnownRank(), invocation, role)]
+    assert names == [f"sparkd-rank{number}" for number in orphans]
 
 
 @pytest.mark.parametrize(
@@ -86,11 +88,11 @@ def test_a_rank_is_swept_once_the_agent_that_its_record_names_is_gone_not_the_on
 def test_a_rank_that_another_agent_is_expected_for_is_ended_after_an_agent_of_its_role_alone(
     invocation: str, role: str | None, swept: bool
 ) -> None:
-    made = ContainerFacts("c", "sparkd-rank0", (*ours("", MINE).labels, ("io.sparkd.rank-id", "rank")), True, 7, "", "")
+    rank = ContainerFacts("c", "sparkd-rank0", (*ours("", MINE).labels, ("io.sparkd.rank-id", "rank")), True, 7, "", "")
     record = rank_record(rank_id="rank", invocation=MINE, container_id="c", pid=7, stage=RankStage.READY)
     known = KnownRank(record, alive=True, guarded=True)
     for owner in (None, NodeOwner(9, "sparkd preflight", "d" * 32)):
-        assert find_orphans((made,), owner, known, invocation, role) == (made,) * swept
+        assert find_orphans((rank,), owner, known, invocation, role) == ((rank,) if swept else ())
 
 
 CRASHED = {"SERVICE_RESULT": "signal", "EXIT_CODE": "killed", "EXIT_STATUS": "KILL"}

@@ -19,7 +19,8 @@ from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import switch
 from sparkd.base.state.switch import Chosen, Stage, Switch
-from sparkd.tools.cli import main, setup
+from sparkd.tools.cli import main
+from sparkd.tools.cli.tune import apply_tuning, find_recipe_in_use, run_action, show_tuning, sysctl_file
 from sparkd.tools.setup.sysctl import FILE, HEADER, PATH, SysctlManager
 from sparkd.tools.setup.watchdog import WATCHDOG_DROPIN, apply_watchdog, revert_watchdog, with_panic
 
@@ -48,7 +49,7 @@ def recipe(sysctls: dict[str, str], source: str = "a guide") -> Recipe:
 
 
 def apply(manager: SysctlManager, wanted: dict[str, str]) -> list[str]:
-    return manager.apply(wanted, setup.sysctl_file(recipe(wanted)))
+    return manager.apply(wanted, sysctl_file(recipe(wanted)))
 
 
 def values(manager: SysctlManager) -> dict[str, str | None]:
@@ -211,25 +212,25 @@ def test_a_value_that_the_kernel_changes_is_named(node: Tree, manager: SysctlMan
 
 def test_show_apply_and_revert_print_each_setting_before_and_after(manager: SysctlManager) -> None:
     wanted, nothing = recipe(SWAPPINESS), recipe({})
-    assert list(setup.apply_tuning(manager, nothing)) == ["recipe x has no kernel settings", "nothing to take back"]
-    assert "\n".join(setup.show_tuning(manager, wanted)).splitlines() == [
+    assert list(apply_tuning(manager, nothing)) == ["recipe x has no kernel settings", "nothing to take back"]
+    assert "\n".join(show_tuning(manager, wanted)).splitlines() == [
         "SETTING        NOW  PROPOSED  BEFORE SPARKD",
         "vm.swappiness  60   10        -",
         "",
         "from recipe x: a guide",
     ]
-    assert list(setup.apply_tuning(manager, wanted)) == [
+    assert list(apply_tuning(manager, wanted)) == [
         "vm.swappiness: 60 -> 10",
         f"{PATH} sets 1 at each boot; `sparkd tune revert` takes that back",
     ]
-    assert "\n".join(setup.show_tuning(manager, nothing)).splitlines() == [
+    assert "\n".join(show_tuning(manager, nothing)).splitlines() == [
         "SETTING        NOW  PROPOSED  BEFORE SPARKD",
         "vm.swappiness  10   -         60",
         "",
         "recipe x has no kernel settings",
     ]
     reverted = ["vm.swappiness: 10 -> 60", f"removed {PATH}"]
-    assert list(setup.apply_tuning(manager, nothing)) == ["recipe x has no kernel settings", *reverted]
+    assert list(apply_tuning(manager, nothing)) == ["recipe x has no kernel settings", *reverted]
     apply(manager, SWAPPINESS)
     assert manager.revert() == reverted
 
@@ -246,7 +247,7 @@ def test_without_the_record_revert_prints_that_values_stay_until_the_next_boot(
 
 
 def test_a_source_of_several_lines_is_one_comment() -> None:
-    text = setup.sysctl_file(recipe(SWAPPINESS, "a\nvm.dirty_ratio = 1"))
+    text = sysctl_file(recipe(SWAPPINESS, "a\nvm.dirty_ratio = 1"))
     assert text.splitlines()[1:] == ["# from recipe x: a vm.dirty_ratio = 1", "vm.swappiness = 10"]
 
 
@@ -281,7 +282,7 @@ def tune(guarded: Tree) -> Tune:
     root = guarded.root
 
     def run(action: str, *, chosen: bool = False) -> list[str]:
-        return "\n".join(setup.run_action(action, root, lambda: recipe(SWAPPINESS), watchdog=chosen)).splitlines()
+        return "\n".join(run_action(action, root, lambda: recipe(SWAPPINESS), watchdog=chosen)).splitlines()
 
     return run
 
@@ -329,7 +330,7 @@ def test_an_apply_without_it_sets_no_watchdog_and_takes_none_back(guarded: Tree,
 
 
 def test_what_the_watchdog_needs_is_not_said_to_be_the_recipes() -> None:
-    alone, both = (setup.sysctl_file(with_panic(recipe(own))).splitlines() for own in ({}, SWAPPINESS))
+    alone, both = (sysctl_file(with_panic(recipe(own))).splitlines() for own in ({}, SWAPPINESS))
     assert alone[1:] == [
         "# from recipe x: kernel.panic, kernel.panic_on_oops: --watchdog",
         "kernel.panic = 30",
@@ -353,7 +354,7 @@ def until_error(root: Path, action: str, match: str, **options: bool) -> list[st
     """What is printed before it."""
     lines: list[str] = []
     with pytest.raises(ConfigError, match=match):
-        lines.extend(setup.run_action(action, root, lambda: recipe(SWAPPINESS), **options))
+        lines.extend(run_action(action, root, lambda: recipe(SWAPPINESS), **options))
     return lines
 
 
@@ -388,4 +389,4 @@ def test_the_recipe_of_the_plan_in_force_counts(tree: Tree, chosen: Chosen | Non
     tree.file("/etc/sparkd/sparkd.toml", 'engine.recipe = "tiny-cpu"\n')
     fingerprint = fingerprint_config(configured(engine={"recipe": "tiny-cpu"}), Host(tree.root))
     tree.file(switch.FILE.path, switch.FILE.encode(Switch(fingerprint, Stage.IN_FORCE, chosen, (), 0, 0, "")))
-    assert setup.find_recipe_in_use(tree.root).name == name
+    assert find_recipe_in_use(tree.root).name == name

@@ -2,32 +2,30 @@
 
 import json
 import threading
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import addresses, machine, settings
 from tests.unit.commands import sparkd
-from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
+from tests.unit.known_good_entries import known_good_entry
 from tests.unit.limits import files_left
 from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.plans import configured
+from tests.unit.switches import LATER, plan_of, put_switch
 from tests.unit.verdicts import present
 
 from sparkd.base.cluster import membership
-from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, UsageError
-from sparkd.base.lib.times import parse_time
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
+from sparkd.tools.node.switch_progress import await_end, find_outcome, follow, follow_agent
 from sparkd.tools.node.switching import (
     choose_recipe,
     exchange_image,
-    find_outcome,
-    follow,
-    follow_agent,
     list_usable,
     load_chosen,
     make_switch,
@@ -36,21 +34,7 @@ from sparkd.tools.node.switching import (
     refuse_worker,
 )
 
-LATER = "2999-01-01T00:00:00+00:00"
 CONFIG = configured(engine={"recipe": "mine", "args": {"seed": 7}})
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("60s", 60), ("2h", 7200), ("30min", 1800), ("30m", 1800), ("1d", 86400)]
-    + [(wrong, None) for wrong in ("", "59s", "2", "h", "-1h", "1.5h", "2h ", "99999999s", "8d", "2H", "\u0662h")],
-)
-def test_times(text: str, seconds: int | None) -> None:
-    if seconds is not None:
-        assert parse_time("--for", text, 60, 7 * 86400) == seconds
-        return
-    with pytest.raises(UsageError, match=r"--for .*needed is 60s to 168h, such as 90s"):
-        parse_time("--for", text, 60, 7 * 86400)
 
 
 @pytest.mark.parametrize(
@@ -67,41 +51,43 @@ def test_times(text: str, seconds: int | None) -> None:
         ("a", "--drain", "2d"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_a_reason(words: tuple[str, ...]) -> None:
+def test_options_that_do_not_go_together_are_refused_with_a_reason(words: tuple[str, ...]) -> None:
     done = sparkd("use", *words)
     assert done.returncode == 2
     assert done.stderr.count("sparkd: ") == 1
-
-
-def chosen(name: str, until: str = "") -> Chosen:
-    return Chosen(RECIPE.model_copy(update={"name": name}), SETTINGS.engine, until=until)
 
 
 def switch(stage: Stage, to: Chosen | None, *back: Chosen, at: str = "1") -> Switch:
     return Switch("f", stage, to, back, 0, 60, at)
 
 
-NEW = switch(Stage.DRAINING, chosen("new"))
-END = switch(Stage.DRAINING, None, chosen("old"))
+NEW = switch(Stage.DRAINING, plan_of("new"))
+END = switch(Stage.DRAINING, None, plan_of("old"))
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "outcome"),
+    ("wanted", "choice", "outcome"),
     [
         (NEW, NEW, None),
         (NEW, replace(NEW, stage=Stage.TRYING, tries=2), None),
-        (NEW, switch(Stage.IN_FORCE, chosen("new")), True),
+        (NEW, switch(Stage.IN_FORCE, plan_of("new")), True),
         (NEW, None, False),
-        (NEW, switch(Stage.IN_FORCE, chosen("old")), False),
-        (NEW, switch(Stage.DRAINING, chosen("other"), at="2"), False),
-        (NEW, switch(Stage.RETURNING, chosen("new")), False),
+        (NEW, switch(Stage.IN_FORCE, plan_of("old")), False),
+        (NEW, switch(Stage.DRAINING, plan_of("other"), at="2"), False),
+        (NEW, switch(Stage.RETURNING, plan_of("new")), False),
         (END, END, None),
         (END, None, True),
-        (END, switch(Stage.IN_FORCE, chosen("old")), False),
+        (END, switch(Stage.IN_FORCE, plan_of("old")), False),
     ],
 )
-def test_the_outcome_is_read_from_the_file(wanted: Switch, found: Switch | None, outcome: bool | None) -> None:
-    assert find_outcome(wanted, found) is outcome
+def test_the_outcome_is_read_from_the_file(wanted: Switch, choice: Switch | None, outcome: bool | None) -> None:
+    assert find_outcome(wanted, choice) is outcome
+
+
+def report(tree: Tree, **changes: object) -> None:
+    """The report of an agent that runs."""
+    tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
+    tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, **changes)))
 
 
 def recipe_file(tree: Tree, name: str, mode: int = 0o644, **more: object) -> None:
@@ -118,30 +104,28 @@ def test_the_section_engine_holds_for_the_chosen_recipe_too(tree: Tree) -> None:
     assert made.until > "2026"
 
 
-def put(tree: Tree, found: Switch, config: Settings = CONFIG) -> Switch:
-    kept = replace(found, replaces=membership.fingerprint_config(config, Host(tree.root)))
-    tree.file(FILE.path, FILE.encode(kept))
-    return kept
+def put(tree: Tree, switch: Switch) -> Switch:
+    return put_switch(tree, switch, CONFIG)
 
 
 @pytest.mark.parametrize(
-    ("found", "names"),
+    ("current", "names"),
     [
         (None, []),
-        (switch(Stage.IN_FORCE, chosen("a")), ["a"]),
-        (switch(Stage.IN_FORCE, chosen("a", LATER), chosen("b")), ["a", "b"]),
-        (switch(Stage.TRYING, chosen("a"), chosen("b")), ["b"]),
-        (switch(Stage.TRYING, chosen("a"), chosen("b", LATER), chosen("c")), ["b", "c"]),
-        (switch(Stage.TRYING, chosen("a")), []),
-        (switch(Stage.RETURNING, chosen("a"), chosen("b")), ["b"]),
+        (switch(Stage.IN_FORCE, plan_of("a")), ["a"]),
+        (switch(Stage.IN_FORCE, plan_of("a", LATER), plan_of("b")), ["a", "b"]),
+        (switch(Stage.TRYING, plan_of("a"), plan_of("b")), ["b"]),
+        (switch(Stage.TRYING, plan_of("a"), plan_of("b", LATER), plan_of("c")), ["b", "c"]),
+        (switch(Stage.TRYING, plan_of("a")), []),
+        (switch(Stage.RETURNING, plan_of("a"), plan_of("b")), ["b"]),
     ],
 )
 def test_the_way_back_leads_to_what_is_in_force_never_to_what_is_only_tried(
-    tree: Tree, found: Switch | None, names: list[str]
+    tree: Tree, current: Switch | None, names: list[str]
 ) -> None:
     recipe_file(tree, "mine")
-    before = plans_before(found, CONFIG, Host(tree.root))
-    assert [one.recipe.name for one in before] == names
+    before = plans_before(current, CONFIG, Host(tree.root))
+    assert [plan.recipe.name for plan in before] == names
 
 
 def test_the_way_back_is_the_last_known_good_plan_unless_the_configured_one_is_known_good(tree: Tree) -> None:
@@ -164,7 +148,8 @@ def test_more_time_is_no_switch(tree: Tree) -> None:
     assert make_switch(choose_recipe("other", 0, CONFIG, host), 60, in_force, CONFIG, host) is None
     longer = present(make_switch(choose_recipe("other", 3600, CONFIG, host), 60, in_force, CONFIG, host))
     assert longer.to is not None
-    assert (longer.stage, longer.chosen_at, bool(longer.to.until)) == (Stage.IN_FORCE, in_force.chosen_at, True)
+    assert longer.to.until
+    assert longer == replace(in_force, to=longer.to)
 
 
 def test_the_recipe_in_force_is_marked_where_it_was_loaded_by_its_path(tree: Tree) -> None:
@@ -188,8 +173,7 @@ def runs_image(tree: Tree, running: str, **named: str) -> None:
     for name, identity in named.items():
         image = {"Id": identity, "Architecture": "arm64", "Os": "linux", "Config": {}}
         tree.docker(f"/images/{name.replace('_', ':')}/json", image)
-    tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
-    tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, engine=replace(HEAD_REPORT.engine, image=running))))
+    report(tree, engine=replace(HEAD_REPORT.engine, image=running))
 
 
 def test_the_image_alone_is_exchanged_and_the_plan_in_force_comes_back(tree: Tree) -> None:
@@ -198,17 +182,18 @@ def test_the_image_alone_is_exchanged_and_the_plan_in_force_comes_back(tree: Tre
     runs_image(tree, "sha256:1", i_1="sha256:1", i_2="sha256:1")
     host = Host(tree.root)
     made = present(exchange_image("i:2", 0, CONFIG, host))
-    assert (made.recipe.name, made.label, made.until) == ("mine", "recipe mine with image i:2", "")
+    assert made.label == "recipe mine with image i:2"
+    assert made.until == ""
     assert membership.make_context(CONFIG, host, made).plan.image == "i:2"
     assert made.engine.model_copy(update={"image": ""}) == CONFIG.engine
     assert exchange_image("i:1", 0, CONFIG, host) is None
     put(tree, switch(Stage.IN_FORCE, load_chosen("other", 0, CONFIG, host)))
     made = present(exchange_image("i:2", 60, CONFIG, host))
-    assert (made.recipe.name, made.engine.recipe, bool(made.until)) == ("other", "other", True)
+    assert made.recipe.name == made.engine.recipe == "other"
+    assert made.until
     in_force = put(tree, switch(Stage.IN_FORCE, made))
-    assert make_switch(exchange_image("i:2", 0, CONFIG, host), 60, in_force, CONFIG, host) == replace(
-        in_force, to=replace(made, until="")
-    )
+    kept = exchange_image("i:2", 0, CONFIG, host)
+    assert make_switch(kept, 60, in_force, CONFIG, host) == replace(in_force, to=replace(made, until=""))
 
 
 def test_a_rollback_runs_its_image_by_its_id_so_its_name_is_another_one(tree: Tree) -> None:
@@ -217,7 +202,8 @@ def test_a_rollback_runs_its_image_by_its_id_so_its_name_is_another_one(tree: Tr
     pinned = replace(load_chosen("mine", 0, CONFIG, Host(tree.root)), image_id="sha256:1", proven="2026-01-01")
     put(tree, switch(Stage.IN_FORCE, pinned))
     made = present(exchange_image("i:1", 0, CONFIG, Host(tree.root)))
-    assert (made.engine.image, made.image_id, made.proven) == ("i:1", "", "")
+    assert made.engine.image == "i:1"
+    assert made.image_id == made.proven == ""
 
 
 BACK = "sudo docker tag sha256:1 i:1; then: sudo sparkd use --image "
@@ -245,7 +231,7 @@ def test_an_image_is_refused_while_the_plan_changes_and_where_it_is_none(tree: T
     recipe_file(tree, "mine")
     with pytest.raises(UsageError, match="--image A B: must be an image"):
         exchange_image("A B", 0, CONFIG, Host(tree.root))
-    put(tree, switch(Stage.TRYING, chosen("new")))
+    put(tree, switch(Stage.TRYING, plan_of("new")))
     with pytest.raises(BlockedError, match="on the way to recipe new"):
         exchange_image("i:2", 0, CONFIG, Host(tree.root))
 
@@ -272,19 +258,14 @@ def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None
         follow(END, Host(tree.root), print)
 
 
-def living(tree: Tree, phase: Phase, message: str) -> None:
-    tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
-    tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, phase=phase, message=message)))
-
-
 def test_it_prints_each_step_once_until_the_new_plan_is_in_force(
     tree: Tree, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = put(tree, NEW)
-    living(tree, Phase.LOADING, "shard 1 of 9")
+    report(tree, phase=Phase.LOADING, message="shard 1 of 9")
     later = [
-        threading.Timer(0.7, living, (tree, Phase.LOADING, "shard 2 of 9")),
-        threading.Timer(1.4, living, (tree, Phase.SERVING, "on port 8000")),
+        threading.Timer(0.7, partial(report, tree, phase=Phase.LOADING, message="shard 2 of 9")),
+        threading.Timer(1.4, partial(report, tree, phase=Phase.SERVING, message="on port 8000")),
         threading.Timer(4.0, put, (tree, replace(NEW, stage=Stage.IN_FORCE))),
     ]
     for timer in later:
@@ -316,12 +297,16 @@ def test_why_it_went_back_is_awaited_and_of_this_switch(tree: Tree) -> None:
         timer.join()
 
 
+def test_a_history_that_can_t_be_read_now_ends_no_wait_for_an_end(tree: Tree) -> None:
+    with files_left(0):
+        assert await_end(Host(tree.root), lambda _: True, gone_seconds=0.0) is None
+
+
 def test_a_caller_that_follows_an_agent_sees_that_there_is_none(tree: Tree) -> None:
     reports = follow_agent(Host(tree.root), 60)
     assert next(reports) is None
-    living(tree, Phase.SERVING, "")
-    report = present(next(reports))
-    assert report.phase is Phase.SERVING
+    report(tree, phase=Phase.SERVING)
+    assert present(next(reports)).phase is Phase.SERVING
 
 
 def test_a_worker_names_the_head_and_the_command_to_run_there(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

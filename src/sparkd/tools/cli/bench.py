@@ -1,12 +1,10 @@
-"""`sparkd bench` and `warm`, which load this node's endpoint.
+"""`sparkd bench`: how fast this node's endpoint answers, beside the recipe's figures and this node's usual ones.
 
-`bench` measures how fast it answers, beside the recipe's figures and this node's usual ones; with --soak it does so for
-hours and judges the memory. For people the figures are tables of 80 columns, or Markdown. `warm` has kernels compiled
-before clients wait for them.
+With --soak it sends requests for hours, and judges the memory. For people the figures are tables of 80 columns, or
+Markdown.
 """
 
 import argparse
-import asyncio
 import json
 import re
 import time
@@ -15,24 +13,29 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import EngineEndedError, ExitCode, UsageError
+from sparkd.base.lib.errors import ExitCode, UsageError
 from sparkd.base.lib.text import Parts, Table, counted, sanitize
 from sparkd.base.lib.times import format_utc, parse_time
-from sparkd.base.vllm.warm_up_steps import MOST_AT_ONCE as MOST_TO_WARM
 from sparkd.tools.cli import console
 from sparkd.tools.cli.progress import Ticker
 from sparkd.tools.measure import measuring
 from sparkd.tools.measure.bench import Benchmark, Wanted
-from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Spread, expected_figure, find_level, ratio
-from sparkd.tools.measure.measuring import format_latency, warm_caches
+from sparkd.tools.measure.figures import (
+    DECODE,
+    FIRST,
+    Depth,
+    Spread,
+    expected_figure,
+    find_level,
+    format_latency,
+    ratio,
+)
 from sparkd.tools.measure.past import Usual, describe_slower_benches, find_runs, usual_figures
 from sparkd.tools.measure.soak_verdict import STEADY, judge
 from sparkd.tools.node.served import Served, open_endpoint
 
 SHORTEST_SOAK_SECONDS = 40
 """A shorter soak has too few samples for a verdict."""
-LONGEST_SECONDS = 7 * 86400
-"""Of a soak, and of `warm`."""
 _NUMBERS = re.compile(r"[0-9]{1,7}(?:,[0-9]{1,7}){0,15}")
 LEVEL_HEADINGS = ("at once", "tokens/s", "5-95 %", "recipe", "usual", "first", "recipe", "between", "request")
 DEPTH_HEADINGS = ("prompt", "prefill tokens/s", "first token", "again", "speed-up", "decode tokens/s")
@@ -61,7 +64,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 def run_bench(args: argparse.Namespace) -> int:
     options = read_numbers(args)
-    soak_seconds = parse_time("--soak", args.soak, SHORTEST_SOAK_SECONDS, LONGEST_SECONDS) if args.soak else 0
+    soak_seconds = parse_time("--soak", args.soak, SHORTEST_SOAK_SECONDS, 7 * 86400) if args.soak else 0
     if soak_seconds and (args.markdown or args.depth or args.staggered):
         raise UsageError("--soak takes --concurrency, --prompt, --answer and --json alone")
     with open_endpoint(measuring.MOST_AT_ONCE) as served, measuring.only_one():
@@ -133,30 +136,6 @@ def read_numbers(args: argparse.Namespace) -> Wanted:
         staggered=args.staggered,
         seed=time.time_ns(),
     )
-
-
-def add_warm(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--for", dest="time", metavar="TIME", default="15m", help="how long at most, such as 30m (15m)")
-    parser.epilog = "exit codes: 0 a whole pass compiled nothing, 12 not yet, 10 nothing serves here, 13 no answer"
-    parser.set_defaults(run=warm_endpoint)
-
-
-def warm_endpoint(args: argparse.Namespace) -> int:
-    seconds = parse_time("--for", args.time, 10, LONGEST_SECONDS)
-    with open_endpoint(MOST_TO_WARM) as served, measuring.only_one():
-        try:
-            with Ticker("warms the endpoint"):
-                progress = asyncio.run(warm_caches(served, seconds))
-        except ValueError as error:
-            raise EngineEndedError(f"the engine can't be warmed: {error}", "sparkd status") from None
-        if progress.lost:
-            raise EngineEndedError(f"the endpoint stopped answering: {progress.shown}", "sparkd status")
-    print(sanitize(progress.shown))
-    if progress.whole:
-        print("warm: a whole pass of requests has compiled nothing; nothing is to be done")
-        return ExitCode.GOOD
-    print("not warm yet, and the last requests may have waited for a kernel\nnext: sudo sparkd warm")
-    return ExitCode.NOT_READY
 
 
 def tables(benchmark: Benchmark, expect: ExpectedFigures, usual: Usual | None) -> Parts:

@@ -49,14 +49,14 @@ def show_json(**fields: object) -> None:
     print(json.dumps({"schema": 1, **fields}, indent=None if "error" in fields else 1), flush=True)
 
 
-def show_table(table: Table, json_key: str) -> None:
-    """Print a table that has a heading. With a key, print JSON: an object for each row, by the heading's words."""
+def show_table(table: Table, json_key: str, *, as_json: bool) -> None:
+    """Print a table that has a heading. As JSON, `json_key` has an object for each row, by the heading's words."""
+    if not as_json:
+        show([table])
+        return
     headings, *rows = table.rows
     names = [re.sub(r"\W+", "_", heading.lower()) or "note" for heading in headings]
-    if json_key:
-        show_json(**{json_key: [dict(zip(names, row, strict=True)) for row in rows]})
-    else:
-        show([table])
+    show_json(**{json_key: [dict(zip(names, row, strict=True)) for row in rows]})
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -156,8 +156,8 @@ def announce_paste(what: str) -> None:
         print(f"paste {what}, then press Ctrl-D", file=sys.stderr, flush=True)
 
 
-def is_confirmed(question: str, hint: str, *, yes: bool, why: str = "there is no terminal to confirm on") -> bool:
-    """Whether `yes` is set, or a person confirms it now. Raises UsageError where there is no terminal for that."""
+def confirm_unless(yes: bool, question: str, hint: str, why: str = "there is no terminal to confirm on") -> bool:
+    """Have a person confirm, unless `yes` is set. Raises UsageError where there is no terminal for that."""
     if not yes and not sys.stdin.isatty():
         raise UsageError(why, hint)
     return yes or confirm(question)

@@ -77,10 +77,11 @@ def demo(args: argparse.Namespace) -> None:
 
 def _print_example(state: str) -> Published:
     """Print what the commands print on that node. Returns its report."""
-    from sparkd.tools.cli.logs import render_explanations
+    from sparkd.tools.cli.explain import render_explanations
     from sparkd.tools.cli.status import render
 
-    example, now = read_example(state, datetime.now(UTC)), datetime.now(UTC)
+    now = datetime.now(UTC)
+    example = read_example(state, now)
     print(f"\n--- {state}: sparkd status", flush=True)
     console.show(render(example.report, View(now, alive=True), example.served, whole=not console.on_terminal()))
     if example.preflight:

@@ -34,7 +34,7 @@ def run_drill(args: argparse.Namespace) -> None:
     duration = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
     outcome = "The engine is to serve on." if args.fault == "agent" else f"The endpoint is gone for {duration}."
     print(f"{drill.FAULTS[args.fault]}: {target.title}, pid {target.pid}. {outcome}", flush=True)
-    if not console.is_confirmed("begin? [y/N] ", f"sudo sparkd drill {args.fault} --yes", yes=args.yes):
+    if not console.confirm_unless(args.yes, "begin? [y/N] ", f"sudo sparkd drill {args.fault} --yes"):
         raise UsageError("not begun: nothing was touched")
     drill.kill(target)
     print("    0.0 s  killed", flush=True)

@@ -41,10 +41,10 @@ def show_endpoint(args: argparse.Namespace) -> None:
         texts = {name: snippet(name, offer) for name in CLIENTS}
         console.show_json(**own, **offer_fields, clients=texts)
     else:
-        console.show([Table(_rows(offer, state, note, key_file))])
+        console.show([Table(_make_rows(offer, state, note, key_file))])
 
 
-def _rows(offer: ClientEndpoint, state: endpoint.State, note: str, key_file: str) -> list[tuple[str, str]]:
+def _make_rows(offer: ClientEndpoint, state: endpoint.State, note: str, key_file: str) -> list[tuple[str, str]]:
     tokens, prompt, answer = offer.context_tokens, offer.prompt_tokens, offer.answer_tokens
     context = "not known: the engine takes it from the model"
     if tokens:

@@ -57,10 +57,8 @@ def build_image(args: argparse.Namespace) -> None:
         show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
         for change in sources.built_from(images.base).changes(images.built_from) if images.built_from else ():
             show(f"other than in {images.built_name}: {change}")
-        confirmed_command = f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
-        if not console.is_confirmed(
-            "build it? [y/N] ", confirmed_command, yes=args.yes, why="a build runs these steps as root"
-        ):
+        hint = f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
+        if not console.confirm_unless(args.yes, "build it? [y/N] ", hint, "a build runs these steps as root"):
             show("nothing is built; nothing is to be done")
             return
         with (

@@ -1,7 +1,7 @@
-"""The commands that show what happened after a failure.
+"""`sparkd logs` and `capture`: what happened on the nodes, for a person here, or as an archive for a helper.
 
-`sparkd logs` prints the journals of all nodes as one, marks the first failure and explains known errors. `explain`
-prints what known errors mean, and what to do. `capture` writes an archive for a helper, without secrets.
+`logs` prints the journals of all nodes as one, marks the first failure and explains known errors. The archive of
+`capture` has no secrets.
 """
 
 import argparse
@@ -9,23 +9,19 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, time, timedelta
-from functools import partial
 
 from sparkd.agent.cluster.failure_marks import FailureMarker
 from sparkd.agent.cluster.node_logs import Entry, merge, open_logs
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Query
-from sparkd.base.host.kernel_events import parse_printed
 from sparkd.base.lib.errors import AS_ROOT, BlockedError, UsageError
 from sparkd.base.lib.log import PRIORITIES
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import parse_time
-from sparkd.base.vllm.known_errors import KnownError, explain
-from sparkd.base.vllm.log_lines import LineSplitter
 from sparkd.tools.cli import console
 
 
@@ -91,23 +87,33 @@ def render_rows(entries: list[Entry], marker: FailureMarker) -> Iterator[tuple[t
     """Rows of time, node and text, each with its style. Below a failure comes a row with what it means."""
     for entry in entries:
         known, is_first = marker.mark(entry.line)
-        at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
+        at = _local_time(entry)
         style = {"error": "block", "warning": "warn"}.get(_find_level_name(entry), "")
         yield (f"{at:%b %d %H:%M:%S}.{at.microsecond // 1000:03}", entry.node, entry.line.text), style
         if is_first or known is not None:
-            meaning = [f"{known.meaning}; do: {known.remedy}"] if known is not None else []
-            text = ": ".join([*["first failure"] * is_first, *meaning])
+            meaning = f"{known.meaning}; do: {known.remedy}" if known is not None else ""
+            text = ": ".join(filter(None, ("first failure" if is_first else "", meaning)))
             yield ("", "", f"^ {text}"), "block" if is_first else "warn"
 
 
 def render_json(entries: list[Entry], marker: FailureMarker) -> Iterator[str]:
-    for entry in entries:
-        known, is_first = marker.mark(entry.line)
-        at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
-        line = {"node": entry.node, "level": _find_level_name(entry), "engine": entry.engine, "text": entry.line.text}
-        error = {"meaning": known.meaning if known else "", "remedy": known.remedy if known else ""}
-        row = {"at": at.isoformat(timespec="microseconds"), **line, "first_failure": is_first, **error}
+    for log_entry in entries:
+        known, is_first = marker.mark(log_entry.line)
+        row = {
+            "at": _local_time(log_entry).isoformat(timespec="microseconds"),
+            "node": log_entry.node,
+            "level": _find_level_name(log_entry),
+            "engine": log_entry.engine,
+            "text": log_entry.line.text,
+            "first_failure": is_first,
+            "meaning": known.meaning if known else "",
+            "remedy": known.remedy if known else "",
+        }
         yield json.dumps(row, ensure_ascii=False)
+
+
+def _local_time(entry: Entry) -> datetime:
+    return datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
 
 
 def _find_level_name(entry: Entry) -> str:
@@ -128,62 +134,6 @@ def parse_since(text: str, now: datetime) -> datetime:
             today = datetime.combine(now.date(), time.fromisoformat(text)).astimezone()
             return today if today <= now else today - timedelta(days=1)
     raise UsageError(f"--since {sanitize(text, 40)}: no time", "such as 10m, 2d, 14:30 or 2026-11-23T14:30")
-
-
-def add_explain(parser: argparse.ArgumentParser) -> None:
-    source = "one line, or - (default) for a log on stdin"
-    parser.add_argument("line", nargs="?", default="-", metavar="LINE|-", help=source)
-    console.add_json(parser)
-    parser.epilog = "such as: journalctl -b -u sparkd-head | sparkd explain; or: journalctl -k | sparkd explain"
-    parser.set_defaults(run=show_explanations)
-
-
-def show_explanations(args: argparse.Namespace) -> None:
-    lines = _read_stdin_lines() if args.line == "-" else [args.line]
-    if args.json:
-        errors = [
-            {"line": sanitize(line.strip()), "lines": count, "meaning": error.meaning, "remedy": error.remedy}
-            for error, (line, count) in find_known(lines).items()
-        ]
-        console.show_json(known=errors)
-        return
-    console.show(list(render_explanations(lines)) or ["no error that sparkd knows; it may still be one"])
-
-
-def find_known(lines: Iterable[str]) -> dict[KnownError, tuple[str, int]]:
-    """Each known error once, with its first line and a count of its lines."""
-    known_errors: dict[KnownError, tuple[str, int]] = {}
-    for line in lines:
-        if (known := _explain_kernel(line) or explain(line)) is not None:
-            first, count = known_errors.get(known, (line, 0))
-            known_errors[known] = first, count + 1
-    return known_errors
-
-
-def render_explanations(lines: Iterable[str]) -> Iterator[str]:
-    """The first line of each known error, with its meaning and what to do."""
-    for known, (line, count) in find_known(lines).items():
-        times = f" ({count} lines)" if count > 1 else ""
-        yield f"{sanitize(line.strip(), 200)}{times}"
-        yield f"  means: {known.meaning}\n  do:    {known.remedy}\n  known: {known.source}"
-
-
-def _explain_kernel(line: str) -> KnownError | None:
-    """The known error of a line that the kernel printed; None for any other line."""
-    if (event := parse_printed(line)) is None:
-        return None
-    remedy = f"{event.effect.action}: {event.effect.hint}"
-    return KnownError((event.kind,), event.reason, remedy, "sparkd's table of the kernel's messages")
-
-
-def _read_stdin_lines() -> Iterator[str]:
-    console.announce_paste("a log")
-    splitter, chunk = LineSplitter(), b""
-    for chunk in iter(partial(os.read, sys.stdin.fileno(), 1 << 16), b""):
-        yield from splitter.feed(chunk)
-    if not chunk:
-        raise UsageError("nothing came on stdin", "a line, or a log: journalctl -b -u sparkd-head | sparkd explain")
-    yield from splitter.flush()
 
 
 def add_capture(parser: argparse.ArgumentParser) -> None:

@@ -59,7 +59,7 @@ def preflight(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(render.as_json(report))
     else:
-        console.show(render.parts(report, every=args.all))
+        console.show(render.parts(report, every=args.all or args.deep))
     return code
 
 
@@ -73,7 +73,6 @@ def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, Ex
         raise UsageError("--deep loads the GPU of this node, and does nothing else", "sudo sparkd preflight --deep")
     if os.geteuid() != 0:
         raise UsageError("only root may load the GPU", AS_ROOT)
-    args.all = True
     catch_ends()  # Else the container would outlive this process.
     context = resolve_context(load_settings(os.environ), args.role, host)
     findings = tuple(measure_gpu(context, host))
@@ -97,7 +96,7 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, Exi
         if may_fix:
             raise
         look = partial(examine_without_plan, error, args.role, config, host)
-        return _look_after_fix(args.end_pid, look, host), error.code
+        return _end_and_look(args.end_pid, look, host), error.code
     for finding in context.switch.findings if context.switch is not None else ():
         hint = f" ({finding.hint})" if finding.hint else ""
         print(f"sparkd: {finding.reason}{hint}", file=sys.stderr)
@@ -107,7 +106,7 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[PreflightReport, Exi
 
         report = fix_node(context, config, host)
     else:
-        report = _look_after_fix(args.end_pid, partial(examine_plan, context, config, host), host)
+        report = _end_and_look(args.end_pid, partial(examine_plan, context, config, host), host)
     return report, _choose_code(report)
 
 
@@ -118,8 +117,8 @@ def _choose_code(report: PreflightReport) -> ExitCode:
     return ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED
 
 
-def _look_after_fix(pid: int | None, look: Callable[[], PreflightReport], host: Host) -> PreflightReport:
-    """End the process `pid`, if one is given; then look."""
+def _end_and_look(pid: int | None, look: Callable[[], PreflightReport], host: Host) -> PreflightReport:
+    """End the process `pid`, unless that is None; then look."""
     if pid is None:
         return look()
     # A mere look imports nothing that could end a process.

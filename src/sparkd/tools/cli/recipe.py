@@ -83,7 +83,7 @@ def _parse_gigabytes(text: str) -> int:
 
 
 def list_recipes(args: argparse.Namespace) -> None:
-    console.show_table(Table([HEADINGS, *_make_rows()], heading=True, one_line=True), "recipes" * args.json)
+    console.show_table(Table([HEADINGS, *_make_rows()], heading=True, one_line=True), "recipes", as_json=args.json)
 
 
 def _make_rows() -> Iterator[tuple[str, ...]]:

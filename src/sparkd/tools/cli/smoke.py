@@ -95,4 +95,4 @@ def describe_cache(tokens: int | None, expected: int | None) -> tuple[str, bool]
         return f"{text}; nothing known to hold it against", False
     is_too_small = tokens < LEAST_CACHE_SHARE * expected
     text += f", {tokens / expected:.0%} of the recipe's {expected:,}"
-    return text + "; too few" * is_too_small, is_too_small
+    return f"{text}; too few" if is_too_small else text, is_too_small

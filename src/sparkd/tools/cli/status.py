@@ -30,6 +30,8 @@ from sparkd.base.status.view import TEXT_LIMIT, NodeView, Overview, View, headli
 from sparkd.tools.cli import console
 
 WATCH_SECONDS = 1.0
+CAUSE_LIMIT = 300
+"""Characters of a cause on a terminal, which wraps the line."""
 UNREADABLE = (
     f"{PATH} is no report that this version can read",
     "next: sudo systemctl try-restart sparkd-head sparkd-worker   # ends the engine",
@@ -102,7 +104,10 @@ def describe_served(files: Files, report: NodeReport) -> str:
 
 @lru_cache(1)
 def describe_endpoint(files: Files, _plan_digest: str) -> str:
-    """URL and model that the configuration gives; empty where it is wrong, or this user can't read it."""
+    """URL and model that the configuration gives; empty where it is wrong, or this user can't read it.
+
+    `_plan_digest` is a part of the cache's key: another plan may have another endpoint.
+    """
     from sparkd.base.cluster.endpoint import find_url
     from sparkd.base.cluster.membership import resolve_context
     from sparkd.base.config import load_settings
@@ -141,10 +146,6 @@ def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:
     if report is None or not alive or report.phase in (Phase.BLOCKED, Phase.STOPPED, Phase.FAILED):
         return ExitCode.DOWN
     return ExitCode.GOOD if report.phase in (Phase.SERVING, Phase.DEGRADED) else ExitCode.ON_THE_WAY
-
-
-CAUSE_LIMIT = 300
-"""Characters of a cause on a terminal, which wraps the line."""
 
 
 def render(report: NodeReport, view: View, served: str = "", *, whole: bool = False) -> Parts:

@@ -28,7 +28,9 @@ from sparkd.tools.cli.parser import name_or_path
 from sparkd.tools.measure.image_trial import ImageTrial
 from sparkd.tools.measure.measuring import only_one
 from sparkd.tools.node import known_good, switching
-from sparkd.tools.node.known_good import configured_plan, end_rollback, roll_back
+from sparkd.tools.node.known_good import configured_plan
+from sparkd.tools.node.rollback import end_rollback, roll_back
+from sparkd.tools.node.switch_progress import follow
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
 
@@ -79,7 +81,7 @@ def rollback(args: argparse.Namespace) -> None:
     if args.list:
         plans = known_good.read_known_good(host)
         if plans or args.json:
-            console.show_table(list_plans(plans, config, host), "known_good" * args.json)
+            console.show_table(list_plans(plans, config, host), "known_good", as_json=args.json)
         else:
             print(_explain_no_plan(config))
         return
@@ -100,11 +102,13 @@ def list_plans(plans: Sequence[Entry], config: Settings, host: Host) -> Table:
         switch = membership.resolve_context(config, None, host).switch
         chosen = switch.chosen if switch is not None else None
     rows: list[tuple[str, ...]] = [HEADINGS]
-    for entry in plans:
-        digest, image = entry.plan_digest[: known_good.DIGITS], entry.image_id.removeprefix("sha256:")
-        cells = (digest, entry.name, format_utc(entry.since), format_utc(entry.until), image[: known_good.DIGITS])
-        marks = ["configured"] * (configured is not None and configured.digest == entry.plan_digest)
-        if chosen is not None and chosen.plan == entry.plan_digest and chosen.image_id in ("", entry.image_id):
+    for plan in plans:
+        digest, image = plan.plan_digest[: known_good.DIGITS], plan.image_id.removeprefix("sha256:")
+        cells = (digest, plan.name, format_utc(plan.since), format_utc(plan.until), image[: known_good.DIGITS])
+        marks = []
+        if configured is not None and configured.digest == plan.plan_digest:
+            marks.append("configured")
+        if chosen is not None and chosen.plan == plan.plan_digest and chosen.image_id in ("", plan.image_id):
             marks.append("rolled back to")  # also once it has proven itself again, at another time
         rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
     return Table(rows)
@@ -135,7 +139,7 @@ def use(args: argparse.Namespace) -> int:
     if not config.engine.recipe and membership.current_switch(config, host) is None:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if args.list:
-        console.show_table(switching.list_usable(config, host), "recipes" * args.json)
+        console.show_table(switching.list_usable(config, host), "recipes", as_json=args.json)
         return ExitCode.GOOD
     current = switching.read_choice(host)
     choice = None  # --end: what is configured
@@ -160,7 +164,7 @@ def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> i
         print(f"{label(switch.to)} holds from the next start on: sudo systemctl start sparkd-head")
         return ExitCode.GOOD
     print(f"on the way to {label(switch.to)}; it continues without this command: sparkd status", flush=True)
-    if fault := switching.follow(switch, host, partial(print, flush=True)):
+    if fault := follow(switch, host, partial(print, flush=True)):
         print(f"sparkd: {fault}", file=sys.stderr)
         return ExitCode.NOT_READY
     print("\n".join(_describe_outcome(switch, ref)))

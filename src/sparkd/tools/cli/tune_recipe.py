@@ -69,5 +69,5 @@ def confirm(args: argparse.Namespace, warnings: Sequence[str]) -> None:
         print(f"warning: {warning}", flush=True)
     if args.yes and warnings and not args.despite_warnings:
         raise UsageError("reports warn of that", "narrower bounds, or --despite-warnings")
-    if not console.is_confirmed("begin? [y/N] ", "--yes begins without a question", yes=args.yes):
+    if not console.confirm_unless(args.yes, "begin? [y/N] ", "--yes begins without a question"):
         raise UsageError("not begun: nothing is changed")

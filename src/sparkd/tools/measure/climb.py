@@ -34,6 +34,7 @@ from sparkd.tools.measure.trial import (
 )
 from sparkd.tools.node import switching
 from sparkd.tools.node.served import open_endpoint
+from sparkd.tools.node.switch_progress import GONE_SECONDS, await_end, await_service, follow
 
 DRAIN_SECONDS = 60
 """Time that running requests have left when a step begins."""
@@ -84,7 +85,7 @@ class Climb:
         config: Settings,
         host: Host,
         show: Callable[[str], None],
-        gone_seconds: float = switching.GONE_SECONDS,
+        gone_seconds: float = GONE_SECONDS,
     ) -> None:
         """Raises BlockedError where the node is about to change its plan."""
         self.tuning, self._base, self._config, self._host, self._show = tuning, base, config, host, show
@@ -194,7 +195,7 @@ class Climb:
         Raises BlockedError where a node was gone meanwhile.
         """
         try:
-            fault = switching.follow(switch, self._host, self._show, self._gone_seconds)
+            fault = follow(switch, self._host, self._show, self._gone_seconds)
         except NotReadyError as error:
             raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None
         if NO_REASON in fault:
@@ -217,7 +218,7 @@ class Climb:
         try:
             measured = self.smoke_and_bench(step)
         except EngineEndedError as error:
-            end = switching.await_end(self._host, lambda last: last.at > began, self._gone_seconds)
+            end = await_end(self._host, lambda last: last.at > began, self._gone_seconds)
             if end is not None and end.cause in FOREIGN_CAUSES:
                 raise BlockedError(f"the engine was ended: {end.reason}", RESUME_HINT) from None
             if end is None and read_living_report(self._host.files) is None:
@@ -228,7 +229,7 @@ class Climb:
 
     def smoke_and_bench(self, step: Step) -> MeasuredStep:
         """Smoke, then bench. Raises BlockedError without an agent, EngineEndedError, KeyboardInterrupt."""
-        serves = switching.await_service(self._host, ready_seconds(self._config), self._gone_seconds)
+        serves = await_service(self._host, ready_seconds(self._config), self._gone_seconds)
         if serves is None:
             raise BlockedError("no agent runs any more", f"sudo systemctl start sparkd-head; {RESUME_HINT}")
         if not serves:

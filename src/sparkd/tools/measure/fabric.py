@@ -17,7 +17,7 @@ LEAST_SHARE = 0.6
 """Share of what the link should carry. With the MTU of 1500, iperf3 still reached 96 Gb/s."""
 CEILING_SHARE = 0.8
 """Share of what iperf3 reaches on this node alone, without a cable: from there on iperf3 itself may be the limit."""
-DEGRADED_GBPS = 25.0
+DEGRADED_GBPS = (8.0, 25.0)
 """A degraded ConnectX-7 carries 8 to 25 Gb/s, mostly 13, by TCP and RDMA alike, with a link of 200 (NVIDIA/
 dgx-spark-playbooks, pull request 108)."""
 HALF_LANES_GBPS = 60.0
@@ -151,9 +151,9 @@ def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
 def _find_hint(pair: Pair, reached_gbps: float, usual_gbps: float) -> str:
     if usual_gbps < USABLE_GBPS:
         return f"look at the cable, and at dropped packets: ip -s -s link show {pair.own.interface}"
-    if reached_gbps < 1.2:
+    if reached_gbps < 1.2:  # a port of 1 Gb/s, with some room for rounding
         return f"as if by the management network: ip route get {pair.other.address}"
-    if 8 <= reached_gbps <= DEGRADED_GBPS:
+    if DEGRADED_GBPS[0] <= reached_gbps <= DEGRADED_GBPS[1]:
         remedy = "shut both nodes down, unplug their power for a minute, test again; then update the firmware"
         return f"a ConnectX-7 in its degraded state carries about 13 Gb/s, with a link of 200: {remedy}"
     mtu = min(pair.own.mtu, pair.other.mtu)

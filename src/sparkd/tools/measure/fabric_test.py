@@ -77,7 +77,8 @@ def measure_peers(
 
     Returns the results, and why the other nodes have none: `seconds` were over, or one of them refused.
     """
-    results, failures, awaited, announced = list[Result](), list[BlockedError](), list(peers), set[str]()
+    results, failures = list[Result](), list[BlockedError]()
+    awaited, announced = list(peers), set[str]()
     deadline = time.monotonic() + seconds
     while awaited:
         for peer in tuple(awaited):

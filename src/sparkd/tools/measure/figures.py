@@ -155,5 +155,12 @@ def describe_rate(rate: Spread) -> str:
     return f"{rate.median:.1f} tokens/s ({rate.low:.1f} to {rate.high:.1f})"
 
 
+def format_latency(seconds: float) -> str:
+    """`1.6 ms`, `16 ms`, `1.24 s`."""
+    if seconds >= 0.9995:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.00995 else f"{seconds * 1000:.1f} ms"
+
+
 def ratio(figure: Spread | None, base: float | None) -> float | None:
     return figure.median / base if figure and base else None

@@ -23,7 +23,8 @@ from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import LEAST_DIFFERENCE, LevelFigures, Spread, describe_rate, is_faster
 from sparkd.tools.measure.past import find_runs
 from sparkd.tools.node.served import open_endpoint
-from sparkd.tools.node.switching import await_service, follow, go_back, read_choice, time_after, write_switch
+from sparkd.tools.node.switch_progress import await_service, follow
+from sparkd.tools.node.switching import go_back, read_choice, time_after, write_switch
 
 
 def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Benchmark | None:

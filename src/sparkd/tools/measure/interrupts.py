@@ -35,8 +35,8 @@ def catch_ends(*, once: bool = False) -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Hold these signals and Ctrl-C back from this thread meanwhile: between a step and the step that undoes it."""
+def hold_signals() -> Iterator[None]:
+    """Hold SIGTERM, SIGHUP and Ctrl-C back from this thread meanwhile: between a step and the step that undoes it."""
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *ENDS))
     try:
         yield

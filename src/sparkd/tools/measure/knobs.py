@@ -31,7 +31,7 @@ WIDEST_BOUNDS: Mapping[str, tuple[Value, Value]] = {
 }
 """The knobs, and how far a person may go with each. Whether a value within works is for its step to find out."""
 MEMORY_SHARE_RUNG = 0.02
-"""Of a Spark's 121 GiB, 2.4 GiB. A share can't double as a count does: it is near 1 from the start."""
+"""2.4 GiB of a Spark's 121. A share can't double as a count does: it is near 1 from the start."""
 SMALLEST_BATCH = 8192
 """128K prompts were seen to suffer there already (Echo's report, the production profile)."""
 _KNOB_TEXT = re.compile(r"([a-z-]+)=([0-9][0-9.]{0,9}[kKmM]?)\.\.([0-9][0-9.]{0,9}[kKmM]?)", re.ASCII)

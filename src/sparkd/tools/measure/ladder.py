@@ -31,8 +31,9 @@ BASE_STEP = Step("", 0)
 
 
 class MeasuredStep(Struct, frozen=True):
+    """A step with its figures, or its fault."""
+
     knob: str
-    """Of the step, as is `value`."""
     value: Value
     rate: Spread | None = None
     """Output tokens per second of all requests together."""
@@ -90,7 +91,7 @@ class _Climb:
     def __init__(self, base: MeasuredStep, measured_steps: Mapping[Step, MeasuredStep]) -> None:
         self.best = base
         self.values: dict[str, Value] = {}
-        """As in Position."""
+        """Values of the best step, as in Position."""
         self._measured_steps = measured_steps
         self._fastest = base
         """May be another step than the best: a rung of ROOM_KNOBS is better also where it is as fast."""

@@ -61,8 +61,9 @@ def refuse_without_effect(knobs: Iterable[Knob], base: Chosen, config: Settings,
 
 
 def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
-    """Requests at once in all steps: the highest bound of max-num-seqs, else the highest number that the recipe expects
-    figures for.
+    """The number of requests at once in all steps.
+
+    It is the highest bound of max-num-seqs, else the highest number for which the recipe expects figures.
     """
     most_sequences = next((int(knob.high) for knob in knobs if knob.name == SEQUENCES), 0)
     return min(most_sequences or max(expected_levels(base.recipe), default=DEFAULT_CONCURRENCY), MOST_AT_ONCE)
@@ -72,7 +73,7 @@ def announce(tuning: Tuning, base: Chosen, host: Host) -> Iterator[str]:
     """Lines on the steps to come, and about how long they take."""
     rungs_by_knob = {knob: [tuple(rungs(knob, up=up)) for up in (True, False)] for knob in tuning.knobs}
     done_count, step_count = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(rungs_by_knob.values())))
-    steps = counted(step_count - done_count, "step") + f" more, measured: {done_count}" * bool(done_count)
+    steps = counted(step_count - done_count, "step") + (f" more, measured: {done_count}" if done_count else "")
     yield f"recipe {base.recipe.name} under {counted(tuning.at_once, 'request')} at once, at most {steps}:"
     for knob, both_ways in rungs_by_knob.items():
         up, down = (" ".join(map(str, values)) or "none" for values in both_ways)

@@ -1,16 +1,11 @@
-"""Measurements of the endpoint for several commands, with their lock and their rows of the history.
+"""Bench and soak of this node's endpoint, with the lock that allows one measurement at a time, and their history."""
 
-Caches of kernels are warmed before them, or for a command: compiled by requests, and counted.
-"""
-
-import asyncio
 import re
 import select
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,22 +14,19 @@ from msgspec.structs import replace
 from sparkd import __version__
 from sparkd.agent.actions import files
 from sparkd.agent.actions import history as store
-from sparkd.base.host import Host, caches
+from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.text import counted, sanitize, size
 from sparkd.base.lib.times import utc_now
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.history import PATH, Bench, Row
-from sparkd.base.status.figures import COLD
-from sparkd.base.status.model import read_living_report
 from sparkd.base.vllm.streaming import StreamError
-from sparkd.base.vllm.warm_up import Compiled, Result, add_up, warm_up
-from sparkd.base.vllm.warm_up_steps import read_limits
 from sparkd.tools.measure.bench import Benchmark, Wanted, measure
-from sparkd.tools.measure.figures import DECODE, Depth, LevelFigures
+from sparkd.tools.measure.figures import DECODE, Depth, LevelFigures, format_latency
 from sparkd.tools.measure.interrupts import catch_ends, report_progress, run_interruptible
 from sparkd.tools.measure.soak import Sample, Soak, read_sample
+from sparkd.tools.measure.warming import count_compiled, warm_if_cold
 from sparkd.tools.node.endpoint import context_tokens
 from sparkd.tools.node.served import Served
 
@@ -160,13 +152,6 @@ def _describe(part: LevelFigures | Depth) -> str:
     return f"{counted(part.concurrency, 'request')} at once: {outcome}"
 
 
-def format_latency(seconds: float) -> str:
-    """`1.6 ms`, `16 ms`, `1.24 s`."""
-    if seconds >= 0.9995:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1000:.0f} ms" if seconds >= 0.00995 else f"{seconds * 1000:.1f} ms"
-
-
 def run_soak(served: Served, wanted: Wanted, seconds: int) -> tuple[Soak, bool]:
     """Run a soak; return it, and whether it was interrupted.
 
@@ -189,33 +174,3 @@ def run_soak(served: Served, wanted: Wanted, seconds: int) -> tuple[Soak, bool]:
     rank_end.register(served.rank.pidfd, select.POLLIN)
     soak = Soak(served.endpoint, wanted, lambda: read_sample(host), report_sample, lambda: not rank_end.poll(0))
     return soak, run_interruptible(soak.run(seconds))
-
-
-def count_compiled(served: Served) -> Compiled:
-    """Count the compiled kernels: those that the nodes report, and those in this node's caches. Raises OSError."""
-    machine_files, names = Host().files, [cache.name for cache in served.node.plan.caches]
-    report = read_living_report(machine_files) or served.report
-    reports = (report, *(peer.living for peer in report.peers))
-    engines = [node.engine for node in reports if node is not None]
-    return add_up(engines, caches.count_kernels(machine_files, served.report.engine.image, names))
-
-
-async def warm_caches(served: Served, seconds: float) -> Result:
-    """Compile the kernels. Raises HttpError, OSError; ValueError where the engine reports no length of its context."""
-
-    def show(number: int, done: int, steps: int) -> None:
-        if not done:
-            report_progress(f"pass {number}, of {steps} steps")
-
-    limits = read_limits(served.node.plan.argv, await served.endpoint.context_tokens())
-    still_seconds = served.node.settings.supervise.stall_seconds
-    count = partial(asyncio.to_thread, count_compiled, served)
-    return await warm_up(served.endpoint, limits, count, show, seconds, still_seconds)
-
-
-async def warm_if_cold(served: Served) -> None:
-    """Compile the kernels where the report calls the caches of the head cold: it compiles for all nodes."""
-    if (read_living_report(Host().files) or served.report).engine.warmth == COLD:
-        report_progress("compile caches are cold: their kernels are compiled first")
-        with suppress(HttpError, OSError, ValueError):  # the measurement follows all the same
-            report_progress((await warm_caches(served, served.node.settings.readiness.warm_seconds)).shown)

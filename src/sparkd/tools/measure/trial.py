@@ -19,9 +19,9 @@ MEASURE_SECONDS = 3600
 """Time of smoke and bench, each of which may be done twice."""
 
 
-def trial_limit_seconds(settings: Settings, drain: int) -> int:
-    """Seconds until a trial ends by itself. `drain`: seconds that running requests have left."""
-    return ready_seconds(settings) + AWAITED_SECONDS + drain + MEASURE_SECONDS
+def trial_limit_seconds(settings: Settings, drain_seconds: int) -> int:
+    """Seconds until a trial ends by itself. `drain_seconds`: the time that running requests have left."""
+    return ready_seconds(settings) + AWAITED_SECONDS + drain_seconds + MEASURE_SECONDS
 
 
 def ready_seconds(settings: Settings) -> int:

@@ -212,7 +212,7 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
     Raises BlockedError with the last lines of the step that failed.
     """
     # docker has two steps more: FROM before the recipe's steps, LABEL after them.
-    titles, place = ("", *map(_format_title, sources.build.steps), ""), -1
+    titles, number = ("", *map(_format_title, sources.build.steps), ""), -1
     labels = {BUILT: encode(sources.built_from(base)).decode()}
     lines = image_builder.build(sources.archive(base), labels, memory_bytes, cached=cached)
     last_lines = deque[str](maxlen=20)
@@ -221,11 +221,11 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
             line = next(lines)
             step_line = _STEP.match(line)
             # Other lines may look alike: the next step has the next number.
-            if step_line and int(step_line[1]) == place + 2 <= len(titles) == int(step_line[2]):
-                place += 1
+            if step_line and int(step_line[1]) == number + 2 <= len(titles) == int(step_line[2]):
+                number += 1
                 last_lines.clear()
-                if titles[place]:
-                    show(f"step {place} of {len(titles) - 2}: {titles[place]}")
+                if titles[number]:
+                    show(f"step {number} of {len(titles) - 2}: {titles[number]}")
             elif line.strip():
                 last_lines.append(line)
     except StopIteration as build_end:
@@ -233,7 +233,7 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
     except DockerError as error:
         redact = Redaction()
         text = "\n".join(f"  {redact(printable(line))}" for line in last_lines)
-        name = f"step {place} ({titles[place]})" if titles[place] else "the build"
+        name = f"step {number} ({titles[number]})" if titles[number] else "the build"
         reason = redact(f"{name} failed: {sanitize(str(error), 400)}")
         hint = find_remedy(f"{text}\n{error}", memory_bytes)
         raise BlockedError(f"{text}\n{reason}".lstrip("\n"), f"{hint}; the image that has the name stays") from None

@@ -39,7 +39,7 @@ def describe_files(folder: str, host: Host) -> str:
             raise UsageError(f"{folder} is a file, not a model's folder", "name the folder that it is in")
     facts, verdict = ModelWeights(folder, pull=_find_pull(folder, host)).run(host)
     if not facts.exists:
-        raise BlockedError(f"{folder} is missing or empty", _suggest_copy(folder, host))
+        raise BlockedError(f"{folder} is missing or empty", _suggest_source(folder, host))
     if verdict.level.blocks:
         raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)
     return f"{folder}: {verdict.reason}"
@@ -54,7 +54,7 @@ def _find_pull(folder: str, host: Host) -> str:
     return pull_command(folder)
 
 
-def _suggest_copy(folder: str, host: Host) -> str:
+def _suggest_source(folder: str, host: Host) -> str:
     return f"{_find_pull(folder, host)}; or on a node that has it: sparkd model sync {shlex.quote(folder)}"
 
 
@@ -84,7 +84,7 @@ def refuse_changed(
         name, fault = next(iter(faults.items()))
         more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
         remove = shlex.join(("sudo", "rm", *(f"{folder}/{name}" for name in faults)))
-        hint = f"{remove}\n{_suggest_copy(folder, host)}\nsudo dmesg   # the disk"
+        hint = f"{remove}\n{_suggest_source(folder, host)}\nsudo dmesg   # the disk"
         raise BlockedError(f"{folder}: {name}{more} is not what was downloaded: {fault}", hint)
 
 

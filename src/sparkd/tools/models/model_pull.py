@@ -80,36 +80,37 @@ def choose_repo(word: str | None, settings: Settings, host: Host) -> ModelSource
             return ModelSource(word, load_recipe(settings.engine.recipe, recipe_folders()).recipe.model)
         return ModelSource(word, Model())
     if word is None and settings.cluster.follow_head:
-        context = resolve_context(settings, None, host).recipe
-        model, recipe = context.model, context.name
+        recipe = resolve_context(settings, None, host).recipe
+        model, recipe_name = recipe.model, recipe.name
     else:
-        recipe = word or settings.engine.recipe
-        recipe = os.path.abspath(recipe) if word and "/" in word else recipe  # noqa: PTH100 - links stay as they are
-        model = _load_model(recipe)
+        recipe_name = word or settings.engine.recipe
+        if word and "/" in word:
+            recipe_name = os.path.abspath(word)  # noqa: PTH100 - links stay as they are
+        model = _load_model(recipe_name)
     if not model.repo:
         hint = "name it: sudo sparkd model pull ORGANISATION/NAME"
-        raise UsageError(f"recipe {recipe} does not say where its model is published", hint)
+        raise UsageError(f"recipe {recipe_name} does not say where its model is published", hint)
     return ModelSource(model.repo, model)
 
 
-def _load_model(recipe: str) -> Model:
-    """The recipe's model. Raises ConfigError.
+def _load_model(recipe_name: str) -> Model:
+    """The model of a recipe, by its name or path. Raises ConfigError.
 
     For a name that no recipe has, the error names the repository of a model with that name.
     """
     recipes = find_recipes(recipe_folders())
-    if recipe and "/" not in recipe and recipe not in recipes:
-        repos = dict.fromkeys(repo for name in recipes for repo in _read_repo(name) if repo.endswith(f"/{recipe}"))
-        reason = f"there is no recipe {sanitize(recipe, 60)}{did_you_mean(recipe, recipes)}"
-        name = next(iter(repos), "ORGANISATION/NAME")
-        raise ConfigError(reason, f"by the model's name: sudo sparkd model pull {name}")
-    return load_recipe(recipe, recipe_folders()).recipe.model
+    if recipe_name and "/" not in recipe_name and recipe_name not in recipes:
+        repos = (repo for known_name in recipes for repo in _read_repo(known_name))
+        repo = next((repo for repo in repos if repo.endswith(f"/{recipe_name}")), "ORGANISATION/NAME")
+        reason = f"there is no recipe {sanitize(recipe_name, 60)}{did_you_mean(recipe_name, recipes)}"
+        raise ConfigError(reason, f"by the model's name: sudo sparkd model pull {repo}")
+    return load_recipe(recipe_name, recipe_folders()).recipe.model
 
 
-def _read_repo(recipe: str) -> Iterator[str]:
+def _read_repo(recipe_name: str) -> Iterator[str]:
     """Yield the repository of the recipe's model; nothing for a recipe that can't be loaded."""
     with suppress(ConfigError):
-        yield load_recipe(recipe, recipe_folders()).recipe.model.repo
+        yield load_recipe(recipe_name, recipe_folders()).recipe.model.repo
 
 
 def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int | None, Room]:

@@ -20,6 +20,7 @@ ETHERNET, INFINIBAND = "1", "32"
 FAST_MBPS = 25_000
 """A port of at least this speed without an RDMA device may be one whose driver is missing."""
 MOST = 16
+"""Ports that are listed, the best ones."""
 MOST_NAMES = 32
 """Interfaces of lldpd's answer that are read."""
 

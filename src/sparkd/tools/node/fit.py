@@ -28,13 +28,13 @@ class Supply(Struct, frozen=True):
     total_bytes: int
     gpu: bool
     gpu_bytes: int | None = None
-    model: str = ""
+    model_fault: str = ""
     """What is wrong with the model's files; empty where they are whole."""
-    image: str = ""
+    image_fault: str = ""
     """What is wrong with the image; empty where it is there."""
-    too_big: str = ""
+    excess: str = ""
     """Weights or KV cache that are too big; empty where none is known to be."""
-    docker: str = ""
+    docker_command: str = ""
     """The command after which docker answers; empty where it does."""
 
 
@@ -119,12 +119,12 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     if image.docker != "known":
         image_fault = f"docker: {image.docker}"
         docker_command = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
-    too_big = ""
+    excess = ""
     if inputs.uses_gpu and not inputs.plan.user_script:
         memory = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)
-        too_big = memory.describe() if memory.fit is ModelFit.WEIGHTS_TOO_BIG else ""
+        excess = memory.describe() if memory.fit is ModelFit.WEIGHTS_TOO_BIG else ""
     return Supply(
-        host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model_fault, image_fault, too_big, docker_command
+        host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model_fault, image_fault, excess, docker_command
     )
 
 
@@ -135,15 +135,15 @@ def judge_supply(name: str, recipe: Recipe, inputs: CheckInputs, supply: Supply)
         yield Lack("needs a GPU", lasting=True)
     if (need_bytes := inputs.need.all_bytes(supply.total_bytes, supply.gpu_bytes)) > supply.total_bytes:
         yield Lack(f"needs {size(need_bytes)} of memory", lasting=True)
-    if supply.too_big:
-        yield Lack(supply.too_big, lasting=True)
-    if supply.model:
+    if supply.excess:
+        yield Lack(supply.excess, lasting=True)
+    if supply.model_fault:
         pull_command = f"sudo sparkd model pull {quote(name)}" if recipe.model.repo else ""
-        yield Lack(f"{sanitize(plan.model_path)} {supply.model}", pull_command)
-    if supply.image:
-        build_command = "" if supply.docker else recipe.image_build(name)
-        reason = f"you build its image: {supply.image}" if build_command else supply.image
-        command = supply.docker or build_command or f"sudo docker pull {plan.image}"
+        yield Lack(f"{sanitize(plan.model_path)} {supply.model_fault}", pull_command)
+    if supply.image_fault:
+        build_command = "" if supply.docker_command else recipe.image_build(name)
+        reason = f"you build its image: {supply.image_fault}" if build_command else supply.image_fault
+        command = supply.docker_command or build_command or f"sudo docker pull {plan.image}"
         yield Lack(reason, command, by_hand=bool(build_command) and build_command == recipe.image.build)
 
 

@@ -83,4 +83,11 @@ def fix_node(node: NodeContext, config: Settings, host: Host) -> PreflightReport
     finally:
         actions.release()
         loop.close()
-    return PreflightReport(host.name(), node.role, False, outcome.findings, outcome.fixes, outcome.before)
+    return PreflightReport(
+        node=host.name(),
+        role=node.role,
+        changes_nothing=False,
+        findings=outcome.findings,
+        fixes=outcome.fixes,
+        before=outcome.before,
+    )

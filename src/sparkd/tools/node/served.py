@@ -28,6 +28,7 @@ from sparkd.base.vllm.streaming import StreamError
 from sparkd.tools.node.endpoint import context_tokens
 
 CONNECTIONS = 8
+"""Connections for a smoke test, which sends six requests at once."""
 
 
 class Served(NamedTuple):

@@ -1,9 +1,7 @@
-"""The choice of this node's plan from the command line: what prevents a plan, and how the agent switches to it."""
+"""The choice of this node's plan from the command line: what prevents a plan, and the switch to it in the file."""
 
-import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -22,25 +20,17 @@ from sparkd.base.config import Settings
 from sparkd.base.config.types import check_image
 from sparkd.base.host import Host, docker, docker_image
 from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, NotReadyError, UsageError
+from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import utc_now
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
-from sparkd.base.state import known_good, launch_history
-from sparkd.base.state.launch_history import End, LaunchHistory
+from sparkd.base.state import known_good
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
-from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, parse, read_living_report, read_report
-from sparkd.base.status.publisher import status_line
-from sparkd.tools.node.dry_run import NextStart
+from sparkd.base.status.model import Phase, parse, read_living_report, read_report
+from sparkd.tools.node.next_start import NextStart
 
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""
-_NUMBER = re.compile(r"[0-9]+")
-"""Left out where two lines of status are compared, so that a change of counts alone is not shown."""
-
-POLL_SECONDS = 0.5
-GONE_SECONDS = 30.0
-"""Time without an agent after which none is expected any more: systemd starts the next one within seconds."""
 
 
 def image_id(host: Host, ref: str) -> str | None:
@@ -88,21 +78,21 @@ def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Setti
         raise BlockedError("\n".join(["nothing is changed:", *missing]))
 
 
-def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
-    """The recipe of that name as a plan for `span` seconds; 0: without an end.
+def load_chosen(name: str, span_seconds: int, config: Settings, host: Host) -> Chosen:
+    """The recipe of that name as a plan for `span_seconds`; 0: without an end.
 
     Raises ConfigError; AwaitedError for a file that others may change.
     """
     engine = config.engine.model_copy(update={"recipe": name})
-    return Chosen(membership.load_own_recipe(name, host).recipe, engine, until=time_after(span) if span else "")
+    return Chosen(membership.load_own_recipe(name, host).recipe, engine, until=time_after(span_seconds))
 
 
 def time_after(seconds: int) -> str:
-    """The time so many seconds from now: UTC, ISO 8601."""
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+    """The time so many seconds from now: UTC, ISO 8601; empty for 0, which is no end."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="seconds") if seconds else ""
 
 
-def exchange_image(ref: str, span: int, config: Settings, host: Host) -> Chosen | None:
+def exchange_image(ref: str, span_seconds: int, config: Settings, host: Host) -> Chosen | None:
     """The plan in force with another image; None where that is the configured plan.
 
     Raises UsageError where `ref` is no image, BlockedError where the node could not go back, or is switching already.
@@ -115,14 +105,13 @@ def exchange_image(ref: str, span: int, config: Settings, host: Host) -> Chosen 
     if current is not None and current.stage is not Stage.IN_FORCE:
         raise BlockedError(f"this node is on the way to {label(current.chosen)}", "sparkd status")
     chosen = current.to if current is not None else None
-    ends_at = time_after(span) if span else ""
     plan = membership.make_context(config, host, chosen).plan
     if not plan.image_id:
         _refuse_moved_name(plan.image, ref, host)
         if ref == plan.image:
-            return chosen and replace(chosen, until=ends_at)
+            return chosen and replace(chosen, until=time_after(span_seconds))
     base = chosen or load_chosen(config.engine.recipe, 0, config, host)
-    return Chosen(base.recipe, base.engine.model_copy(update={"image": ref}), until=ends_at)
+    return Chosen(base.recipe, base.engine.model_copy(update={"image": ref}), until=time_after(span_seconds))
 
 
 def _refuse_moved_name(name: str, ref: str, host: Host) -> None:
@@ -151,12 +140,14 @@ def explain_findings(findings: Iterable[Finding]) -> Iterator[str]:
         yield f"{finding.id}: {finding.verdict.reason}{f' ({finding.verdict.hint})' * bool(finding.verdict.hint)}"
 
 
-def choose_recipe(name: str, span: int, config: Settings, host: Host) -> Chosen | None:
+def choose_recipe(name: str, span_seconds: int, config: Settings, host: Host) -> Chosen | None:
     """The recipe of that name as in `load_chosen`; None where it is the configured one, without an end."""
-    return None if name == config.engine.recipe and not span else load_chosen(name, span, config, host)
+    return None if name == config.engine.recipe and not span_seconds else load_chosen(name, span_seconds, config, host)
 
 
-def make_switch(to: Chosen | None, drain: int, before: Switch | None, config: Settings, host: Host) -> Switch | None:
+def make_switch(
+    to: Chosen | None, drain_seconds: int, before: Switch | None, config: Settings, host: Host
+) -> Switch | None:
     """The switch to a plan, or with None to the configured one; None where that is in force already.
 
     `before`: the switch in the file. Raises ConfigError, BlockedError where the node can't go there.
@@ -170,7 +161,7 @@ def make_switch(to: Chosen | None, drain: int, before: Switch | None, config: Se
         return None if current.to == to else replace(current, to=to)
     refuse_blocked(node, findings_of(node, host, config), config, host)
     back = plans_before(current, config, host)[:MOST_BACK]
-    return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
+    return Switch(replaces, Stage.DRAINING, to, back, 0, drain_seconds, utc_now())
 
 
 def plans_before(current: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
@@ -218,26 +209,6 @@ def _find_obstacle(name: str, config: Settings, host: Host, nodes: Inventories) 
     return own_fault or next(find_missing_elsewhere(node, nodes), "")
 
 
-def follow_agent(host: Host, gone_seconds: float) -> Iterator[NodeReport | None]:
-    """Yield the report of the agent that runs, every half second, None without one; end after `gone_seconds`."""
-    alive_at = time.monotonic()
-    while (report := read_living_report(host.files)) is not None or time.monotonic() - alive_at <= gone_seconds:
-        alive_at = time.monotonic() if report is not None else alive_at
-        yield report
-        time.sleep(POLL_SECONDS)
-
-
-def await_service(host: Host, seconds: float, gone_seconds: float = GONE_SECONDS) -> bool | None:
-    """Wait until the engine serves, for about `seconds`; return whether it does, None where no agent runs any more."""
-    began = time.monotonic()
-    for report in follow_agent(host, gone_seconds):
-        if report is not None and report.phase in IN_SERVICE:
-            return True
-        if time.monotonic() - began > seconds:
-            return False
-    return None
-
-
 def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
     """End the caller's plan as the end of its time would. A plan that somebody else has chosen stays.
 
@@ -248,43 +219,3 @@ def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
             # Writes nothing where the agent has just changed the file: the loop reads it again.
             files.compare_and_swap(host.files, FILE, choice, replace(choice, stage=Stage.RETURNING))
     return choice.chosen if choice else None
-
-
-def await_end(host: Host, counts: Callable[[End], bool], gone_seconds: float = GONE_SECONDS) -> End | None:
-    """Wait for an end that counts, which an agent writes once its rank has ended; None after `gone_seconds`."""
-    deadline = time.monotonic() + gone_seconds
-    while (end := (launch_history.FILE.read(host.files) or LaunchHistory()).last_exit) is None or not counts(end):
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(POLL_SECONDS)
-    return end
-
-
-def find_outcome(switch: Switch, choice: Switch | None) -> bool | None:
-    """Whether the new plan is in force (true), or can't come into force any more; None while that is open. Pure."""
-    if choice is None or choice.stage is Stage.IN_FORCE:
-        return (choice.to if choice is not None else None) == switch.to
-    return None if choice.chosen_at == switch.chosen_at and choice.stage is not Stage.RETURNING else False
-
-
-def follow(switch: Switch, host: Host, show: Callable[[str], None], gone_seconds: float = GONE_SECONDS) -> str:
-    """Show what the agent does, until the new plan is in force, or the one before is again.
-
-    Returns "", or the reason for the return. Raises NotReadyError where no agent runs any more.
-    """
-    shown_step = ""
-    for report in follow_agent(host, gone_seconds):
-        if (outcome := find_outcome(switch, read_choice(host))) is not None:
-            return "" if outcome else _explain_return(switch, host, gone_seconds)
-        if report is not None:
-            line = sanitize(status_line(report))
-            if (step := _NUMBER.sub("", line)) != shown_step:
-                shown_step = step
-                show(line)
-    raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
-
-
-def _explain_return(switch: Switch, host: Host, gone_seconds: float) -> str:
-    """Why the node has returned to the plan before the switch."""
-    end = await_end(host, lambda last: last.cause == Cause.SWITCH_FAILED and last.at > switch.chosen_at, gone_seconds)
-    return sanitize(str(end), 1000) if end is not None else f"{label(switch.to)} is not in force: sparkd status"

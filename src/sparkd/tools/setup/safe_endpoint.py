@@ -1,8 +1,8 @@
-"""Offers of `sparkd init` for a safe endpoint: a key for the API, messages to people, commands for a firewall."""
+"""Offers of `sparkd init` for a safe endpoint: a key for the API, and messages to people."""
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -10,17 +10,13 @@ from shlex import quote
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from sparkd.base.cluster.endpoint import find_address, find_key, find_url, is_local
-from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.cluster.endpoint import is_local
 from sparkd.base.config import Settings
-from sparkd.base.host import Host, network
-from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import read_private
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import known_good
 from sparkd.base.vllm.args import API_KEY
-from sparkd.tools.node.endpoint import request_lines
 from sparkd.tools.setup.cluster_key import SecretFile
 from sparkd.tools.setup.node_files import NodeFiles, Values
 
@@ -122,34 +118,3 @@ class Offers:
             content = read_private(self.files.host.files, path, LIMIT_BYTES, os.geteuid()).content
             return content.decode("utf-8", "replace").strip()
         return None
-
-
-def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, ...]]:
-    """Yield names, each with its texts: what protects the API of a head, how to try it, and messages."""
-    plan, (has_key, file) = node.plan, find_key(node)
-    address, note = find_address(plan, host)
-    if not is_local(plan):
-        if has_key:
-            yield "key", file, "vLLM guards /v1 by it: /tokenize, /invocations, /metrics stay open"
-        else:
-            yield "key", "none: who reaches the port is served. To make one:", "sudo sparkd init --api-key"
-        reachable_from = (not note and network.subnet_of(host.files, address)) or "YOUR-NETWORK"
-        yield "firewall", *_firewall(host.files, node, reachable_from)
-    yield "try", *request_lines(find_url(plan, host)[0], file)
-    if not node.settings.notify.configured_ways:
-        option = f" --webhook-file {WEBHOOK_FILE}" * host.files.exists(WEBHOOK_FILE)
-        yield "messages", "none will come when it fails. To give it a URL for them:", f"sudo sparkd init{option}"
-
-
-def _firewall(files: Files, node: NodeContext, reachable_from: str) -> Iterator[str]:
-    """Yield commands that let only this network and the other nodes reach the API. A person decides on them."""
-    port, sources = node.plan.api_port, (reachable_from, *node.settings.cluster.nodes)
-    if files.exists("/usr/sbin/ufw") and "ENABLED=yes" in (files.text_if_any("/etc/ufw/ufw.conf") or "").splitlines():
-        yield from (f"sudo ufw allow proto tcp from {source} to any port {port}" for source in sources)
-        return
-    yield "sudo nft 'table inet sparkd; flush table inet sparkd"
-    yield "  table inet sparkd { chain input { type filter hook input priority 0"
-    yield f"  tcp dport {port} iif lo accept"
-    for source in sources:
-        yield f"  tcp dport {port} {'ip6' if ':' in source else 'ip'} saddr {source} accept"
-    yield f"  tcp dport {port} drop; }}; }}'   # until the next boot"

@@ -31,8 +31,9 @@ from sparkd.tools.node.recipe_lint import try_recipe
 from sparkd.tools.node.render import CONFIGURATION, PreflightReport, summarise
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.choice import Choice, Chooser, Wishes
+from sparkd.tools.setup.endpoint_advice import describe_endpoint
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated_sections
-from sparkd.tools.setup.safe_endpoint import Draft, Offers, describe_endpoint
+from sparkd.tools.setup.safe_endpoint import Draft, Offers
 from sparkd.tools.setup.survey import Survey, describe, format_rows, take_survey
 
 if TYPE_CHECKING:

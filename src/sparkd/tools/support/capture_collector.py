@@ -31,7 +31,7 @@ from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.text import counted, sanitize
 from sparkd.base.state.file import STACKS
 from sparkd.base.status.model import read_report
-from sparkd.tools.measure.interrupts import held_back, report_progress
+from sparkd.tools.measure.interrupts import hold_signals, report_progress
 from sparkd.tools.measure.past import history_as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import examine_settings
@@ -122,7 +122,7 @@ class Collector:
         do_as_owner = partial(run_as_owner, path.parent, private_hint=private_command)
         is_created = False
         try:
-            with held_back():
+            with hold_signals():
                 self._create(path, do_as_owner, name)
                 is_created = True
             content = self._build_archive(name, at)

@@ -1,4 +1,4 @@
-"""Well-formed nonsense is found by log-probabilities, over HTTP; what the engine refuses is skipped and reported."""
+"""Well-formed nonsense is tested by log-probabilities, over HTTP; what the engine refuses is skipped and reported."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ KNOWN, AGAIN, AT_ONCE = "known texts", "scored again", "same, 6 at once"
 
 
 def follower(token: int, request: int) -> int:
-    """The likely one; of another request where that is not 0."""
+    """The likely follower in the first request; another one in each later `request`."""
     return (7 * token + 3 + request) % VOCABULARY
 
 
@@ -129,15 +129,19 @@ def serving(model: Model) -> Iterator[int]:
 
 def rounds(model: Model, capabilities: Capabilities = Capabilities()) -> dict[str, Round]:  # noqa: B008 - it is frozen
     with serving(model) as port:
-        found = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), capabilities, 5))
-    assert all(len(line) <= 80 for one in found for line in render_round(one))
-    return {one.name: one for one in found if one.name in (KNOWN, AGAIN, AT_ONCE)}
+        tested = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), capabilities, 5))
+    assert all(len(line) <= 80 for round_ in tested for line in render_round(round_))
+    return {round_.name: round_ for round_ in tested if round_.name in (KNOWN, AGAIN, AT_ONCE)}
 
 
 def test_a_model_that_knows_texts_and_agrees_with_itself_passes() -> None:
-    found = rounds(Model())
-    assert [(one.answers, one.faults, one.skipped) for one in found.values()] == [(8, (), ""), (2, (), ""), (6, (), "")]
-    assert found[KNOWN].note == "-1.50 a token"
+    tested = rounds(Model())
+    assert [(round_.answers, round_.faults, round_.skipped) for round_ in tested.values()] == [
+        (8, (), ""),
+        (2, (), ""),
+        (6, (), ""),
+    ]
+    assert tested[KNOWN].note == "-1.50 a token"
 
 
 @pytest.mark.parametrize(
@@ -145,9 +149,9 @@ def test_a_model_that_knows_texts_and_agrees_with_itself_passes() -> None:
 )
 def test_known_texts_no_better_than_by_chance_are_found(text: float, bad: bool) -> None:
     """The highest byte of the texts is 125, so the bound is 0.8 * ln 127 = 3.88."""
-    found = rounds(Model(text=text))
-    assert bool(found[KNOWN].faults) is bad
-    assert not found[AGAIN].faults
+    tested = rounds(Model(text=text))
+    assert bool(tested[KNOWN].faults) is bad
+    assert not tested[AGAIN].faults
 
 
 @pytest.mark.parametrize(("expected", "bad"), [(-1.2, True), (-1.45, False), (-3.0, False), (None, False)])
@@ -156,14 +160,14 @@ def test_known_texts_much_worse_than_the_recipe_expects_are_found(expected: floa
 
 
 def test_answers_that_are_garbled_only_at_once_are_found() -> None:
-    found = rounds(Model("garbled"))
-    assert not found[AGAIN].faults
-    assert len(found[AT_ONCE].faults) == 6
-    assert "nats off its own score" in found[AT_ONCE].faults[0]
+    tested = rounds(Model("garbled"))
+    assert not tested[AGAIN].faults
+    assert len(tested[AT_ONCE].faults) == 6
+    assert "nats off its own score" in tested[AT_ONCE].faults[0]
 
 
 def test_rounding_is_no_fault() -> None:
-    assert not any(one.faults for one in rounds(Model("rounded")).values())
+    assert not any(round_.faults for round_ in rounds(Model("rounded")).values())
 
 
 @pytest.mark.parametrize(
@@ -171,18 +175,20 @@ def test_rounding_is_no_fault() -> None:
     [("refused", "HTTP 400"), ("none", "no log-probabilities of prompts"), ("no numbers", "an answer's tokens")],
 )
 def test_what_the_engine_refuses_is_skipped_with_the_reason(symptom: str, reason: str) -> None:
-    found = rounds(Model(symptom))
+    tested = rounds(Model(symptom))
     if symptom == "no numbers":
-        assert found.pop(KNOWN).note
-    assert all(reason in one.skipped and not one.faults and not one.answers for one in found.values()), found
-    second_lines = [render_round(round_)[1] for round_ in found.values()]
+        assert tested.pop(KNOWN).note
+    assert all(reason in round_.skipped and not round_.faults and not round_.answers for round_ in tested.values()), (
+        tested
+    )
+    second_lines = [render_round(round_)[1] for round_ in tested.values()]
     assert all(line.startswith("  skipped: ") and reason in line for line in second_lines)
 
 
 @pytest.mark.parametrize("symptom", sorted({*POSITIONS, *REFUSED} - {"refused", "none"}))
 def test_what_is_no_log_probability_is_a_fault(symptom: str) -> None:
-    found = rounds(Model(symptom))
-    assert all(one.faults and not one.skipped for one in found.values()), found
+    tested = rounds(Model(symptom))
+    assert all(round_.faults and not round_.skipped for round_ in tested.values()), tested
 
 
 def test_an_answer_with_fewer_log_probabilities_than_tokens_is_a_fault() -> None:
@@ -195,17 +201,17 @@ def test_an_answer_with_fewer_log_probabilities_than_tokens_is_a_fault() -> None
 def test_random_weights_that_are_declared_know_no_texts_and_agree_with_themselves(
     argv: tuple[str, ...], declared: bool
 ) -> None:
-    found = rounds(Model("garbled", text=-8.0), Capabilities.from_argv(argv, {}, random_weights=declared))
-    assert found[KNOWN].skipped == "the weights are random, by the recipe"
-    assert found[AT_ONCE].faults
+    tested = rounds(Model("garbled", text=-8.0), Capabilities.from_argv(argv, {}, random_weights=declared))
+    assert tested[KNOWN].skipped == "the weights are random, by the recipe"
+    assert tested[AT_ONCE].faults
 
 
 @pytest.mark.parametrize("argv", [("--kv-sharing-fast-prefill",), ("--logprobs-mode", "raw_logits")])
 def test_no_scores_are_requested_of_an_engine_that_they_would_end_or_that_has_none(argv: tuple[str, ...]) -> None:
     model = Model("garbled", text=-8.0)
-    found = rounds(model, Capabilities.from_argv(argv, {}))
-    assert all(one.skipped and not one.faults for one in found.values())
-    assert (len(found), model.scored) == (3, 0)
+    tested = rounds(model, Capabilities.from_argv(argv, {}))
+    assert all(round_.skipped and not round_.faults for round_ in tested.values())
+    assert (len(tested), model.scored) == (3, 0)
 
 
 def test_a_plan_without_such_flags_is_tested_whole() -> None:

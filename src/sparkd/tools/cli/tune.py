@@ -1,4 +1,4 @@
-"""`sparkd units` and `tune`: systemd's drop-ins, and the recipe's kernel settings."""
+"""`sparkd tune`: the recipe's kernel settings, and a watchdog that resets a frozen machine."""
 
 import argparse
 import os
@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sparkd.base.cluster.membership import current_switch, find_place, follows_head, make_context
-from sparkd.base.config import load_settings, units
+from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.kernel import read_recovery
-from sparkd.base.lib.errors import AS_ROOT, ConfigError, UsageError
+from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.text import Table
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
@@ -18,37 +18,9 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import add_action
 from sparkd.tools.setup.sysctl import HEADER, PATH, SysctlManager
-from sparkd.tools.setup.unit_files import UnitFiles
 from sparkd.tools.setup.watchdog import PANIC, apply_watchdog, revert_watchdog, with_panic
 
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
-
-
-def add_units(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    render = add_action(actions, "render", "print the units, and the drop-ins that the configuration needs")
-    render.add_argument("--role", choices=units.ROLES, help="print the unit of this role alone")
-    add_action(actions, "install", "write the drop-ins that the configuration needs, remove those it does not")
-    check = add_action(actions, "check", "say what differs from the configuration (exit code 78)")
-    console.add_json(check)
-    add_action(actions, "remove", "remove the drop-ins that `install` wrote")
-    parser.set_defaults(run=manage_units)
-
-
-def manage_units(args: argparse.Namespace) -> None:
-    wanted = units.no_dropins() if args.action == "remove" else units.dropins(load_settings(os.environ))
-    if args.action in ("install", "remove"):
-        print("\n".join(UnitFiles().install(wanted)) or "nothing to change")
-    elif args.action == "check":
-        if differences := units.drift(wanted, Files()):
-            raise ConfigError("\n".join(differences))
-        good = "what systemd runs matches the configuration"
-        console.show_json(text=good) if args.json else print(good)
-    else:
-        texts = units.package_units() | {dropin.path: dropin.text for dropin in wanted}
-        for path, text in texts.items():
-            if text and (args.role is None or units.unit_name(args.role) in path):
-                print(f"# {path}\n{text}")
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +38,7 @@ def tune(args: argparse.Namespace) -> None:
         raise UsageError("only root may set the kernel", AS_ROOT)
     if args.action == "show" and args.json:
         manager = SysctlManager(Path("/"))
-        console.show_table(list_settings(manager, _keep_panic(find_recipe_in_use(), manager)), "settings")
+        console.show_table(list_settings(manager, _keep_panic(find_recipe_in_use(), manager)), "settings", as_json=True)
         return
     chosen = args.action == "apply" and args.watchdog
     for line in run_action(args.action, Path("/"), find_recipe_in_use, watchdog=chosen):

@@ -81,8 +81,8 @@ def test_a_bad_answer_is_found(text: str, fault: str) -> None:
     ],
 )
 def test_ends_and_reasoning(answer: Answer, fault: str) -> None:
-    found = find_fault(answer, TOKENS, chat=True)
-    assert fault in found if fault else not found, found
+    reason = find_fault(answer, TOKENS, chat=True)
+    assert fault in reason if fault else not reason, reason
 
 
 def test_thinking_is_a_leak_only_where_a_parser_takes_it_out() -> None:
@@ -101,8 +101,8 @@ def test_thinking_is_a_leak_only_where_a_parser_takes_it_out() -> None:
     ],
 )
 def test_a_tool_call_is_of_the_offered_tool_with_json(call: tuple[str, str], fault: str) -> None:
-    found = find_fault(Answer("", "tool_calls", 9, calls=(call,)), TOKENS, chat=True, tool=TOOL)
-    assert fault in found if fault else not found, found
+    reason = find_fault(Answer("", "tool_calls", 9, calls=(call,)), TOKENS, chat=True, tool=TOOL)
+    assert fault in reason if fault else not reason, reason
 
 
 def test_of_one_prompt_at_temperature_0_only_the_first_letter_counts() -> None:
@@ -115,8 +115,8 @@ def test_of_one_prompt_at_temperature_0_only_the_first_letter_counts() -> None:
 
 def test_a_random_model_is_no_garbage() -> None:
     for seed in range(2000):
-        found = find_fault(Answer(random_bytes(seed), "length", TOKENS), TOKENS, chat=True)
-        assert not found, (seed, found)
+        reason = find_fault(Answer(random_bytes(seed), "length", TOKENS), TOKENS, chat=True)
+        assert not reason, (seed, reason)
 
 
 class Engine:
@@ -160,7 +160,7 @@ BY_SYMPTOM = (
 
 def rounds(symptom: str, capabilities: Capabilities) -> list[Round]:
     async def collect(port: int) -> list[Round]:
-        return [one async for one in run_rounds(Endpoint("127.0.0.1", port, "tiny"), capabilities, 5)]
+        return [round_ async for round_ in run_rounds(Endpoint("127.0.0.1", port, "tiny"), capabilities, 5)]
 
     with engine(Engine(symptom)) as port:
         return asyncio.run(collect(port))
@@ -187,9 +187,9 @@ def test_every_round_of_a_healthy_engine_is_clean(symptom: str) -> None:
     ],
 )  # fmt: skip
 def test_each_symptom_is_found_by_http(symptom: str, text: str) -> None:
-    found = rounds(symptom, ALL)
-    assert any(text in fault for one in found for fault in one.faults), found
-    assert all(len(line) <= 80 for one in found for line in render_round(one))
+    tested = rounds(symptom, ALL)
+    assert any(text in fault for round_ in tested for fault in round_.faults), tested
+    assert all(len(line) <= 80 for round_ in tested for line in render_round(round_))
 
 
 def test_another_context_than_the_plans_is_a_fault() -> None:
@@ -206,8 +206,8 @@ def test_what_answers_nothing_is_not_tested_on() -> None:
 def test_the_short_form_is_of_completions_and_finds_what_lasts(symptom: str, fault: str) -> None:
     with engine(Engine(symptom)) as port:
         tested = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), 5))
-    found = [fault for one in tested for fault in one.faults]
-    assert fault in found[0] if fault else not found, found
+    faults = [fault for round_ in tested for fault in round_.faults]
+    assert fault in faults[0] if fault else not faults, faults
 
 
 class BusyEngine(Engine):

@@ -1,0 +1,163 @@
+"""The steps of a ladder as switches of the plan: which way is back, who else has chosen, and what is a step's fault."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.measure.ladders import BASE, MINE, MINE_FILE, TUNING
+from tests.unit.nodes import until
+from tests.unit.plans import configured
+from tests.unit.switches import LATER, plan_of, put_switch, switch_in
+from tests.unit.verdicts import present
+
+from sparkd.agent.actions.files import compare_and_swap
+from sparkd.agent.preflight.runner import IDS
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError, EngineEndedError
+from sparkd.base.lib.text import GIB
+from sparkd.base.state import switch as switch_file
+from sparkd.base.state.switch import Chosen, Stage, Switch
+from sparkd.tools.measure.climb import FILE, Climb, find_shortage, find_start
+from sparkd.tools.measure.figures import Spread
+from sparkd.tools.measure.knobs import SEQUENCES
+from sparkd.tools.measure.ladder import MeasuredStep, Step
+from sparkd.tools.measure.soak import Sample
+
+CONFIG = configured(engine={"recipe": "mine"}, preflight={"skip": IDS})
+
+
+def put(tree: Tree, stage: Stage, to: Chosen | None, *back: Chosen) -> Switch:
+    return put_switch(tree, Switch("", stage, to, back, 0, 60, "1"), CONFIG)
+
+
+def test_a_tuning_is_read_back_as_it_was_written() -> None:
+    measured = (MeasuredStep("", 0, Spread(1.5, 1, 2), 0.1, 4096), MeasuredStep(SEQUENCES, 8, fault="x"))
+    tuning = replace(TUNING, measured=measured, tried=Step(SEQUENCES, 8), tries=1)
+    assert FILE.decode(FILE.encode(tuning).encode()) == tuning
+
+
+def test_a_switch_from_another_configuration_is_nothing_to_go_back_to() -> None:
+    before = Switch("earlier", Stage.TRYING, plan_of("mine-tuned"), (plan_of("older"),))
+    assert find_start(before, "now", lambda _: True) == ((), None)
+
+
+class Climbing(Climb):
+    """From a plan that is not in force, on a node where each check is skipped.
+
+    `meanwhile` is called while a step is measured.
+    """
+
+    def __init__(self, tree: Tree, meanwhile: Callable[[], object] = lambda: None, gone_seconds: float = 60.0) -> None:
+        base = replace(BASE, recipe=BASE.recipe.model_copy(update={"args": {SEQUENCES: 4}}))
+        tree.file(MINE_FILE, MINE)
+        super().__init__(TUNING, base, CONFIG, Host(tree.root), print, gone_seconds=gone_seconds)
+        self.meanwhile = meanwhile
+
+    def smoke_and_bench(self, step: Step) -> MeasuredStep:
+        self.meanwhile()
+        return MeasuredStep(*step)
+
+
+def act_on_choice(tree: Tree, act: Callable[[Switch], object]) -> threading.Thread:
+    """Act in place of the agent, once there is a plan to switch to."""
+
+    def act_once() -> None:
+        until(lambda: (choice := switch_in(tree)) is not None and choice.stage is Stage.DRAINING)
+        act(present(switch_in(tree)))
+
+    thread = threading.Thread(target=act_once)
+    thread.start()
+    return thread
+
+
+def begin_step(tree: Tree, choice: Switch) -> None:
+    assert compare_and_swap(Host(tree.root).files, switch_file.FILE, choice, replace(choice, stage=Stage.IN_FORCE))
+
+
+def drop_choice(tree: Tree) -> None:
+    (tree.root / switch_file.FILE.path[1:]).unlink()
+
+
+def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
+    """It is in force, and neither serves now nor is proven."""
+    tree.file(MINE_FILE, MINE)
+    put(tree, Stage.IN_FORCE, plan_of("fresh"), plan_of("older"))
+    with pytest.raises(BlockedError, match="no agent runs any more"):
+        Climbing(tree, gone_seconds=2.0).run()
+    choice = present(switch_in(tree))
+    assert choice.stage is Stage.DRAINING
+    assert choice.back == (plan_of("fresh"), plan_of("older"))
+
+
+def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree) -> None:
+    agent = act_on_choice(tree, partial(begin_step, tree))
+    climbing = Climbing(tree, partial(drop_choice, tree))
+    with pytest.raises(BlockedError, match="somebody has chosen what is configured"):
+        climbing.run()
+    agent.join()
+    assert climbing.tuning.measured == ()
+
+
+def test_a_step_that_the_agent_has_gone_back_from_is_a_bad_one(tree: Tree) -> None:
+    agent = act_on_choice(tree, lambda _: drop_choice(tree))
+    climbing = Climbing(tree, gone_seconds=6)  # for so long it looks for an end, too
+    climbing.run()
+    agent.join()
+    (measured,) = climbing.tuning.measured
+    assert measured.fault.endswith("is not in force: sparkd status")
+
+
+def test_the_end_of_an_engine_whose_agent_is_gone_is_no_fault_of_the_step(tree: Tree) -> None:
+    def end() -> None:
+        raise EngineEndedError("it ended")
+
+    agent = act_on_choice(tree, partial(begin_step, tree))
+    with pytest.raises(BlockedError, match="it ended"):
+        Climbing(tree, end, gone_seconds=6).run()
+    agent.join()
+
+
+@pytest.mark.parametrize("stage", [Stage.DRAINING, Stage.TRYING, Stage.IN_FORCE])
+def test_a_step_of_a_killed_command_is_left_too_in_the_end(tree: Tree, stage: Stage) -> None:
+    tree.file(MINE_FILE, MINE)
+    put(tree, stage, plan_of("mine-tuned", LATER), plan_of("before"))
+    with Climb(TUNING, BASE, CONFIG, Host(tree.root), print):
+        pass
+    left = present(switch_in(tree))
+    assert left.stage is Stage.RETURNING
+    assert left.before == plan_of("before")
+
+
+@pytest.mark.parametrize("to", [plan_of("other"), plan_of("other", LATER), plan_of("mine-tuned")])
+def test_what_a_person_chose_is_not_left(tree: Tree, to: Chosen) -> None:
+    """A plan of the ladder's own name without an end is a person's, too."""
+    tree.file(MINE_FILE, MINE)
+    before = put(tree, Stage.IN_FORCE, to)
+    with Climb(TUNING, BASE, CONFIG, Host(tree.root), print):
+        pass
+    assert switch_in(tree) == before
+    put(tree, Stage.TRYING, to)
+    with pytest.raises(BlockedError, match="on the way to recipe"):
+        Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
+
+
+@pytest.mark.parametrize(
+    ("free", "shortage"),
+    [
+        ({"a": 3 * GIB, "b": 2 * GIB}, ""),
+        (
+            {"a": 3 * GIB, "b": GIB},
+            "1.0 GiB of memory left on b, 1.5 GiB needed (memory.floor_mib and 1 GiB)",
+        ),
+        ({"a": 3 * GIB, "b": None}, "the memory of b is not known"),
+    ],
+)
+def test_memory_near_the_guards_floor_is_a_fault_on_any_node(free: dict[str, int | None], shortage: str) -> None:
+    assert find_shortage(Sample(0.0, free, 0, 0, None, None), GIB // 2) == shortage
+
+
+def test_memory_that_can_t_be_read_is_a_fault() -> None:
+    assert find_shortage(None, GIB // 2) == "the memory of this node is not known"

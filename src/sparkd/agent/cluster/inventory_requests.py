@@ -16,7 +16,10 @@ TRIES = 3
 
 
 def request_inventories(settings: Settings, host: Host) -> Inventories:
-    """Read this node's inventory and request those of the others. Takes seconds."""
+    """Read this node's inventory and request those of the others. Takes seconds.
+
+    In place of one that no try got, there is the reason of the last.
+    """
     if not (peers := peers_of(settings, 0)):
         return Inventories(None, ())
     keys, port = KeyRing(host.files, settings.cluster.key_file).keys, settings.cluster.report_port

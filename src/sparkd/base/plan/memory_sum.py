@@ -166,11 +166,15 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
         cache_type = (flags.get("kv-cache-dtype") or "auto").lower()
         cache = read_kv_cache(config, cache_type, ranks, stages, 2 * batched, drafts)
     if tensors and _loads_as_stored(launch, config):
-        nested = config.get("text_config")
-        layers = parse_count((nested if isinstance(nested, Mapping) else config).get("num_hidden_layers"), MOST_LAYERS)
-        rank_weights = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
+        rank_weights = divide_weights(tensors, _count_layers(config), ranks, stages, copies, drafts=drafts > 0)
     length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
     return MemorySum(share_bytes, rank_weights, cache, length, sequences, unset)
+
+
+def _count_layers(config: Mapping[str, object]) -> int:
+    """Layers of the model, which may be only a part of one for several kinds of input; 0 where it does not say."""
+    nested = config.get("text_config")
+    return parse_count((nested if isinstance(nested, Mapping) else config).get("num_hidden_layers"), MOST_LAYERS) or 0
 
 
 def _count_own_drafts(launch: Launch) -> int:

@@ -20,9 +20,7 @@ def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[
         ("This does not lead to an endpoint yet. What is missing first:", missing),
     ):
         lines += ["#", f"# {heading}"] if notes_below else []
-        for note in notes_below:
-            where = f"{_join_lines(note.file)}: " if files[1:] else ""
-            lines.append(f"#   {where}line {note.line}: {_join_lines(note.text)}")
+        lines += [_format_note(note, with_file=len(files) > 1) for note in notes_below]
     lines += [
         "#",
         "# After that:" if missing else "# To an endpoint:",
@@ -47,6 +45,11 @@ def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[
         for key, value in entries.items():
             lines.append(f"  {format_flow(key, plain_numbers=False)}: {_format_value(section, value)}")
     return "\n".join(lines) + "\n"
+
+
+def _format_note(note: Note, *, with_file: bool) -> str:
+    where = f"{_join_lines(note.file)}: " if with_file else ""
+    return f"#   {where}line {note.line}: {_join_lines(note.text)}"
 
 
 def _format_value(section: str, value: object) -> str:

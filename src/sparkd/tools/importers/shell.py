@@ -175,9 +175,9 @@ class Script(Struct):
 
     def _take_end(self, text: str, end: int) -> int:
         """Take what ends a command: it may also begin or end an array, or begin here-documents, which are skipped."""
-        if text == "(" and self.word is not None and (name := ASSIGNMENT.fullmatch(self.word)) and not name[3]:
+        if text == "(" and self._begins_array():
             self.state.take_before_array(self.current)
-            self.open_array, self.word = self.word, None
+            self.open_array, self.word = self.word or "", None
             return end
         self._end_word()
         if self.open_array or self.is_in_test:
@@ -188,6 +188,11 @@ class Script(Struct):
         if not (text.endswith("\n") and is_awaited):
             self._end_command("|" if text == "|&" else text)
         return self._skip_here_documents(end) if text.endswith("\n") else end
+
+    def _begins_array(self) -> bool:
+        """Whether the word is an assignment without a value."""
+        name = ASSIGNMENT.fullmatch(self.word or "")
+        return name is not None and not name[3]
 
     def _skip_here_documents(self, end: int) -> int:
         for word in self.here_ends:

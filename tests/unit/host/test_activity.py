@@ -10,8 +10,9 @@ from tests.unit.nodes import until
 
 from sparkd.agent.engine.load_monitor import FAULTS_PER_SECOND
 from sparkd.base.host import Host
-from sparkd.base.host.activity import Activity, read_activity, read_waits
+from sparkd.base.host.activity import Activity, read_activity
 from sparkd.base.host.processes import Process
+from sparkd.base.host.waits import read_waits
 
 IO = "rchar: 900\nwchar: 5\nread_bytes: {}\nwrite_bytes: 7\ncancelled_write_bytes: 0\n"
 FILL = "import mmap\nwhile True:\n m = mmap.mmap(-1, 1 << 22)\n m[:] = bytes(1 << 22)\n m.close()"
@@ -51,21 +52,21 @@ def test_the_places_most_threads_wait_in_are_named_and_no_more_than_four(tree: T
     for tid, name in enumerate(("x", "y"), start=50):
         thread(tree, 10, tid, wchan=name)
     host = Host(tree.root)
-    common, halted = read_waits(host.files, below(host, 10))
-    assert common == (
+    waits = read_waits(host.files, below(host, 10))
+    assert waits.text == (
         "3 of VLLM::Worker_TP in futex_wait_queue, 2 of VLLM::Worker_TP in state R, "
         "1 of VLLM::Worker_TP in do_poll.constprop.0 < a < b, 1 of VLLM::Worker_TP in x"
     )
-    assert halted == frozenset()
+    assert waits.halted_tids == frozenset()
 
 
 def test_a_thread_that_waits_for_no_other_rank_is_halted(tree: Tree) -> None:
     for pid, (state, place) in enumerate((("D", "nv_wait"), ("T", "do_signal_stop"), ("S", "do_freezer_trap")), 10):
         tree.process(pid, "vllm")
         thread(tree, pid, 1, wchan="futex_wait_queue")
-        assert not read_waits(Host(tree.root).files, below(Host(tree.root), pid))[1]
+        assert not read_waits(Host(tree.root).files, below(Host(tree.root), pid)).halted_tids
         thread(tree, pid, 2, state, place)
-        assert read_waits(Host(tree.root).files, below(Host(tree.root), pid))[1] == {2}
+        assert read_waits(Host(tree.root).files, below(Host(tree.root), pid)).halted_tids == {2}
 
 
 def grown(program: str, seconds: float) -> Activity:
@@ -94,8 +95,8 @@ def test_on_this_kernel_the_threads_of_a_stopped_process_are_named() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             process.send_signal(signal.SIGSTOP)
-            until(lambda: read_waits(Host().files, below(Host(), process.pid))[1])
-            common, _ = read_waits(Host().files, below(Host(), process.pid))
-            assert common.startswith("1 of sleep in do_signal_stop"), common
+            until(lambda: read_waits(Host().files, below(Host(), process.pid)).halted_tids)
+            waits = read_waits(Host().files, below(Host(), process.pid))
+            assert waits.text.startswith("1 of sleep in do_signal_stop")
         finally:
             process.kill()

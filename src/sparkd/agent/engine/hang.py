@@ -16,9 +16,10 @@ from msgspec import Struct
 
 from sparkd.agent.engine.compilers import COMPILERS
 from sparkd.base.host import Host
-from sparkd.base.host.activity import MAX_THREADS, read_activity, read_waits
+from sparkd.base.host.activity import read_activity
 from sparkd.base.host.cgroups import is_frozen
 from sparkd.base.host.processes import Process, ProcessTable
+from sparkd.base.host.waits import MAX_THREADS, read_waits
 from sparkd.base.lib.errors import StalledError
 from sparkd.base.lib.main_loop import Outcome
 
@@ -105,7 +106,7 @@ def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, 
     groups = engine, [process for process in rank if process not in engine]
     engine_seconds, other_seconds = (read_activity(host.files, group).cpu_seconds for group in groups)
     # (anon_)pipe_write, by the kernel's version
-    log_unread = waits and "pipe_write" in read_waits(host.files, judged, MAX_THREADS)[0]
+    log_unread = waits and "pipe_write" in read_waits(host.files, judged, MAX_THREADS).text
     halted = (*_find_stopped(judged), *([FROZEN] if is_frozen(host.files, pid) else ()))
     return HangLook(at, halted, frozenset(process.pid for process in rank), engine_seconds, other_seconds, log_unread)
 

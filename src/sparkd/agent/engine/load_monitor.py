@@ -13,8 +13,9 @@ from contextlib import suppress
 from msgspec import Struct
 
 from sparkd.base.host import Host
-from sparkd.base.host.activity import Activity, read_activity, read_waits
+from sparkd.base.host.activity import Activity, read_activity
 from sparkd.base.host.gpu import read_clocks
+from sparkd.base.host.waits import read_waits
 from sparkd.base.lib.errors import Cause, NotReadyError
 from sparkd.base.lib.main_loop import Outcome
 

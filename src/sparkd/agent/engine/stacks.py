@@ -15,9 +15,9 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from sparkd.base.host.activity import read_waits
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import Process
+from sparkd.base.host.waits import read_waits
 from sparkd.base.lib import REINSTALL
 from sparkd.base.lib.text import printable, sanitize
 
@@ -52,7 +52,7 @@ def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[s
     parts = [] if program else [f"no Python stacks: there is no {PROGRAMS[0]}: {REINSTALL}\n"]
     frames = list[str]()
     for process in chosen:
-        places, text = read_waits(files, [process], MOST_PLACES)[0], python_stacks.get(process.pid, "")
+        places, text = read_waits(files, [process], MOST_PLACES).text, python_stacks.get(process.pid, "")
         name = f"process {process.pid} ({process.comm})"
         parts.append(f"== {name} in state {process.state}; its threads: {places}\n{text}\n")
         if frame := _MAIN_FRAME.search(text) or _FRAME.search(text):

@@ -132,7 +132,7 @@ class HttpClient:
             raise http_error(error) from None
         finally:
             self._under_way -= 1
-            if not (is_whole or self._under_way):  # httpcore keeps the place of one that ends as it gets a connection
+            if not (is_whole or self._under_way):  # httpcore frees no place of one that ends as it gets a connection
                 await self.close()
         await self._transport.close_unclean()
         return Response(response.status_code, bytes(body), dict(response.headers))

@@ -146,9 +146,9 @@ _NAMED = re.compile(_NAMES, re.IGNORECASE)
 class Redaction(Redactor):
     """Replaces known secrets, such as the content of key files, also where they are encoded, and all likely ones."""
 
-    def forms(self, secret: str) -> Iterable[str]:
+    def list_forms(self, secret: str) -> Iterable[str]:
         """The secret in each encoding, and each of these in each notation of the base class."""
-        return (form for encoded in _encode(secret) for form in super(Redaction, self).forms(encoded))
+        return (form for encoded in _encode(secret) for form in super(Redaction, self).list_forms(encoded))
 
     def __call__(self, text: str) -> str:
         text = self.hide_known(text)  # the rules below replace those of the base class

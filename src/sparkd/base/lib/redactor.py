@@ -14,7 +14,8 @@ _NO_SECRET = re.compile(
     r"(?i)(?:\d[\d,.]*|none|null|true|false|\*+"
     r"|(?!.*(?:hf_|sk-|nvapi-))/(?:etc|home|opt|root|run|srv|var)/[\w./-]+)$"
 )
-"""Values that are no secrets: counts, words such as null, and the path of the file that has the secret."""
+"""Values that are no secrets: counts, words such as null, and the path of the file with the secret. A path with
+the beginning of a token in it is none of these."""
 
 
 class Redactor:
@@ -27,11 +28,11 @@ class Redactor:
     def __init__(self, values: Iterable[str] = ()) -> None:
         lines = {line.strip() for value in values for line in value.splitlines()}  # a key file is logged line by line
         # The letters of shorter secrets are in every line.
-        forms = {form for line in lines if len(line) >= 4 for form in self.forms(line)}
+        forms = {form for line in lines if len(line) >= 4 for form in self.list_forms(line)}
         known = sorted(forms, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
-    def forms(self, secret: str) -> Iterable[str]:
+    def list_forms(self, secret: str) -> Iterable[str]:
         """The secret plain, in Python's notation (in either kind of quotes) and in JSON."""
         in_single_quotes = repr(f"{secret}'\"")[1:-4]  # repr() takes single quotes where a text has both kinds
         in_json = (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))

@@ -34,6 +34,7 @@ def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) 
     if not owner.invocation:
         return Whose.UNKNOWN  # who holds the lock is not known
     if not is_owners:
+        # A rank may have passed to the owner, which the record alone says. What has no rank's label passes to nobody.
         return Whose.UNKNOWN if container.rank_id and known.error else Whose.ORPHAN
     if known.contradicts(container):
         return Whose.UNKNOWN

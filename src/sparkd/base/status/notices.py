@@ -1,6 +1,10 @@
 """Messages to people that follow from a node's reports, one for each change.
 
 Pure, and times are UTC seconds: what was reported is kept on disk, so that a restart of the agent repeats nothing.
+
+An agent reports the end of its rank in phase FAILED, if it comes to that, and its successor as `last_cause`. Both may
+be observed, or one alone. So an end is known by the incarnation of the agent that ended: the report's own in FAILED,
+else the one before it.
 """
 
 from collections.abc import Callable, Mapping
@@ -110,6 +114,7 @@ def observe(
     notices: list[Notice] = []
     note_degraded: Rule = partial(_note_degraded, after_seconds=degraded_seconds)
     of_head: tuple[Rule, ...] = (_note_service, note_degraded) if report.rank == 0 else ()
+    # The memory guard's rule first: its message replaces the one that the service is lost.
     for rule in (_note_memory_guard, *of_head, _note_waiting, _note_failing):
         state, notice = rule(state, report, now)
         notices += [notice] if notice is not None else []
@@ -177,18 +182,19 @@ def _note_memory_guard(state: NotifyState, report: NodeReport, now: float) -> St
 
 
 def _note_degraded(state: NotifyState, report: NodeReport, now: float, after_seconds: float) -> Step:
+    """A message of a degraded service that lasts, and one that it serves again."""
     since = state.degraded_at if state.degraded_at is not None else now
     lasted = format_duration(max(0.0, now - since))
-    if report.phase is not Phase.DEGRADED:
-        over = replace(state, degraded_at=None, degraded_reported=False)
-        if not state.degraded_reported or report.phase is not Phase.SERVING:
-            return over, None
-        return over, _make_notice(SERVING, report, f"no longer degraded, after {lasted}: {report.message}", now)
-    state = replace(state, degraded_at=since)
-    if state.degraded_reported or now - since < after_seconds:
-        return state, None
-    text = f"degraded for {lasted}: {report.message}"
-    return replace(state, degraded_reported=True), _make_notice(DEGRADED, report, text, now)
+    if report.phase is Phase.DEGRADED:
+        state = replace(state, degraded_at=since)
+        if state.degraded_reported or now - since < after_seconds:
+            return state, None
+        text = f"degraded for {lasted}: {report.message}"
+        return replace(state, degraded_reported=True), _make_notice(DEGRADED, report, text, now)
+    over = replace(state, degraded_at=None, degraded_reported=False)
+    if not state.degraded_reported or report.phase is not Phase.SERVING:
+        return over, None
+    return over, _make_notice(SERVING, report, f"no longer degraded, after {lasted}: {report.message}", now)
 
 
 def _note_waiting(state: NotifyState, report: NodeReport, now: float) -> Step:

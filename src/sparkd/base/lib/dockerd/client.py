@@ -108,5 +108,5 @@ def open_log(container_id: str, since: str, connect_seconds: float, api: APIClie
     answer = api.get(url, params=params, stream=True, timeout=(connect_seconds, None))
     status = answer.status_code
     if status != 200:
-        raise APIError("", answer, answer.text if status == 400 else f"HTTP {status}")  # 400: see UNSUPPORTED
+        raise APIError("", answer, answer.text if status == 400 else f"HTTP {status}")  # `call` reads that of 400
     return answer

@@ -76,7 +76,7 @@ def _find_max_length(config: Mapping[str, object], kind: str) -> int | None:
     if derived is None:
         return None
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(rope, Mapping) or "gemma3" in kind:
+    if not isinstance(rope, Mapping) or "gemma3" in kind:  # whose length is scaled already
         return int(derived)
     # Newer configurations have one entry for each kind of layer.
     layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]

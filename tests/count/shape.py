@@ -25,9 +25,9 @@ WAITS = (
 """The functions by which code waits or leaves work to others, now or in earlier commits. New ones are added by hand."""
 SUBJECTS = {
     "history": "(launch_)?history",
-    "notify": "notify|notices?|notice_formats|messages?|webhook",
-    "switch": "switch|switching|use|rollback|known_good",
-    "setup": "setup|setup_manifest|init",
+    "notify": "notify|notify_[a-z]+|notices?|notice_[a-z]+|messages?|webhook",
+    "switch": "switch|switching|switch_[a-z]+|use|rollback|known_good",
+    "setup": "setup|setup_manifest|init|tune",
     "capture": "capture|capture_[a-z]+",
     "fabric": "fabric|fabric_ports|(rdma_)?traffic|traffic_programs",
     "docker": "docker|dockerd|docker_[a-z]+",

@@ -68,7 +68,8 @@ def test_a_file_of_the_same_name_elsewhere_is_another_file(tree: Tree) -> None:
     tree.segment("psm_00000001")
     tree.file("/tmp/psm_00000001")
     tree.process(10, "other", opened=("/tmp/psm_00000001",))
-    assert find_users(tree) == ()
+    host = Host(tree.root)
+    assert host.segment_uses(host.processes(), host.segments()).used == ()
 
 
 def test_kernel_threads_and_zombies_use_nothing(tree: Tree) -> None:

@@ -185,7 +185,11 @@ def test_a_stored_recipe_keeps_what_it_left_out() -> None:
 
 
 def test_a_launch_by_tcp_gets_no_device_of_rdma_and_has_the_same_digest() -> None:
-    keys = {"args": {"tensor-parallel-size": 2}, "container": {"devices": ["/dev/infiniband", "/dev/x"]}}
+    keys = {
+        "args": {"tensor-parallel-size": 2},
+        "container": {"devices": ["/dev/infiniband", "/dev/x"]},
+        "env": {"NCCL_IB_DISABLE": "0"},
+    }
     by_tcp = make_plan(recipe(**keys), configured(), HEAD, by_tcp=True)
     assert by_tcp.container.devices == ("/dev/x",)
     assert dict(by_tcp.env)["NCCL_IB_DISABLE"] == "1"

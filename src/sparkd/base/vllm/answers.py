@@ -18,7 +18,7 @@ MOST_UNDECODABLE = 0.5
 LEAST_REPEATS = 4
 """Times that a piece must follow itself for a text of nothing else to be a repetition."""
 LEAST_FOREIGN, MOST_FOREIGN = 8, 0.1
-"""Letters of other scripts, and their share, that are a fault: a _quote name has fewer, and so has a random model."""
+"""Letters of other scripts, and their share, that are a fault: a quoted name has fewer, and so has a random model."""
 FOREIGN = (
     "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "CYRILLIC", "ARABIC", "HEBREW", "THAI", "DEVANAGARI",
     "BENGALI", "TAMIL", "TELUGU", "GEORGIAN", "ARMENIAN", "LAO", "KHMER", "MYANMAR", "ETHIOPIC",

@@ -60,9 +60,18 @@ def test_a_completion_has_its_own_deadline() -> None:
         assert probe_port(port, 0.1) == ProbeResult(ReadinessStage.COMPLETION, "no answer within 0.1 s")
 
 
-@pytest.mark.parametrize(("tokens", "stage"), [((0, 3), None), ((3, 3), ReadinessStage.COMPLETION)])
+@pytest.mark.parametrize(
+    ("tokens", "stage"),
+    [
+        ((0, 3), None),
+        ((3, 3), ReadinessStage.COMPLETION),
+        ((None, 3), ReadinessStage.COMPLETION),
+        ((0, None), ReadinessStage.COMPLETION),
+    ],
+    ids=["more than before", "as many as before, by the warm-up", "not known before", "not known now"],
+)
 def test_tokens_for_clients_prove_an_engine_whose_own_request_waits(
-    tokens: tuple[int, int], stage: ReadinessStage | None
+    tokens: tuple[int | None, int | None], stage: ReadinessStage | None
 ) -> None:
     names = ("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "iteration_tokens_total_count")
     page = "".join(f"vllm:{name} 20\n" for name in names)
@@ -70,7 +79,8 @@ def test_tokens_for_clients_prove_an_engine_whose_own_request_waits(
 
     def reply(request: str, key: str) -> Reply:
         if request == "GET /metrics":
-            return 200, f"{page}vllm:generation_tokens_total {next(generated)}\n".encode()
+            count = next(generated)
+            return (404, b"") if count is None else (200, f"{page}vllm:generation_tokens_total {count}\n".encode())
         if request == "POST /v1/completions":
             time.sleep(0.5)
         return serving(request, key)

@@ -174,6 +174,13 @@ def test_the_drop_in_is_the_configured_one(tree: Tree, wanted: str, present: str
         assert verdict.hint == "sudo sparkd units install"
 
 
+def test_all_that_is_missing_is_named_at_once(tree: Tree) -> None:
+    unit(tree, "ExecStart=/opt/ghost")
+    verdict = judged(tree, NeededPath("/srv/models/x", "the model of recipe x", Requirement.FOLDER, "put it there"))
+    assert "/opt/ghost does not exist" in verdict.reason
+    assert "/srv/models/x does not exist (the model of recipe x)" in verdict.reason
+
+
 def test_a_plan_needs_its_script_model_secrets_mounts_and_devices_but_not_what_sparkd_makes() -> None:
     volumes = ["/srv/data:/a:ro", "/var/lib/sparkd/cache/x:/cache:rw", "/srv/models/m:/m:ro"]
     made = plan(container={"devices": ["/dev/infiniband"], "volumes": volumes})

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.unit.nodes import until
 from tests.unit.verdicts import present
 
 from sparkd.agent.actions.files import compare_and_swap
+from sparkd.agent.daemon.context import Pace
 from sparkd.base.cluster import membership
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
@@ -46,7 +48,10 @@ class Model:
         if request == "GET /metrics":
             self.busy -= 1
             names = ("num_requests_waiting", "prompt_tokens_total", "generation_tokens_total")
-            lines = [f"vllm:num_requests_running {float(self.busy > 0)}", "vllm:iteration_tokens_total_count 1.0"]
+            lines = [
+                f"vllm:num_requests_running {float(self.busy > 0)}",
+                f"vllm:iteration_tokens_total_count {1000 - self.busy}",
+            ]
             return 200, "\n".join([*lines, *(f"vllm:{name} 0.0" for name in names), ""]).encode()
         return serving(request, "")
 
@@ -182,6 +187,32 @@ def test_a_chosen_plan_that_writes_garbage_never_serves_and_is_left(switched: Wo
     )
 
 
+def test_a_chosen_plan_that_clients_keep_busy_is_put_in_force_untested(switched: World, model: Model) -> None:
+    text = "readiness.completion_timeout_seconds = 1\nsmoke.on_start = true\n"
+    switched.tree.file("/etc/sparkd/conf.d/smoke.toml", text)
+    switched.pace = Pace(step_seconds=0.01)
+    late = list[int]()
+
+    def answer_late() -> None:
+        late.append(model.busy)
+        time.sleep(1.5)
+
+    def end_after_both_tests() -> None:
+        until(lambda: len(late) >= 4, 20)  # two in the trial, and two beside clients
+        until(lambda: model.busy < late[3] - 3, 20)
+        assert switched.read("run/sparkd/report.json")["smoke_passed"] is None
+        model.busy = 0
+        end()
+
+    model.busy, model.in_trial = 900, answer_late
+    choose_new(switched)
+    code, journal = run_agent(switched, once={"serving": end_after_both_tests})
+    assert code is ExitCode.GOOD, journal
+    assert stage(switched) == "in-force"
+    assert journal.count("same prompt twice: no answer within 1 s beside 1 of clients' requests") == 2, journal
+    assert "engine.smoke.passed" not in journal
+
+
 def test_a_plan_whose_engine_ends_in_its_trial_has_not_served(
     switched: World, model: Model, notifications: Notifications
 ) -> None:
@@ -212,7 +243,7 @@ def test_with_smoke_on_start_garbage_after_a_start_is_a_warning_and_ends_nothing
         until(lambda: "answers that make no sense" in str(switched.read("run/sparkd/report.json")["findings"]), 20)
         report = switched.read("run/sparkd/report.json")
         assert switched.phase == "serving"
-        assert not report["smoke_passed"]
+        assert report["smoke_passed"] is False
         assert report["launches"] == 0
         assert f"'floor_bytes': {512 << 20}, 'guard': 'watching'" in str(report["memory"])
         end()

@@ -129,7 +129,7 @@ def serving(model: Model) -> Iterator[int]:
 
 def rounds(model: Model, capabilities: Capabilities = Capabilities()) -> dict[str, Round]:  # noqa: B008 - it is frozen
     with serving(model) as port:
-        tested = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), capabilities, 5))
+        tested = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), capabilities, 5, step_seconds=0.01))
     assert all(len(line) <= 80 for round_ in tested for line in render_round(round_))
     return {round_.name: round_ for round_ in tested if round_.name in (KNOWN, AGAIN, AT_ONCE)}
 

@@ -205,7 +205,7 @@ def test_what_answers_nothing_is_not_tested_on() -> None:
 )
 def test_the_short_form_is_of_completions_and_finds_what_lasts(symptom: str, fault: str) -> None:
     with engine(Engine(symptom)) as port:
-        tested = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), 5))
+        tested = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), 5, step_seconds=0.01))
     faults = [fault for round_ in tested for fault in round_.faults]
     assert fault in faults[0] if fault else not faults, faults
 
@@ -235,7 +235,7 @@ LATE_SECONDS = 0.4
 
 def run_short_form(reply: Engine) -> list[Round]:
     async def run(port: int) -> list[Round]:
-        return await run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), LATE_SECONDS, work_seconds=0.01)
+        return await run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), LATE_SECONDS, step_seconds=0.01)
 
     with engine(reply) as port:
         return asyncio.run(run(port))

@@ -44,9 +44,10 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
             return
         reported = True
         faults = _keep_smoke_result(agent, testing.result())
+        if faults is None:
+            return
         if not faults:
-            if agent.reporter.report.smoke_passed:
-                agent.events.info("engine.smoke.passed")
+            agent.events.info("engine.smoke.passed")
             return
         reason = "; ".join(faults)
         agent.events.warning("engine.smoke.failed", reason=reason, hint=SMOKE_HINT)
@@ -60,15 +61,16 @@ def _run_smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[
     recipe = agent.context.recipe
     random_weights, seconds = recipe.model.random_weights, agent.settings.readiness.completion_timeout_seconds
     capabilities = Capabilities.from_argv(agent.plan.argv, recipe.expect, random_weights=random_weights)
-    return smoke.run_short(agent.endpoint(running), capabilities, seconds)
+    return smoke.run_short(agent.endpoint(running), capabilities, seconds, step_seconds=agent.pace.step_seconds)
 
 
-def _keep_smoke_result(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...]:
-    """Keep and report the result, which a busy engine has none of. Returns the faults."""
+def _keep_smoke_result(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...] | None:
+    """Keep and report the result. Returns the faults; None without a result, as of an engine that clients keep busy."""
     faults = tuple(dict.fromkeys(fault for prompt in rounds for fault in prompt.faults))
-    if faults or not rounds[-1].late:
-        agent.launch_row.keep_smoke(faults)
-        agent.reporter.update(smoke_passed=not faults)
     if skipped := [f"{prompt.name}: {prompt.skipped}" for prompt in rounds if prompt.skipped]:
         agent.events.info("engine.smoke.skipped", reason="; ".join(skipped))
+    if rounds[-1].late and not faults:
+        return None
+    agent.launch_row.keep_smoke(faults)
+    agent.reporter.update(smoke_passed=not faults)
     return faults

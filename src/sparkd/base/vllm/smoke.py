@@ -38,9 +38,6 @@ GROWTH = 1.5
 """Factor by which a long prompt is slower than in proportion: attention grows with depth."""
 _TEXTS = toml.decode(read_data("known-texts.toml"), type=dict[str, tuple[str, ...]])
 TEXTS, PROMPTS = _TEXTS["texts"], _TEXTS["prompts"]
-WORK_SECONDS = 10.0
-"""Pause between two readings of the engine's counters, which move with each step: one of 8,192 tokens of a prompt takes
-some 4 s on a GB10."""
 SCORE: Mapping[str, object] = {"max_tokens": 1, "prompt_logprobs": 0}
 """Fields of a request for the log-probabilities of its prompt's tokens."""
 WRITE: Mapping[str, object] = {"max_tokens": 16, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
@@ -65,9 +62,10 @@ class Round(Struct, frozen=True):
 
 
 async def run_short(
-    endpoint: Endpoint, capabilities: Capabilities, seconds: float, work_seconds: float = WORK_SECONDS
+    endpoint: Endpoint, capabilities: Capabilities, seconds: float, *, step_seconds: float
 ) -> list[Round]:
-    """Run the short form: a few completions, and log-probabilities. `seconds`: for each completion.
+    """Run the short form: a few completions, and log-probabilities. `seconds`: for each completion. `step_seconds`: time
+    in which an engine that works ends a step.
 
     A fault here refuses the plan. So all is tried once more before a fault counts: healthy models write an odd answer
     now and then, broken weights and kernels always. A late answer of an engine that works for clients is no fault: its
@@ -78,7 +76,7 @@ async def run_short(
         rounds = []
         async for round_ in run_rounds(endpoint, capabilities, seconds, short=True):
             rounds.append(round_)
-            if round_.late and (requests := await _count_served(endpoint, work_seconds)):
+            if round_.late and (requests := await _count_served(endpoint, step_seconds)):
                 late = f"no answer within {seconds:g} s beside {requests:.0f} of clients' requests"
                 rounds[-1] = replace(round_, faults=(), skipped=late)
                 return faulty or rounds
@@ -88,11 +86,11 @@ async def run_short(
     return faulty
 
 
-async def _count_served(endpoint: Endpoint, work_seconds: float) -> float:
+async def _count_served(endpoint: Endpoint, step_seconds: float) -> float:
     """Number of clients' requests that the engine works on, or has waiting. 0: it does not work, or has no counters."""
     try:
         earlier = await endpoint.counters()
-        await asyncio.sleep(work_seconds)
+        await asyncio.sleep(step_seconds)
         counters = await endpoint.counters()
     except HttpError:
         return 0

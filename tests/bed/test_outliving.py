@@ -5,6 +5,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tests.bed import crashes, slow_prefill
@@ -15,6 +16,7 @@ from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import SparkdNode
 
 from sparkd.base.host import docker_config
+from sparkd.base.state import rank_record
 
 pytestmark = pytest.mark.whole
 PATIENT = "agent_return_seconds = 40 # two crashes one after the other, on two cores that others use too\n"
@@ -46,9 +48,21 @@ def live_restore(serving: Cluster) -> Cluster:
     return serving
 
 
-@pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in TAKING_OVER])
+@pytest.mark.parametrize("crash", [pytest.param(crash, id=crash.name) for crash in TAKING_OVER])
 def test_the_engine_outlives_more_than_one_fault_and_no_request_is_lost(serving: Cluster, crash: Crash) -> None:
     crashes.outlive(crash, serving)
+
+
+class Watch(NamedTuple):
+    """The file of the guard, `rank_record.GUARD`: pids, and when these processes started."""
+
+    floor_bytes: int
+    rank: int
+    rank_start: int
+    agent: int
+    agent_start: int
+    guard: int
+    guard_start: int
 
 
 def guards(member: SparkdNode) -> list[int]:
@@ -57,17 +71,16 @@ def guards(member: SparkdNode) -> list[int]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_guard_killed_with_its_agent_leaves_no_rank_without_a_guard(serving: Cluster, rank: int) -> None:
-    """Taken over, or ended and started again."""
-    member, before = serving.members[rank], serving.moment()
+    """The rank may be taken over, or ended and started again."""
+    member = serving.members[rank]
     old, (guard,) = member.main_pid(), guards(member)
     member.node.sh(f"kill -KILL {old} {guard}")
     wait_for(lambda: member.main_pid() not in (0, old) and guards(member) not in ([], [guard]), 20, "both to be back")
     serving.await_serving()
     wait_for(lambda: member.phase() == "serving", 20, "this node to serve")
     pid = json.loads(member.node.read("/run/sparkd/private/rank.json"))["pid"]
-    _, watched, _, agent, _, by, _ = map(int, member.node.read("/run/sparkd-guard/rank").split())
-    assert (watched, agent, [by]) == (pid, member.main_pid(), guards(member))
-    print("taken over" if not before.gone(rank) else "ended, and started again")
+    watch = Watch(*map(int, member.node.read(rank_record.GUARD).split()))
+    assert (watch.rank, watch.agent, [watch.guard]) == (pid, member.main_pid(), guards(member))
 
 
 def test_a_reboot_right_after_the_agents_end_serves_again(serving: Cluster) -> None:
@@ -79,14 +92,14 @@ def test_a_reboot_right_after_the_agents_end_serves_again(serving: Cluster) -> N
     print(f"serves {serving.await_serving():.1f} s after the boot")
 
 
-@pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in LIVE_RESTORE])
+@pytest.mark.parametrize("crash", [pytest.param(crash, id=crash.name) for crash in LIVE_RESTORE])
 def test_the_engine_outlives_its_dockerd_and_its_log_is_followed_again(live_restore: Cluster, crash: Crash) -> None:
     crashes.outlive(crash, live_restore)
 
 
 @pytest.fixture(scope="module")
 def slow(cluster: Cluster) -> Cluster:
-    """Serving four requests at a time, with prefills of minutes. The last: none before is to have it."""
+    """Serving four requests at a time, with prefills of minutes. Defined last: the tests above need the fast model."""
     for member in cluster.members:
         slow_prefill.write(member, "tiny-cpu-pair", PIECE_SECONDS)
         member.configure(cluster.configuration().replace("tiny-cpu-pair", "slow") + PATIENT)
@@ -95,7 +108,7 @@ def slow(cluster: Cluster) -> Cluster:
     return cluster
 
 
-@pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in CRASHES if one.act in ACTS])
+@pytest.mark.parametrize("crash", [pytest.param(crash, id=crash.name) for crash in CRASHES if crash.act in ACTS])
 def test_no_request_is_lost_during_a_prefill_of_minutes_and_behind_a_full_batch(slow: Cluster, crash: Crash) -> None:
     crashes.renew_rank(crash, slow)
     body = {"model": "tiny", "prompt": slow_prefill.prompt(), "max_tokens": 1}

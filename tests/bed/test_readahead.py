@@ -14,6 +14,8 @@ from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, SparkdNode
 from tests.bed.victims import container_init, sparkd
 
+from sparkd.base.lib.errors import ExitCode
+
 LOWERED_KIB = 16
 REMEMBERED = "/run/sparkd/readahead.json"
 
@@ -64,9 +66,10 @@ def test_it_is_given_back_after_a_killed_agent_a_failed_load_and_a_good_one(spar
     old = sparkd(spark)
     spark.node.kill(container_init(spark), signal.SIGKILL)
     wait_for(lambda: spark.main_pid() not in (0, old), 60, "systemd to start sparkd again")
+    # The next agent may have lowered it again meanwhile.
     assert changes(spark, cursor)[:4] == [LOWERED_KIB, before] * 2
     (failed,) = spark.ends_since(cursor)
-    assert failed.startswith(("code=11 ", "code=13 ")), failed
+    assert int(failed.removeprefix("code=").split()[0]) in (ExitCode.LAUNCH_FAILED, ExitCode.ENGINE_ENDED), failed
 
     spark.await_serving()
     assert readahead(spark) == before

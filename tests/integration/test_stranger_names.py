@@ -37,6 +37,7 @@ if len(sys.argv) > 1 and libc.syscall(CLONE, CLONE_VFORK | SIGCHLD, 0, 0, 0, 0) 
     pass
 time.sleep(600)
 """
+"""An orphan with an engine's name. With an argument it is asleep in the kernel."""
 LISTENER = f"""{NAME}
 import socket
 held = socket.create_server(("127.0.0.1", int(sys.argv[1])))
@@ -44,6 +45,7 @@ name(b"VLLM::APIServer")
 print("ready", flush=True)
 time.sleep(600)
 """
+"""A process with an engine's name that listens on the port of its argument."""
 SETUID = f"""{NAME}
 import pty, tempfile
 folder = tempfile.mkdtemp()
@@ -58,6 +60,7 @@ os.rmdir(folder)
 print("ready", pid, flush=True)
 time.sleep(600)
 """
+"""`su` under an engine's name, which waits at its prompt; its file is gone."""
 IN_A_GROUP = f"""{NAME}
 os.mkdir(sys.argv[1])
 with open(sys.argv[1] + "/cgroup.procs", "w") as file:
@@ -65,6 +68,7 @@ with open(sys.argv[1] + "/cgroup.procs", "w") as file:
 print("ready", flush=True)
 time.sleep(600)
 """
+"""A process that makes the control group of its argument, and enters it."""
 CROWD = """\
 import os, sys
 os.chdir(sys.argv[1])
@@ -99,11 +103,11 @@ def strays(tried: frozenset[Identity] = frozenset()) -> Verdict:
 def test_a_process_of_a_user_with_an_engines_name_is_a_warning_that_needs_nobody(asleep: bool) -> None:
     with Stranger(ORPHAN, *(["asleep"] * asleep)) as stranger:
         pid = int(stranger.wait_for("ready").split()[1])
-        deadline = time.monotonic() + 5
-        while process(pid).state != "SD"[asleep] and time.monotonic() < deadline:
+        state, deadline = "D" if asleep else "S", time.monotonic() + 5
+        while process(pid).state != state and time.monotonic() < deadline:
             time.sleep(0.01)
         verdict = strays(frozenset({("end-process", pid, process(pid).start_time)}))
-        assert process(pid).state == "SD"[asleep]
+        assert process(pid).state == state
     assert f"pid {pid} has the name of an engine's process" in verdict.reason
     assert (verdict.level, verdict.fixes, verdict.offers, verdict.needs_person) == (Level.WARN, (), (), False)
 
@@ -172,9 +176,7 @@ def test_a_crowd_of_names_is_read_in_a_time_that_grows_with_the_crowd_alone(fold
         facts, verdict = StrayWorkers().run(Host())
         took = time.process_time() - began
     assert facts.scanned >= depth + leaves
-    assert (verdict.level, len(verdict.reason) < 400, f"of this kind are {leaves}" in verdict.reason) == (
-        Level.WARN,
-        True,
-        True,
-    )
+    assert verdict.level is Level.WARN
+    assert len(verdict.reason) < 400
+    assert f"of this kind are {leaves}" in verdict.reason
     assert took < 1.0

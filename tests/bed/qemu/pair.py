@@ -24,6 +24,18 @@ container:
   gpus: all
   privileged: true
 """
+LAUNCH = """
+import sys
+from pathlib import Path
+sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
+from sparkd.agent.actions.files import write
+from sparkd.base.state.launch_history import FILE, LaunchHistory
+boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+history = LaunchHistory().record_launch("0" * 64, boot, {})
+write(Path(FILE.path), FILE.encode(history), FILE.mode, durable=True)
+Path("/var/lib/sparkd/unsynced").write_text("x")
+"""
+"""What the agent writes down just before it starts the rank's container."""
 UNIT = "sparkd-head"
 PREFLIGHT_SECONDS = 240.0
 """40 s where it has a core to itself."""

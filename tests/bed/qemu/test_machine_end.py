@@ -10,8 +10,7 @@ from tests.bed.command import BedError
 from tests.bed.processes import wait_for
 from tests.bed.qemu import disk
 from tests.bed.qemu.machine import Machine
-from tests.bed.qemu.pair import UNIT, Pair
-from tests.bed.qemu.test_power import LAUNCH
+from tests.bed.qemu.pair import LAUNCH, UNIT, Pair
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 
@@ -70,24 +69,24 @@ def boot_id(machine: Machine) -> str:
 
 
 def end_by(machine: Machine, act: Callable[[], object]) -> float:
-    """Seconds until it answers in its next boot, without help. What is older than `act` is on the disk."""
-    machine.sh("journalctl --sync && sync")
+    """Seconds until it answers in its next boot, without help."""
+    machine.sh("journalctl --sync && sync")  # so that the journal before `act` survives
     before, began = boot_id(machine), time.monotonic()
     act()
 
-    def again() -> bool:
+    def is_booted_again() -> bool:
         try:
             machine.wait_up(AGAIN_SECONDS / 4)
             return boot_id(machine) != before
         except BedError:
             return False
 
-    wait_for(again, AGAIN_SECONDS, "the machine to boot again", pause=1)
+    wait_for(is_booted_again, AGAIN_SECONDS, "the machine to boot again", pause=1)
     return time.monotonic() - began
 
 
-def soon(machine: Machine, line: str) -> None:
-    """Begun once the guest's agent has answered."""
+def run_later(machine: Machine, line: str) -> None:
+    """Begin it once the guest's agent has answered."""
     machine.sh(f"(sleep 2; {line}) </dev/null >/dev/null 2>&1 &")
 
 
@@ -96,33 +95,37 @@ def cut_power(machine: Machine) -> None:
     machine.boot()
 
 
-def named(machine: Machine) -> tuple[str, str]:
-    """Kind and evidence, as this boot's first agent has noted them. It may wait for its address; it is stopped."""
+def read_machine_end(machine: Machine) -> tuple[str, str]:
+    """Kind and evidence, as this boot's first agent notes them. It may wait for its address, and is stopped then."""
     now = boot_id(machine)
     machine.run("systemctl", "start", "--no-block", UNIT)
 
-    def noted() -> tuple[str, str] | None:
+    def find_end() -> tuple[str, str] | None:
         text = machine.run("cat", "/var/lib/sparkd/launch-history.json", check=False).stdout
         end = json.loads(text or "{}").get("machine_end") or {}
         return (end["kind"], end["evidence"]) if end.get("boot_id") == now else None
 
-    found = wait_for(noted, AGENT_SECONDS, "the agent to note how the last boot ended", pause=1)
-    assert found is not None
+    machine_end = wait_for(find_end, AGENT_SECONDS, "the agent to note how the last boot ended", pause=1)
+    assert machine_end is not None
     machine.run("systemctl", "stop", UNIT)
-    return found
+    return machine_end
 
 
 CASES: dict[str, tuple[Callable[[Machine], object], str, str]] = {
-    "reboot": (lambda machine: soon(machine, "systemctl reboot"), "ordered", ""),
+    "reboot": (lambda machine: run_later(machine, "systemctl reboot"), "ordered", ""),
     "power-cut": (cut_power, "power-lost", "the journal ends at "),
     "reset": (lambda machine: machine.monitor("system_reset"), "power-lost", "the journal ends at "),
     "memory": (
-        lambda machine: soon(machine, "sysctl vm.panic_on_oom=1; python3 /root/eat.py"),
+        lambda machine: run_later(machine, "sysctl vm.panic_on_oom=1; python3 /root/eat.py"),
         "memory",
         "Kernel panic - not syncing: Out of memory",
     ),
-    "frozen": (lambda machine: soon(machine, "python3 /root/freeze.py"), "watchdog", "the hardware watchdog reports"),
-    "systemd-frozen": (lambda machine: soon(machine, "kill -SEGV 1"), "watchdog", "the hardware watchdog reports"),
+    "frozen": (
+        lambda machine: run_later(machine, "python3 /root/freeze.py"),
+        "watchdog",
+        "the hardware watchdog reports",
+    ),
+    "systemd-frozen": (lambda machine: run_later(machine, "kill -SEGV 1"), "watchdog", "the hardware watchdog reports"),
 }
 """What ends the boot; its kind, and how the evidence begins. A frozen machine comes back by itself."""
 
@@ -131,14 +134,14 @@ CASES: dict[str, tuple[Callable[[Machine], object], str, str]] = {
 def test_the_end_of_a_boot_is_named(machine: Machine, case: str) -> None:
     act, expected, begins = CASES[case]
     end_by(machine, lambda: act(machine))
-    kind, evidence = named(machine)
+    kind, evidence = read_machine_end(machine)
     assert (kind, evidence[: len(begins)]) == (expected, begins)
 
 
 def test_a_load_that_a_panic_ended_is_reported_with_it(machine: Machine) -> None:
     machine.run("python3", "-IB", "-c", LAUNCH)
-    end_by(machine, lambda: soon(machine, "echo c > /proc/sysrq-trigger"))
-    kind, evidence = named(machine)
+    end_by(machine, lambda: run_later(machine, "echo c > /proc/sysrq-trigger"))
+    kind, evidence = read_machine_end(machine)
     assert (kind, evidence.startswith("Kernel panic - not syncing: sysrq triggered crash")) == ("kernel", True)
     pair = Pair(machine, machine)
     pair.join(machine)

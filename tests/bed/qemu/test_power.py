@@ -1,22 +1,9 @@
 """The plug is pulled: what the kernel had not brought to the disk is lost, as in life."""
 
 import pytest
-from tests.bed.qemu.pair import UNIT, Pair
+from tests.bed.qemu.pair import LAUNCH, UNIT, Pair
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
-
-LAUNCH = """
-import sys
-from pathlib import Path
-sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
-from sparkd.agent.actions.files import write
-from sparkd.base.state.launch_history import FILE, LaunchHistory
-boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-history = LaunchHistory().record_launch("0" * 64, boot, {})
-write(Path(FILE.path), FILE.encode(history), FILE.mode, durable=True)
-Path("/var/lib/sparkd/unsynced").write_text("x")
-"""
-"""What the agent writes down just before it starts the rank's container."""
 
 
 def test_a_launch_that_was_cut_short_is_known_at_the_next_boot(pair: Pair) -> None:

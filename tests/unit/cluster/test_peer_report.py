@@ -15,14 +15,11 @@ from sparkd.agent.cluster.peer_reader import parse_peer_report
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import (
-    LIMIT_BYTES,
-    PEER_LIMIT_BYTES,
     Contact,
     FindingReport,
     MemoryReport,
     PeerStatus,
     dump,
-    parse,
 )
 
 FULL = report(
@@ -97,43 +94,21 @@ def test_a_number_out_of_range_makes_no_report(field: str, number: str) -> None:
     assert parse_peer_report(json.dumps(document).replace('"PUT"', number).encode(), 1) is None
 
 
-@pytest.mark.parametrize("node", ["spark1", "Zürich…\x1b", "\U0001f600"])
-def test_a_text_is_read_as_it_was_written_unless_it_holds_half_a_character(node: str) -> None:
-    odd = replace(FULL, node=node)
-    assert parse(dump(odd)) == odd
-    halved = present(parse(dump(replace(odd, node=f"{node}\udc00"))))
-    assert halved.node.endswith("\\udc00")
-
-
 @pytest.mark.parametrize(
     "body",
     [
-        changed(rank=2),
-        changed(rank=None),
-        changed(rank="1.5"),
-        changed(phase="dancing"),
-        changed(schema=2),
-        dump(FULL).encode()[:-9],
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b"\xff" * 100,
-        b"[" * 100_000,
-    ],
-    ids=[
-        "another rank's",
-        "no rank",
-        "half a rank",
-        "phase",
-        "schema",
-        "cut",
-        "empty",
-        "{",
-        "null",
-        "[]",
-        "ff",
-        "deep",
+        pytest.param(changed(rank=2), id="another rank's"),
+        pytest.param(changed(rank=None), id="no rank"),
+        pytest.param(changed(rank="1.5"), id="half a rank"),
+        pytest.param(changed(phase="dancing"), id="phase"),
+        pytest.param(changed(schema=2), id="schema"),
+        pytest.param(dump(FULL).encode()[:-9], id="cut"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"{", id="{"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b"[]", id="[]"),
+        pytest.param(b"\xff" * 100, id="ff"),
+        pytest.param(b"[" * 100_000, id="deep"),
     ],
 )
 def test_a_text_that_is_no_report_of_this_rank_is_none(body: bytes) -> None:
@@ -141,31 +116,9 @@ def test_a_text_that_is_no_report_of_this_rank_is_none(body: bytes) -> None:
 
 
 def test_no_nested_report_is_taken_however_deep() -> None:
-    """Python 3.13 reads ten times as deep as 3.11."""
+    """Python 3.13 reads the first depth, and the peers are left out of it; 3.11 and 3.12 read neither."""
     head = dump(replace(FULL, peers=())).rstrip().removesuffix("}").rstrip().removesuffix('"peers": []').encode()
     peer = b'"peers": [{"address": "a", "rank": 1, "contact": "answers", "since": "s", "report": '
     for depth in (2000, 20_000):
         read = parse_peer_report((head + peer) * depth + b"null" + b"}]}" * depth, 1)
         assert read is None or read == replace(FULL, peers=())
-
-
-@pytest.mark.parametrize("letter", ["a", '"', "\n", "\U0001f600", "\udc80"])
-def test_the_largest_report_of_eight_nodes_is_one_that_every_reader_takes(letter: str) -> None:
-    text = letter * 2 * TEXT_LIMIT
-    endless = report(
-        message=text,
-        **dict.fromkeys(("node", "epoch", "incarnation", "version", "last_cause", "last_hint", "plan_digest"), text),
-        versions={f"{number}{text}": text for number in range(ITEMS_LIMIT + 1)},
-        findings=(FindingReport(text, text, text, text),) * (ITEMS_LIMIT + 1),
-        engine=EngineReport(text, text, text),
-    )
-    sent = dump(endless).encode()
-    assert len(sent) <= LIMIT_BYTES
-    received = present(parse_peer_report(sent, 1))
-    assert len(dump(received).encode()) <= PEER_LIMIT_BYTES
-    peers = tuple(PeerStatus("10.0.0.2", 1, Contact.ANSWERS, FULL.since, received, "x" * 200) for _ in range(7))
-    written = dump(replace(endless, peers=peers))
-    assert len(written.encode()) <= LIMIT_BYTES
-    read = present(parse(written))
-    assert len(read.peers) == 7
-    assert read.findings

@@ -64,6 +64,10 @@ def test_an_error_of_iperf3_is_quoted_in_one_short_line() -> None:
         parse_tcp(b'{"end": {}}')
 
 
+def test_a_warning_beside_the_figures_is_passed_over() -> None:
+    assert parse_tcp(b"warning: slow\n" + IPERF3_PRINTED + b"warning: slow\n") == parse_tcp(IPERF3_PRINTED)
+
+
 def test_the_average_of_rdma_is_read() -> None:
     assert parse_rdma(RDMA_PRINTED) == 97.28
 
@@ -98,8 +102,9 @@ def test_a_listening_program_that_has_only_begun_is_ended_too(programs: Programs
     slow = f'echo $$ >>{programs.folder}/begun; sleep 0.3; exec /usr/bin/setpriv "$@"'
     programs.write("setpriv", slow)
     process = listen(tcp_command(HERE))
-    begun = programs.folder / "begun"
+    begun, deadline = programs.folder / "begun", time.monotonic() + 10
     while not (begun.exists() and len(begun.read_text().split()) == 2):
+        assert time.monotonic() < deadline, "the guard and the program begin"
         time.sleep(0.01)
     end(process)
     _, pid = begun.read_text().split()
@@ -154,10 +159,6 @@ def test_a_program_that_its_limit_ends_is_not_quoted(programs: Programs) -> None
     programs.write(IB_WRITE_BW, 'echo "BW peak won\'t be measured in this run."; exec sleep 60')
     with pytest.raises(TrafficError, match=r"^ib_write_bw: no figure within 0\.2 s$"):
         measure(rdma_command("rocep1s0f0", HERE), 0.2, parse_rdma, 0.01)
-
-
-def test_a_warning_beside_the_figures_is_passed_over() -> None:
-    assert parse_tcp(b"warning: slow\n" + IPERF3_PRINTED + b"warning: slow\n") == parse_tcp(IPERF3_PRINTED)
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,15 @@ env: {VLLM_WORKER_MULTIPROC_METHOD: HOW}
 @pytest.mark.parametrize(
     ("share", "method", "code", "out", "err"),
     [
-        ("0.9", "spawn", 0, "x is good (", ""),
-        ("0.93", "spawn", 0, "x is good, with 1 warning (", ""),
-        (
+        pytest.param("0.9", "spawn", 0, "x is good (", "", id="good"),
+        pytest.param("0.93", "spawn", 0, "x is good, with 1 warning (", "", id="a warning"),
+        pytest.param(
             "0.9\n  max-num-seqs: 0",
             "fork",
             78,
             "x.yaml: line 10: VLLM_WORKER_MULTIPROC",
             "x.yaml: line 7: --max-num-seqs 0",
+            id="a warning and an error",
         ),
     ],
 )
@@ -44,18 +45,19 @@ def test_recipe_check_prints_warnings_and_fails_on_errors(
 
 
 WRONG = """\
-schema: 2
-arg: 1
-model: {served_name: -x}
-image: {ref: i, entrypoint: []}
-nodes: {min: 0}
+schema: 2  # another one, and no name
+arg: 1  # no such key
+model: {served_name: -x}  # a dash, and no path
+image: {ref: i, entrypoint: []}  # no program
+nodes: {min: 0}  # too few
 args:
-  gpu-memory-utilization: [true]
-  headless: true
-  compilation-config: '{"cudagraph_mode": FULL'
-  max-model-lem: 5
-env: {VLLM_WORKER_MULTIPROC_METHOD: fork, A: true}
+  gpu-memory-utilization: [true]  # a list of switches
+  headless: true  # sparkd's own
+  compilation-config: '{"cudagraph_mode": FULL'  # no JSON
+  max-model-lem: 5  # no such flag
+env: {VLLM_WORKER_MULTIPROC_METHOD: fork, A: true}  # no text, and a warning
 """
+"""Each line but the sixth has a fault, two lines have two."""
 
 
 def test_faults_of_the_format_hide_no_fault_of_the_engine(tmp_path: Path) -> None:
@@ -69,7 +71,11 @@ def test_faults_of_the_format_hide_no_fault_of_the_engine(tmp_path: Path) -> Non
         assert needle in ran.stderr
     assert "ShmRingBuffer" in ran.stdout
     assert "is left out" not in ran.stderr, "it is wrong instead"
-    # A value that is only wrong beside another one is found once the others are put aside.
+
+
+def test_a_value_that_is_wrong_only_beside_another_one_is_found_too(tmp_path: Path) -> None:
+    """It is judged once what is wrong by itself is put aside."""
+    path = tmp_path / "x.yaml"
     path.write_text(
         "schema: 1\nname: y\nmodel: {path: m}\nimage: {ref: i}\nnodes: {min: x}\nexpect: {kv_cache_tokens: -1}\n"
     )

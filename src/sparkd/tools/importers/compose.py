@@ -23,7 +23,6 @@ _VALUE_OPTIONS = {
     "platform": "platform",
 }  # fmt: skip
 """The option of `docker run` for a service's single value."""
-_NOTES = {"build": "build: not done: where no registry has the image, `docker compose build` makes it"}
 _IGNORED_KEYS = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
     "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "runtime", "expose",
@@ -145,27 +144,30 @@ class _Service(Struct):
                 yield from self._read_ulimits()
             elif name == "deploy":
                 yield from self._read_deploy(launch)
+            elif name == "build":
+                launch.note(line, "build: not done: where no registry has the image, `docker compose build` makes it")
             elif name not in _IGNORED_KEYS and not name.startswith("x-"):
-                launch.note(line, _NOTES.get(name) or f"{name}: left out: a recipe cannot say it")
+                launch.note(line, f"{name}: left out: a recipe cannot say it")
 
     def _read_value(self, name: str, line: int) -> Iterator[Option]:
         text = "all" if name == "gpus" else self._fill_text(self.data[name], name)
-        is_switch = name in ("privileged", "init")
-        if not is_switch or text in ("true", "yes", "y", "on"):
-            yield Option(_VALUE_OPTIONS[name], "true" if is_switch else text, line)
+        if name not in ("privileged", "init"):
+            yield Option(_VALUE_OPTIONS[name], text, line)
+        elif text in ("true", "yes", "y", "on"):
+            yield Option(name, "true", line)
 
     def _read_entry(self, name: str, entry_value: object, steps: tuple[str, ...]) -> tuple[str, str]:
         """Name and value of the option for an entry of a list."""
         if not isinstance(entry_value, dict):
             text = self._fill_text(entry_value, *steps)
-            home = self.variables.values.get("HOME", "")
-            return _LIST_OPTIONS[name], home + text[1:] if name == "volumes" and text.startswith("~/") else text
+            if name == "volumes" and text.startswith("~/"):
+                text = self.variables.values.get("HOME", "") + text[1:]
+            return _LIST_OPTIONS[name], text
         parts = {
             key: self._fill_text(part, *steps) for key, part in entry_value.items() if not isinstance(part, dict | list)
         }
         if name == "ports":
-            port = port_text(parts.get("host_ip", ""), parts.get("published", ""), parts.get("target", ""))
-            return "publish", port
+            return "publish", port_text(parts.get("host_ip", ""), parts.get("published", ""), parts.get("target", ""))
         suffix = ",readonly" if parts.get("read_only") == "true" else ""
         return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + suffix
 

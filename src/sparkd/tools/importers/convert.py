@@ -19,6 +19,7 @@ from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import JsonValue, parse_count
 from sparkd.base.vllm.flag_values import rank_flags
 from sparkd.tools.importers.bundle import Place
+from sparkd.tools.importers.bundle_steps import list_steps
 from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.endpoint import SNAPSHOT, complete
 from sparkd.tools.importers.engine_settings import convert_flags, split_environment
@@ -143,7 +144,7 @@ def _make_result(source: Source, files: list[str], place: Place, make: Callable[
     for error in find_errors(bundle.recipe):
         source.need(COMMAND, redact(error))
     notes = sorted(source.notes, key=lambda note: (note.file, note.line))
-    steps = tuple(bundle.steps())
+    steps = tuple(list_steps(bundle))
     lines = [printable(f"{note.file or file}: line {note.line}: {note.text}") for note in notes]
     missing = tuple(line for line, note in zip(lines, notes, strict=True) if note.is_missing)
     recipe = bundle.recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text_file import read_file
 from sparkd.tools.importers.bundle import Bundle, is_published
-from sparkd.tools.importers.mods import trees
+from sparkd.tools.importers.mods import list_trees
 from sparkd.tools.importers.source import Source
 
 REPOSITORY = "https://github.com/eugr/spark-vllm-docker"
@@ -36,7 +36,7 @@ def set_image(source: Source, bundle: Bundle) -> None:
     image, arguments = bundle.base, [str(word) for word in source.all_items("build_args")]
     if source.has_local_image or (is_published(image) and not arguments):
         return
-    checkouts = [folder for folder in trees(source.path) if (folder / _BUILD_TOOL).is_file()]
+    checkouts = [folder for folder in list_trees(source.path) if (folder / _BUILD_TOOL).is_file()]
     is_built_by_compose = any(note.text.startswith("build: not done") for note in source.notes)
     if is_built_by_compose or not (image.startswith(_BUILT_NAMES) or _is_built(source, checkouts, arguments)):
         if not bundle.is_here:

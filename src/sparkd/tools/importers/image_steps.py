@@ -18,7 +18,7 @@ from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS
 from sparkd.base.vllm.releases import name_release
 from sparkd.tools.importers import eugr_image
 from sparkd.tools.importers.bundle import Bundle, is_published
-from sparkd.tools.importers.mods import BACKGROUND, SCRIPT, File, Mod, ModError, find_mod, registry_and_path
+from sparkd.tools.importers.mods import BACKGROUND, SCRIPT, File, Mod, ModError, find_mod, split_reference
 from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.source import Source, shorten
 from sparkd.tools.importers.sparkrun import TABLES
@@ -99,7 +99,7 @@ def _find_mods(source: Source, bundle: Bundle) -> Collection[Mod]:
 
 def _explain_where_mods_are(reference: str) -> str:
     """The command by which a person gets the mods of the reference's registry."""
-    registry = sanitize(registry_and_path(reference)[0])
+    registry = sanitize(split_reference(reference)[0])
     advice = "import again with --mods"
     url = TABLES.registries.get(registry) if registry else eugr_image.REPOSITORY
     if not url:

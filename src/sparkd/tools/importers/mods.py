@@ -23,9 +23,13 @@ _MOST_LEVELS = 4
 _ROOTS = (".git", ".sparkrun", "run-recipe.py")
 """Names in the root of a published tree. Nothing above it belongs to the recipe."""
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""A step of the path to a mod: none that leads up, and none that is hidden."""
 _NO_EFFECT = re.compile(r"(?:#.*|set -[a-z]+(?: pipefail)?|echo (?:\"[^\"`$\\]*\"|'[^']*'|[\w .,:=-]*))?")
+"""A line of run.sh that changes no file: empty, a comment, `set`, or `echo` of plain text."""
 _COPY = re.compile(r"cp (?P<file>[\w.-]+\.jinja) \"?\$(?:WORKSPACE_DIR|\{WORKSPACE_DIR\})/(?P<name>[\w.-]+\.jinja)\"?")
+"""A line of run.sh that copies a template of the mod to WORKSPACE_DIR, the folder in which the engine starts."""
 BACKGROUND = re.compile(r"\bnohup\b|(?<![&>|])&[ \t]*(?:$|#)", re.MULTILINE)
+"""A command that is left running: by `nohup`, or by an `&` at the end of a line that is none of `&&`, `>&`, `|&`."""
 
 
 class ModError(Exception):
@@ -64,13 +68,13 @@ class Mod(Struct, frozen=True):
 def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mod:
     """Read a mod beside the recipe, or in the folder `further`. Raises ModError, also where others may write to it."""
     text = reference if isinstance(reference, str) else json.dumps(reference, default=str)
-    steps = registry_and_path(text)[1].removeprefix("mods/").rstrip("/").split("/")
+    steps = split_reference(text)[1].removeprefix("mods/").rstrip("/").split("/")
     if not all(_FOLDER_NAME.fullmatch(step) for step in steps) or len(steps) > _MOST_LEVELS:
         raise ModError("is no name of a folder beside the recipe")
-    for root, place in _list_places(recipe, further):
+    for root, place, trusted_path in _list_places(recipe, further):
         folder = place.joinpath(*steps)
         if (folder / SCRIPT).is_file():
-            owner = (further if further and root == further else recipe or root).stat().st_uid
+            owner = trusted_path.stat().st_uid
             _check_path(folder, root, (0, owner))
             return Mod(steps[-1], _read_files(folder, owner))
     raise ModError("it is not beside the recipe")
@@ -87,20 +91,25 @@ def _check_path(folder: Path, root: Path, owners: Collection[int]) -> None:
             step = step.parent
 
 
-def registry_and_path(reference: str) -> tuple[str, str]:
+def split_reference(reference: str) -> tuple[str, str]:
     """Split sparkrun's @REGISTRY/MOD. The registry is empty where none is named."""
     registry, _, path = reference[1:].partition("/")
     return (registry, path) if reference.startswith("@") else ("", reference)
 
 
-def _list_places(recipe: Path | None, further: Path | None) -> Iterator[tuple[Path, Path]]:
-    """Tree and folder of each place that may hold mods. A mod must stay in the tree."""
-    for root in (*([further] if further else []), *trees(recipe)):
-        yield root, root
-        yield from ((root, place) for place in sorted(root.glob("*mods")))
+def _list_places(recipe: Path | None, further: Path | None) -> Iterator[tuple[Path, Path, Path]]:
+    """Tree and folder of each place that may hold mods, and the path whose owner's files are taken from there.
+
+    A mod must stay in the tree.
+    """
+    roots = [(further, further)] if further else []
+    roots += [(tree, recipe) for tree in list_trees(recipe) if recipe]
+    for root, trusted_path in roots:
+        for place in (root, *sorted(root.glob("*mods"))):
+            yield root, place, trusted_path
 
 
-def trees(recipe: Path | None) -> Iterator[Path]:
+def list_trees(recipe: Path | None) -> Iterator[Path]:
     """The recipe's folder, and those above it that were published with it."""
     folder = recipe.absolute().parent if recipe else Path("/")
     for _ in range(_MOST_LEVELS):

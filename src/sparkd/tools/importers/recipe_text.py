@@ -13,6 +13,7 @@ from sparkd.tools.importers.source import Note
 def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[str]) -> str:
     """The recipe as YAML, with comments. `files`: the imported ones. `steps`: the commands to an endpoint."""
     names = ", ".join(dict.fromkeys(_join_lines(Path(file).name) for file in files))
+    # `recipe.source` of an import is "FORMAT recipe of MODEL".
     lines = [f"# Imported from {names} ({recipe.source.partition(' recipe of ')[0]})."]
     missing = [note for note in notes if note.is_missing]
     for heading, notes_below in (
@@ -30,6 +31,7 @@ def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[
     for key in ("name", "description", "source", *(["executor"] if recipe.executor != "mp" else [])):
         if text := getattr(recipe, key):
             lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
+    # Nodes and container have only keys that the source decides: these are written even where they are defaults.
     for section, entries in (
         ("model", recipe.model.model_dump(exclude_defaults=True)),
         ("image", recipe.image.model_dump(exclude_defaults=True, by_alias=True)),

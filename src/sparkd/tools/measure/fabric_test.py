@@ -142,11 +142,10 @@ def _request_ports(measurer: Measurer) -> Facts | str:
         facts = msgspec.convert(parse_json(answer), prepared(Facts), strict=False) if answer else None
     except UnsignedError as error:
         hint = "the same /etc/sparkd/cluster.key on all nodes? sudo sparkd init --invite brings it"
-        raise BlockedError(f"{measurer.to}: {error}", hint) from None
+        raise BlockedError(f"{measurer.other_address}: {error}", hint) from None
     except ValueError as error:
-        raise BlockedError(
-            f"{measurer.to}: {sanitize(str(error))}", "is sparkd the same on both? sparkd --version"
-        ) from None
+        reason = f"{measurer.other_address}: {sanitize(str(error))}"
+        raise BlockedError(reason, "is sparkd the same on both? sparkd --version") from None
     except TrafficError as error:
         return sanitize(str(error))
     return facts or f"its agent has port {measurer.port}"

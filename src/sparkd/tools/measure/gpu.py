@@ -24,8 +24,12 @@ from sparkd.tools.measure.gpu_verdict import AGAIN, judge, parse_load
 from sparkd.tools.measure.interrupts import report_progress
 
 Read = Callable[[], Sequence[GpuClocks]]
-NEED_BYTES, HELD_BYTES, BUSY_PERCENT = 8 * GIB, GIB, 20
-"""Memory that the container may take; memory that others may hold, and their load: both are above a desktop's."""
+NEED_BYTES = 8 * GIB
+"""Memory that the container may take."""
+HELD_BYTES = GIB
+"""Where others hold as much of the GPU's memory, nothing is measured. A desktop holds less."""
+BUSY_PERCENT = 20
+"""From this load before the measurement, others count as users of the GPU. A desktop's is lower."""
 
 
 def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadline_seconds: int = 90) -> list[Finding]:
@@ -36,12 +40,12 @@ def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadlin
     owner = NodeOwner(os.getpid(), "sparkd preflight --deep", uuid.uuid4().hex)
     with os.fdopen(acquire_lock(host, owner), "rb"):
         gpu = host.gpu()
-        if node.plan.container.gpus != "all" or (not gpu.names and not gpu.error):
+        if node.plan.container.gpus != "all" or (not gpu.names and not gpu.error):  # an error is refused below
             reason = "the plan uses no GPU" if gpu.names else "this node has no GPU, or no driver of it"
             return [Finding("gpu-compute", skipped(f"nothing to measure: {reason}"), {}, 0.0)]
         users_before = _read_users(host)
         was_busy = any((clocks.utilization_percent or 0) >= BUSY_PERCENT for clocks in read()[:1])
-        _refuse_where_busy(gpu.error, users_before, host.meminfo().available_bytes)
+        _refuse_where_not_measurable(gpu.error, users_before, host.meminfo().available_bytes)
         body, containers = _build_container(node, owner.invocation, host), Containers(host.files.real(SOCKET))
         report_progress("loads the GPU for 13 s, once torch has started")
         try:
@@ -81,7 +85,7 @@ def _sample_clocks(read: Read) -> Iterator[list[tuple[float, GpuClocks]]]:
         has_ended.set()
 
 
-def _refuse_where_busy(error: str, users: dict[str, int], available_bytes: int) -> None:
+def _refuse_where_not_measurable(error: str, users: dict[str, int], available_bytes: int) -> None:
     if error:
         raise BlockedError(f"the GPU's driver can't be queried: {error}", "sparkd preflight --dry-run")
     if (held_bytes := sum(users.values())) >= HELD_BYTES:

@@ -38,6 +38,7 @@ LIMITS = Limits(header_bytes=60_000, requests_per_second=math.inf)
 LOOPBACK = "127.0.0.1"
 
 Keys = Callable[[], tuple[bytes, ...]]
+"""Returns the cluster's keys, the signing one first. The others are accepted, too, while keys are changed."""
 
 
 class PairFigures(Struct, frozen=True):
@@ -87,7 +88,7 @@ class Listener:
 async def receive_result(
     addresses: Mapping[str, str], port: int, keys: Keys, facts: bytes, seconds: float
 ) -> str | None:
-    """Listen until the result comes, in base64. None where no signed request comes for so many seconds.
+    """Listen until the result comes, in base64. None where no signed request comes for `seconds`.
 
     `addresses`: the RDMA device of each address, empty for none. Raises OSError.
     """
@@ -112,8 +113,8 @@ async def receive_result(
 class Measurer(Struct, frozen=True):
     """Measures from an address of this node to a Listener's on another node."""
 
-    own: str
-    to: str
+    own_address: str
+    other_address: str
     port: int
     keys: Keys
 
@@ -122,7 +123,7 @@ class Measurer(Struct, frozen=True):
 
         async def exchange() -> bytes:
             query = f"?{urlsafe_b64encode(body).decode()}" if body else ""
-            client = SignedClient(Source(0, self.to, self.port, self.own, hold_seconds=0), self.keys)
+            client = SignedClient(Source(0, self.other_address, self.port, self.own_address, hold_seconds=0), self.keys)
             try:
                 return (await client.request(f"{path}{query}")).body
             finally:
@@ -138,23 +139,23 @@ class Measurer(Struct, frozen=True):
         trip_seconds, rates = self._measure_trips(), list[float]()
         for reverse in (False, True):
             self.request(TCP)
-            rates.append(programs.measure_tcp(self.own, self.to, reverse=reverse))
+            rates.append(programs.measure_tcp(self.own_address, self.other_address, reverse=reverse))
         return PairFigures(rates[0], rates[1], median(trip_seconds) * 1e6, quantiles(trip_seconds, n=100)[-1] * 1e6)
 
     def measure_rdma(self, hca: str) -> float | None:
         """Gb/s to the other node; None where that has no device or program for it. Raises as `measure` does."""
-        return programs.measure_rdma(hca, self.to) if self.request(RDMA) else None
+        return programs.measure_rdma(hca, self.other_address) if self.request(RDMA) else None
 
     def _measure_trips(self) -> list[float]:
         """Seconds of at least two round trips. Raises OSError."""
-        family = socket.AF_INET6 if ":" in self.to else socket.AF_INET
+        family = socket.AF_INET6 if ":" in self.other_address else socket.AF_INET
         trip_seconds, end = list[float](), time.monotonic() + TRIPS_SECONDS
         while len(trip_seconds) < TRIPS and (len(trip_seconds) < 2 or time.monotonic() < end):
             with socket.socket(family) as connection:
                 connection.settimeout(CONNECT_SECONDS)
-                connection.bind((self.own, 0))
+                connection.bind((self.own_address, 0))
                 began = time.perf_counter()
-                connection.connect((self.to, self.port))
+                connection.connect((self.other_address, self.port))
                 trip_seconds.append(time.perf_counter() - began)
         return trip_seconds
 

@@ -1,0 +1,89 @@
+"""The commands from an imported recipe to an endpoint, which are only printed."""
+
+import json
+import shlex
+from collections.abc import Iterator
+
+from sparkd.tools.importers.bundle import ADMINISTRATORS, Bundle, is_published
+
+_SETTINGS, _ALLOWED = "/etc/sparkd/conf.d/90-recipe.toml", "/etc/sparkd/conf.d/90-allow.toml"
+_ON_OTHERS = "  # on each other node"
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+def list_steps(bundle: Bundle) -> Iterator[str]:
+    """The commands from here to a served token, in order."""
+    recipe, place, is_cluster = bundle.recipe, bundle.place, bundle.recipe.nodes.min > 1
+    path = str(place.folder / f"{recipe.name}.yaml")
+    beside = sorted({f"{recipe.name}.yaml", *(name.partition("/")[0] for name in bundle.files)})
+    if place.write_folder != place.folder:
+        written = [f"{place.write_folder}/{name}" for name in beside]
+        copy = shlex.join(["sudo", "cp", "-r", *written, f"{place.folder}/"])
+        yield f"sudo mkdir -p {place.folder} && {copy}"
+    yield from _list_image_steps(bundle, path)
+    yield from _list_model_steps(bundle, path)
+    if is_cluster and place.folder != ADMINISTRATORS:  # a cluster names its recipe without a path
+        yield shlex.join(["sudo", "install", "-D", "-m", "644", path, str(ADMINISTRATORS / f"{recipe.name}.yaml")])
+    yield shlex.join(["sparkd", "recipe", "check", path])
+    recipe_word = recipe.name if is_cluster or place.folder == ADMINISTRATORS else path
+    yield _settings_command(_SETTINGS, "[engine]", f"recipe = {json.dumps(recipe_word, ensure_ascii=False)}")
+    yield "sparkd config check"
+    if is_cluster:
+        yield from _list_node_steps(bundle, beside)
+    yield "sudo sparkd units install"
+    if bundle.container:
+        yield f"sudo docker update --restart no {bundle.container} && sudo docker stop {bundle.container}"
+    yield "sudo sparkd preflight --dry-run"
+    if is_cluster:
+        yield f"sudo systemctl start sparkd-worker{_ON_OTHERS}"
+    yield "sudo systemctl start sparkd-head"
+
+
+def _list_image_steps(bundle: Bundle, path: str) -> Iterator[str]:
+    """Commands that pull or build the image. `path`: of the recipe."""
+    if not bundle.is_here:
+        if is_published(bundle.base):
+            pull = shlex.join(["sudo", "docker", "pull", bundle.base])
+            yield f"{pull}  # or: {bundle.build}" if bundle.build else pull
+        elif bundle.build:
+            yield bundle.build
+    if bundle.recipe.image.ref != bundle.base:
+        yield shlex.join(["sudo", "sparkd", "image", "build", path])
+
+
+def _list_model_steps(bundle: Bundle, path: str) -> Iterator[str]:
+    """Commands that write secrets and download models, which may need a token. `path`: of the recipe."""
+    secrets, pull = bundle.recipe.secrets, ["sudo", "sparkd", "model", "pull"]
+    where = "; on each node" if bundle.recipe.nodes.min > 1 else ""
+    for file in secrets.values():
+        yield f"sudo install -m 600 /dev/stdin {file}  # its value, then Ctrl-D{where}"
+    token = next((["--token-file", secrets[name]] for name in _TOKENS if name in secrets), [])
+    if bundle.recipe.model.repo:
+        yield shlex.join([*pull, path, *token])
+    for repo, revision in bundle.drafts.items():
+        to = ["--to", f"{bundle.place.models}/{repo.rpartition('/')[2]}"]
+        yield shlex.join([*pull, repo, *to, *(["--revision", revision] if revision else []), *token])
+
+
+def _list_node_steps(bundle: Bundle, beside: list[str]) -> Iterator[str]:
+    """Commands that set up the other nodes. `beside`: the recipe's file, and the folders of its files."""
+    recipe, place, model = bundle.recipe, bundle.place, bundle.recipe.model
+    yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
+    yield f"sudo sparkd init --join{_ON_OTHERS}, meanwhile: enter the code"
+    files = {*(f"{place.folder}/{name}" for name in beside), f"{ADMINISTRATORS}/{recipe.name}.yaml"}
+    to_other = ["rsync", "-a", "--relative", "--no-implied-dirs", *sorted(files), "root@OTHER:/"]
+    yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
+    container = recipe.container
+    mounts = [f"{volume.source}{'' if volume.read_only else ':rw'}" for volume in container.volumes]
+    allowed = ["privileged = true"] if container.privileged else []
+    if mounts:
+        allowed.append(f"mounts = {json.dumps(mounts, ensure_ascii=False)}")
+    if allowed:
+        yield _settings_command(_ALLOWED, "[cluster.allow]", *allowed) + _ON_OTHERS
+    yield "sparkd image sync"
+    for name in (model.path, *(repo.rpartition("/")[2] for repo in bundle.drafts)):
+        yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
+
+
+def _settings_command(file: str, *lines: str) -> str:
+    return shlex.join(["printf", r"%s\n", *lines]) + f" | sudo install -D -m 644 /dev/stdin {file}"

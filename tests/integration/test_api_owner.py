@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from tests.integration.stranger import UID, Stranger
 
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.engine.api_owner import ApiOwner, find_holder
 from sparkd.agent.engine.readiness import ProbeResult, ReadinessStage, probe
 from sparkd.base.host import Host

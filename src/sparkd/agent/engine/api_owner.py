@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.preflight.fixes import stop_by_hand
 from sparkd.agent.preflight.port_uses import PortUse, find_port_uses
 from sparkd.base.host import Host

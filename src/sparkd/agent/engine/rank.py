@@ -9,7 +9,7 @@ from functools import partial
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.actions.segments import mapped_below
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 import pytest
 from tests.integration.stranger import UID, Stranger
 
-from sparkd.agent.actions.processes import Rank
-from sparkd.agent.engine.api_owner import ApiOwner, find_holder
+from sparkd.agent.actions.rank_process import Rank
+from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.readiness import ProbeResult, ReadinessStage, probe
+from sparkd.agent.preflight.port_uses import find_holder
 from sparkd.base.host import Host
 from sparkd.base.lib.log import events
 from sparkd.base.lib.redaction import Redaction

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.agent.actions.segments import mapped_below, unlink_segment
+from sparkd.agent.actions.segments import find_own_segments, unlink_segment
 from sparkd.agent.preflight.checks.shared_memory import NAMES
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host
@@ -59,7 +59,7 @@ def holder(how: str) -> Iterator[tuple[Process, Path]]:
 @pytest.mark.parametrize("how", ["open", "mapped"])
 def test_a_segment_that_its_other_threads_have_open_or_mapped_is_in_use(how: str) -> None:
     with holder(how) as (process, path):
-        (fix,) = mapped_below(Host(), process.pid, process.start_time)
+        (fix,) = find_own_segments(Host(), process.pid, process.start_time)
         assert fix.path == str(path)
         applied = unlink_segment(fix, Host())
         assert (applied.state, applied.note) == ("stale", f"in use again by pid {process.pid}")
@@ -70,7 +70,9 @@ def test_a_segment_that_it_does_not_use_is_not_in_use() -> None:
     with holder("neither") as (process, path):
         uses = Host().segment_uses((process,), Host().segments(NAMES))
         assert (uses.used, uses.unreadable_pids) == ((), ())
-        assert UnlinkSegment(str(path), path.stat().st_dev, path.stat().st_ino) not in mapped_below(Host(), process.pid)
+        assert UnlinkSegment(str(path), path.stat().st_dev, path.stat().st_ino) not in find_own_segments(
+            Host(), process.pid
+        )
 
 
 def test_once_all_threads_have_ended_it_uses_nothing() -> None:

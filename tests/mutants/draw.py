@@ -14,7 +14,7 @@ from tests.count.source import Module, qualified_name
 
 SOURCE = "src/sparkd"
 NEVER = {
-    *(f"agent/actions/{name}.py" for name in ("processes", "segments", "orphans", "dockerd")),
+    *(f"agent/actions/{name}.py" for name in ("processes", "rank_process", "segments", "orphans", "dockerd")),
     "agent/engine/memory_guard/killer.py",
 }
 HARMFUL = {

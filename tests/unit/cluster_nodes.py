@@ -22,7 +22,7 @@ from tests.unit.nodes import KEY, PATIENCE_SECONDS, network
 from tests.unit.rank_records import rank_record
 
 from sparkd.agent.actions import Actions
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.cluster.service import Cluster, join_cluster
 from sparkd.agent.daemon.assembly import assemble, equip
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration

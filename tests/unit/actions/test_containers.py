@@ -13,7 +13,7 @@ from tests.unit.docker_server import answers, dockerd, json_response, listening,
 from tests.unit.wire import http, serving
 
 from sparkd.agent.actions.dockerd import Containers
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.base.config import Settings
 from sparkd.base.host.gpu_access import GpuAccess
 from sparkd.base.lib import recipes_dir

@@ -5,7 +5,7 @@ import os
 import pytest
 from tests.tree import Tree, maps_line
 
-from sparkd.agent.actions.segments import mapped_below
+from sparkd.agent.actions.segments import find_own_segments
 from sparkd.base.host import Host
 
 
@@ -30,4 +30,4 @@ def test_a_segment_is_a_ranks_that_its_user_has_made_since_its_start(
     maps = maps_line(segment.st_dev, segment.st_ino, "/dev/shm/psm_0123abcd")
     for pid, parent in ((10, 1), (11, 10), (12, 1)):
         tree.process(pid, "python3", parent=parent, start_time=900, maps=maps if pid == holder else "", uid=uid)
-    assert bool(mapped_below(Host(tree.root), 10)) is own
+    assert bool(find_own_segments(Host(tree.root), 10)) is own

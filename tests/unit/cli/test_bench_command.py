@@ -99,7 +99,7 @@ def test_what_is_no_number_is_refused_first(words: tuple[str, ...]) -> None:
 ENDED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.tools.measure.interrupts import catch_ends
 from sparkd.tools.node.served import Served
 from sparkd.tools.cli.bench import run_soak

@@ -17,7 +17,7 @@ from tests.unit.engine.guard_processes import find_killers, is_watching
 from tests.unit.nodes import until
 
 import sparkd
-from sparkd.agent.actions.processes import open_ended
+from sparkd.agent.actions.rank_process import open_ended_pidfd
 from sparkd.agent.engine.memory_guard.guard import ANSWER_SECONDS, BOOT, MemoryGuard
 from sparkd.base.lib.errors import MemoryGuardError
 
@@ -151,7 +151,7 @@ def start_guard(
     answer_seconds: float = ANSWER_SECONDS,
     events: EventLines | None = None,
 ) -> MemoryGuard:
-    pidfd = open_ended() if rank.poll() is not None else os.pidfd_open(rank.pid)
+    pidfd = open_ended_pidfd() if rank.poll() is not None else os.pidfd_open(rank.pid)
     guard = MemoryGuard(
         floor_bytes, pidfd, events or EventLines(), lambda: None, unit_socket=unit, answer_seconds=answer_seconds
     )

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from sparkd.agent.actions import compile_caches, files, orphans, page_cache, processes, readahead
 from sparkd.agent.actions.container_bodies import ASSERT_SECONDS, program_body, require_room, write_hosts, write_script
 from sparkd.agent.actions.owner_lock import acquire_lock, complete_account, remove_account
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.actions.readahead import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.segments import unlink_segment
 from sparkd.agent.actions.shared_folders import refuse_shared

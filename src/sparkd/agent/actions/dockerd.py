@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparkd.agent.actions.compile_caches import remove_empty_kernels
 from sparkd.agent.actions.container_bodies import create_body
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.base.host.docker_image import how_to_get
 from sparkd.base.host.files import Files
 from sparkd.base.host.gpu_access import GpuAccess

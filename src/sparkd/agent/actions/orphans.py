@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkd.agent.actions.segments import mapped_below, unlink_segment
+from sparkd.agent.actions.segments import find_own_segments, unlink_segment
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.lib.errors import LaunchError
 from sparkd.base.state.rank_record import RANK_FILE, left_segments, read_rank
@@ -21,7 +21,7 @@ def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> No
     """Stop and remove a container whose agent is gone, with its engine's segments and record. Raises LaunchError."""
     segments: tuple[UnlinkSegment, ...] = ()
     with suppress(OSError, ValueError):  # any user can make more files in /dev/shm than are read
-        segments = mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
+        segments = find_own_segments(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
     if orphan.running:
         with suppress(LaunchError):  # the removal below kills it too
             containers.stop(orphan.id, 0)  # vLLM drains nothing after SIGTERM, and the other ranks wait for this end

@@ -12,13 +12,15 @@ ROUNDING_SECONDS = 0.1
 """Error of a segment's age, and of a process's start."""
 
 
-def mapped_below(host: Host, pid: int, start_time: int = 0) -> tuple[UnlinkSegment, ...]:
+def find_own_segments(host: Host, pid: int, start_time: int = 0) -> tuple[UnlinkSegment, ...]:
     """Named segments of this process and its descendants, to be unlinked when they end.
 
-    A killed engine leaves its segments in the host's /dev/shm. A segment is its own if one of its processes has it open
-    or mapped, it belongs to that process's user, and it was last written since the engine's start. Such a segment the
-    engine could have unlinked itself, so it can be unlinked at once, for any user; preflight must wait until
-    segments are old. `start_time`: the process's; 0 where the pid can't be another process.
+    A killed engine leaves its segments in the host's /dev/shm. A segment is its own if
+    - one of its processes has it open or mapped,
+    - it belongs to that process's user, and
+    - it was last written since the engine's start.
+    Such a segment the engine could have unlinked itself, so it can be unlinked at once, for any user; preflight must
+    wait until segments are old. `start_time`: the process's; 0 where the pid can't be another process.
     """
     if not (named := host.segments(NAMES)):
         return ()
@@ -27,11 +29,11 @@ def mapped_below(host: Host, pid: int, start_time: int = 0) -> tuple[UnlinkSegme
         return ()
     members = {process.pid: process for process in (ancestor, *table.descendants(pid))}
     uses = host.segment_uses(members.values(), named)
-    users = {pid: details.uid for _, _, pid in uses.used if (details := host.details(members[pid])) is not None}
-    used_keys = {(device, inode, users[pid]) for device, inode, pid in uses.used if pid in users}
+    users = {use.pid: details.uid for use in uses.used if (details := host.details(members[use.pid])) is not None}
+    used_keys = {(use.identity, users[use.pid]) for use in uses.used if use.pid in users}
     age_seconds = host.uptime_seconds() - ancestor.start_time / os.sysconf("SC_CLK_TCK") + ROUNDING_SECONDS
     of_its_time = (segment for segment in named if -ROUNDING_SECONDS <= segment.age_seconds <= age_seconds)
-    own_segments = (segment for segment in of_its_time if (*segment.identity, segment.uid) in used_keys)
+    own_segments = (segment for segment in of_its_time if (segment.identity, segment.uid) in used_keys)
     return tuple(
         UnlinkSegment(segment.path, segment.device, segment.inode, segment.allocated_bytes) for segment in own_segments
     )
@@ -48,7 +50,7 @@ def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
         return Applied("stale", "gone, or now another file")
     uses = host.segment_uses(host.processes(), (segment,))
     if uses.used:
-        return Applied("stale", f"in use again by pid {uses.used[0][2]}")
+        return Applied("stale", f"in use again by pid {uses.used[0].pid}")
     if uses.unreadable_pids:
         return Applied("stale", f"pid {uses.unreadable_pids[0]} can't be inspected")
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

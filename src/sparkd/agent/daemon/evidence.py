@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.judgement import CAUSES_WITHOUT_CULPRIT, CODES_AGAINST_PLAN, Evidence, own_words
-from sparkd.agent.engine.api_owner import find_holder
 from sparkd.agent.engine.culprits import Culprit, find_culprit
 from sparkd.agent.engine.memory_guard.tenants import Growth, describe_growth
 from sparkd.agent.engine.rank import Running
+from sparkd.agent.preflight.port_uses import find_holder
 from sparkd.base.host import Host, network
 from sparkd.base.lib.errors import Cause, SparkdError
 from sparkd.base.lib.main_loop import Outcome

@@ -33,7 +33,9 @@ class KeptRank(Struct, frozen=True):
     plan: LaunchPlan
     """The plan that `without_mounts_and_asserts` returns."""
     settings: Settings
+    """The settings in force: the configured ones, with the engine of the chosen plan or the head's values, if any."""
     configured: Settings
+    """The settings as configured on this node."""
     recipe: Recipe
     agreement: Agreement
     peers: tuple[ExpectedPeer, ...]
@@ -53,7 +55,7 @@ class KeptRank(Struct, frozen=True):
         return NodeContext(self.plan, self.settings, self.recipe, self.configured, self.switch, self.followed)
 
 
-class _RankPlanFile(StateFile[KeptRank], frozen=True):
+class _KeptRankFile(StateFile[KeptRank], frozen=True):
     def encode(self, value: KeptRank) -> str:
         """Encode without defaults, so that a version that does not know their keys can read it."""
         return json.dumps({"schema": VERSION, **msgspec.to_builtins(value, enc_hook=_dump_model)}) + "\n"
@@ -63,7 +65,7 @@ def _dump_model(model: Settings | Recipe) -> object:
     return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-FILE = _RankPlanFile("rank-plan.json", KeptRank, folder=RANK_FILE.folder)
+FILE = _KeptRankFile("rank-plan.json", KeptRank, folder=RANK_FILE.folder)
 
 
 def without_mounts_and_asserts(plan: LaunchPlan) -> LaunchPlan:
@@ -72,8 +74,9 @@ def without_mounts_and_asserts(plan: LaunchPlan) -> LaunchPlan:
 
 
 def keep_rank(agent: Agent, running: Running) -> None:
-    """Keep a rank that serves, once: from then on it may outlive this agent. Where /run is full, the next look tries it
-    again.
+    """Keep a rank that serves, once: from then on it may outlive this agent.
+
+    Where /run is full, the caller calls again.
     """
     if running.record.stage is not RankStage.STARTING:
         return

@@ -8,7 +8,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
 from sparkd.agent.engine.log_position import LogPosition

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd import __version__
-from sparkd.agent.actions.processes import Rank, open_ended
+from sparkd.agent.actions.rank_process import Rank, open_ended_pidfd
 from sparkd.agent.daemon.configuration_stamp import FORM, digest_stamp
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import share_config
@@ -104,7 +104,7 @@ def open_rank(host: Host, adoptable: AdoptableRank) -> Rank | None:
         return Rank(record.container_id, kept.name, kept.image_id, record.pid, pidfd, *start)
 
     if adoptable.ended:
-        return make_rank(open_ended())
+        return make_rank(open_ended_pidfd())
     try:
         pidfd = os.pidfd_open(record.pid)
     except ProcessLookupError:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.preflight.fixes import stop_by_hand
-from sparkd.agent.preflight.port_uses import PortUse, find_port_uses
+from sparkd.agent.preflight.port_uses import describe_holder, find_port_uses
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
 from sparkd.base.host.sockets import Listener, Peer, find_peer, has_open
@@ -34,12 +34,14 @@ class ApiOwner:
         self._host, self._rank, self._events = host, rank, events
         self._address, self._port = address, port
         self._server_pid = rank.pid
-        self._named_at = self._queried_at = float("-inf")
-        """When the port's holder was last named, and the kernel queried for those that listen."""
+        self._named_at = float("-inf")
+        """When `holder` was last set."""
+        self._queried_at = float("-inf")
+        """When the kernel was last queried for those that listen."""
         self._squatted = False
         """Whether only other processes listened at that query."""
         self.holder = ""
-        """Who had the port instead of the rank when this was last seen, in words."""
+        """Who had the port instead of the rank, in words. At an error it may be 2 * SEARCH_SECONDS old."""
 
     async def admit(self, connection: socket.socket | None) -> None:
         """Wait until the server has accepted the connection; None: it is closed already.
@@ -71,10 +73,10 @@ class ApiOwner:
         raise HttpError("the server closed the connection before anything was sent")
 
     async def _raise_if_squatted(self) -> None:
-        if await run_in_thread("api-owner", self._find_squatter):
+        if await run_in_thread("api-owner", self._only_others_listen):
             raise WrongServerError(self.holder)
 
-    def _find_squatter(self) -> bool:
+    def _only_others_listen(self) -> bool:
         """Returns whether other processes listen on the port, and not the rank. Queries once in SEARCH_SECONDS."""
         if time.monotonic() - self._queried_at >= SEARCH_SECONDS:
             self._queried_at = time.monotonic()
@@ -119,7 +121,7 @@ class ApiOwner:
         if time.monotonic() - self._named_at < SEARCH_SECONDS:
             return
         (use,) = find_port_uses(self._host, self._host.processes(), (listener,))
-        earlier, self._named_at, self.holder = self.holder, time.monotonic(), _describe(use, user)
+        earlier, self._named_at, self.holder = self.holder, time.monotonic(), describe_holder(use, user)
         if self.holder != earlier:
             stop_hint = f"stop it if it may go: {stop_by_hand(use.pid or 0, use.service_stop)}"
             self._events.warning(
@@ -138,19 +140,3 @@ def _is_closed(connection: socket.socket) -> bool:
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
-
-
-def find_holder(host: Host, ports: tuple[int, ...], rank_pid: int) -> str:
-    """Who listens on one of these ports and does not descend from this process; empty where nobody does.
-
-    Raises OSError, ValueError.
-    """
-    table = host.processes()
-    own = {rank_pid, *(process.pid for process in table.descendants(rank_pid))}
-    uses = find_port_uses(host, table, tuple(listener for listener in host.listeners(ports) if listener.port in ports))
-    return next((_describe(use) for use in uses if use.pid not in own), "")
-
-
-def _describe(use: PortUse, user: str = "") -> str:
-    who = f"pid {use.pid or '?'} ({use.comm or '?'}) of {user or use.user or '?'}"
-    return f"port {use.port} is held by {who}, not by this rank"

@@ -9,8 +9,8 @@ from functools import partial
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.agent.actions.processes import Rank
-from sparkd.agent.actions.segments import mapped_below
+from sparkd.agent.actions.rank_process import Rank
+from sparkd.agent.actions.segments import find_own_segments
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.hang import HangWatch
@@ -185,7 +185,7 @@ class Running(Struct):
         counts = Counter({identity: self._scans[identity] for identity in present})
         counts.update(unknown)
         self._scans = counts  # before the scan: one that hangs is repeated MAX_SCANS times, not for ever
-        return mapped_below(self._host, self.rank.pid, self.rank.start_time)
+        return find_own_segments(self._host, self.rank.pid, self.rank.start_time)
 
     def read_tenants(self) -> Tenants | None:
         """Who else holds memory now; None where that is unknown."""

@@ -49,6 +49,23 @@ def find_port_uses(host: Host, table: ProcessTable, listeners: tuple[Listener, .
     )
 
 
+def find_holder(host: Host, ports: tuple[int, ...], rank_pid: int) -> str:
+    """Who listens on one of these ports and does not descend from this process; empty where nobody does.
+
+    Raises OSError, ValueError.
+    """
+    table = host.processes()
+    own = {rank_pid, *(process.pid for process in table.descendants(rank_pid))}
+    uses = find_port_uses(host, table, tuple(listener for listener in host.listeners(ports) if listener.port in ports))
+    return next((describe_holder(use) for use in uses if use.pid not in own), "")
+
+
+def describe_holder(use: PortUse, user: str = "") -> str:
+    """Name who holds a port of a rank's instead of it. `user`: as the kernel reports, where the use may lack it."""
+    who = f"pid {use.pid or '?'} ({use.comm or '?'}) of {user or use.user or '?'}"
+    return f"port {use.port} is held by {who}, not by this rank"
+
+
 def _read_port_use(host: Host, table: ProcessTable, holder: Holder) -> PortUse:
     use = PortUse(holder.listener.port, holder.listener.address, holder.pid)
     process = table.get(holder.pid)

@@ -20,13 +20,14 @@ from sparkd.agent.preflight.checks.kernel_log import KernelLog
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.limits import Memlock, MemoryLimit, ShmSize
 from sparkd.agent.preflight.checks.memory import ModelMemory, UnifiedMemory
-from sparkd.agent.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
+from sparkd.agent.preflight.checks.memory_users import OtherTenants
 from sparkd.agent.preflight.checks.paths import ScriptPaths
 from sparkd.agent.preflight.checks.plan_lint import PlanLint
 from sparkd.agent.preflight.checks.ports import Listeners, Ports
 from sparkd.agent.preflight.checks.rdma import GidIndex, Rdma
 from sparkd.agent.preflight.checks.shared_memory import RemoveIpc, SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.agent.preflight.checks.unaccounted_memory import UnaccountedMemory
 from sparkd.agent.preflight.checks.weights import ModelWeights
 from sparkd.agent.preflight.fixes import BY_START, ORDER, Fix, by_hand
 from sparkd.base.config import Settings

@@ -31,22 +31,21 @@ class UnitPaths(NamedTuple):
 
 
 def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
-    """The programs of all commands, and all absolute paths among their arguments."""
+    """The programs of all commands and all absolute paths among their arguments; apart, the words that may be paths."""
     needed, unknown = dict[str, NeededPath](), list[str]()
     hint = "make it, or fix the unit: sudo systemctl edit UNIT"
     for command in unit.commands:
         for number, word in enumerate(command.command.words):
             is_program = number == 0
-            path = _replace_specifiers(word.partition("=")[2] if word.startswith("-") else word, unit.name)
-            path = _find_program(path, files) if is_program else _find_argument(path, files)
+            text = _replace_specifiers(word.partition("=")[2] if word.startswith("-") else word, unit.name)
+            path = _find_program(text, files) if is_program else _find_argument(text, files)
             if UNKNOWN in path:
                 unknown.append(f"{word} in {command.key}")
-            if not path or UNKNOWN in path:
-                continue
-            where = f"{command.key} in {command.source}"
-            requirement = Requirement.PROGRAM if is_program else Requirement.ANYTHING
-            use = NeededPath(path, where, requirement, hint, command.command.ignores_failure)
-            needed[path] = max(needed.get(path, use), use, key=_strictness)
+            elif path:
+                where = f"{command.key} in {command.source}"
+                requirement = Requirement.PROGRAM if is_program else Requirement.ANYTHING
+                use = NeededPath(path, where, requirement, hint, command.command.ignores_failure)
+                needed[path] = max(needed.get(path, use), use, key=_strictness)
     return UnitPaths(tuple(needed.values()), tuple(unknown))
 
 
@@ -79,6 +78,7 @@ def _find_argument(word: str, files: Files) -> str:
 
 
 def _find_program(name: str, files: Files) -> str:
+    """The path of a program, below USUAL_FOLDER where no folder has it; a name of which a part is UNKNOWN, as it is."""
     if name.startswith("/") or UNKNOWN in name:
         return name
     candidates = (f"{folder}/{name}" for folder in PROGRAM_FOLDERS)

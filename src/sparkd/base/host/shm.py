@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -44,17 +45,21 @@ class Segment(File, frozen=True):
     """Time since the last write to it as a file; negative where the clock was set back."""
 
 
+class Use(NamedTuple):
+    identity: Identity
+    pid: int
+
+
 class Uses(Struct, frozen=True):
-    used: tuple[tuple[int, int, int], ...]
-    """Device, inode and pid."""
+    used: tuple[Use, ...]
     unreadable_pids: tuple[int, ...]
 
     @property
     def identities(self) -> frozenset[Identity]:
-        return frozenset((device, inode) for device, inode, _ in self.used)
+        return frozenset(use.identity for use in self.used)
 
     def pids(self, file: File) -> tuple[int, ...]:
-        return tuple(pid for device, inode, pid in self.used if (device, inode) == file.identity)
+        return tuple(use.pid for use in self.used if use.identity == file.identity)
 
 
 def read_segments(files: Files, now_seconds: float, named: re.Pattern[str]) -> tuple[Segment, ...]:
@@ -99,14 +104,14 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
     """
     by_identity = {file.identity: file for file in wanted}
     names = {file.name for file in by_identity.values()}
-    uses: set[tuple[int, int, int]] = set()
+    uses: set[Use] = set()
     unreadable: set[int] = set()
     users = tuple(processes)
     for pid, maps in read_mappings(files, users):
         if maps is None:
             unreadable.add(pid)
         else:
-            uses |= {(*identity, pid) for identity in _find_mapped(maps, frozenset(by_identity))}
+            uses |= {Use(identity, pid) for identity in _find_mapped(maps, frozenset(by_identity))}
     # Only a file with a wanted name: stat of any other could hang on a dead file server.
     opened = open_files(files, users, lambda target: target.removesuffix(" (deleted)").rpartition("/")[2] in names)
     for file in opened.found:
@@ -117,8 +122,8 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
         except OSError:
             unreadable.add(file.pid)
             continue
-        if (facts.device, facts.inode) in by_identity:
-            uses.add((facts.device, facts.inode, file.pid))
+        if (identity := (facts.device, facts.inode)) in by_identity:
+            uses.add(Use(identity, file.pid))
     return Uses(tuple(sorted(uses)), tuple(sorted(unreadable | set(opened.unreadable_pids))))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.membership import NodeContext

@@ -6,14 +6,14 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect, never_queried
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.memory_users import HeldFacts, UnaccountedMemory
+from sparkd.agent.preflight.checks.unaccounted_memory import UnaccountedFacts, UnaccountedMemory
 from sparkd.agent.preflight.gpu_users import GpuUser
 from sparkd.base.host import Host
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
 from sparkd.base.lib.text import GIB
 
 GB10 = GpuFacts(names=("NVIDIA GB10",), total_bytes=None, processes=())
-STUCK = HeldFacts(shares_memory=True, total_bytes=120 * GIB, unexplained_bytes=100 * GIB, holders=())
+STUCK = UnaccountedFacts(shares_memory=True, total_bytes=120 * GIB, unexplained_bytes=100 * GIB, holders=())
 SMALL = replace(STUCK, total_bytes=16 * GIB)
 PYTHON = GpuUser(pid=7, comm="python", bytes=10 * GIB)
 SILENT = GpuUser(pid=7, comm="gnome-shell", bytes=None)
@@ -38,11 +38,15 @@ IDLE = GpuUser(pid=8, comm="dcgm-exporter", bytes=0)
         pytest.param(
             replace(STUCK, holders=(PYTHON,)), Level.WARN, "90.0 GiB that belongs to no", id="partly reported"
         ),
-        pytest.param(HeldFacts(shares_memory=False), Level.OK, "no GPU", id="no GPU, or one with memory of its own"),
-        pytest.param(HeldFacts(False, gpu_error="no answer"), Level.SKIPPED, "no answer", id="unified-memory says it"),
+        pytest.param(
+            UnaccountedFacts(shares_memory=False), Level.OK, "no GPU", id="no GPU, or one with memory of its own"
+        ),
+        pytest.param(
+            UnaccountedFacts(False, gpu_error="no answer"), Level.SKIPPED, "no answer", id="unified-memory says it"
+        ),
     ],
 )
-def test_memory_that_no_process_has_is_warned_of(facts: HeldFacts, level: Level, words: str) -> None:
+def test_memory_that_no_process_has_is_warned_of(facts: UnaccountedFacts, level: Level, words: str) -> None:
     verdict = UnaccountedMemory().judge(facts)
     expect(verdict, level, words)
     assert ("reboot" in verdict.hint) == (level is Level.WARN and facts.holders is not None)

@@ -1,10 +1,9 @@
-"""A rank that serves, whose agent has ended; and the start of the next agent."""
+"""A rank that serves, whose agent has ended."""
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from tests.tree import Tree
 from tests.unit.rank_records import rank_record
@@ -14,9 +13,6 @@ from sparkd.agent.daemon.kept_rank import FILE as KEPT
 from sparkd.agent.daemon.kept_rank import KeptRank
 from sparkd.base.host import Host
 from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankStage, read_rank
-
-T = TypeVar("T")
-
 
 GUARD_PID = 4100
 

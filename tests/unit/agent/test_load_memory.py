@@ -49,8 +49,8 @@ def test_memory_is_compacted_during_the_load_of_an_engine_that_uses_the_gpu(tree
         assert written.read_text() == "1\n"
 
 
-def blocking_calls() -> int:
-    return sum(thread.name == "blocking-call" for thread in threading.enumerate())
+def page_cache_threads() -> int:
+    return sum(thread.name == "page-cache" for thread in threading.enumerate())
 
 
 def test_the_release_ends_when_the_log_breaks_off(tree: Tree, port: int) -> None:
@@ -58,7 +58,7 @@ def test_the_release_ends_when_the_log_breaks_off(tree: Tree, port: int) -> None
         machine = Tree(Path(node.agent.host.files.root))
         machine.sparse(f"{node.agent.plan.model_path}/m-0.safetensors", 1 << 30)
         until(lambda: rank.log.broken_off_at is not None)
-        before = blocking_calls()
+        before = page_cache_threads()
         start_load_memory_thread(node.agent, rank)
-        until(lambda: blocking_calls() == before, 3)
+        until(lambda: page_cache_threads() == before, 3)
         assert not any(line.startswith("page_cache.") for line in node.events.lines)

@@ -183,16 +183,23 @@ def test_a_unit_that_is_still_starting_may_reboot_its_node(node: Node, programs:
     assert node.requests_reboot()
 
 
+@pytest.fixture
+def _own_handlers() -> Iterator[None]:
+    """Handlers of signals are taken back."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_own_handlers")
 def test_a_stop_that_comes_during_the_last_look_reboots_nothing(node: Node, programs: Programs) -> None:
     """As `kill` by hand, for which systemd has no job."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
     node.under_test.agent.loop.listen()
     note_calls(programs, f"$(test -e {programs.folder}/first && kill -TERM {os.getpid()}; >{programs.folder}/first)")
     assert not node.requests_reboot()
     assert node.refusal == "a stop was requested"
     assert REBOOT not in node.calls
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def test_disks_that_hang_do_not_hold_the_reboot(node: Node) -> None:

@@ -54,6 +54,7 @@ def test_a_node_that_does_not_answer_has_no_figures(machine: Tree) -> None:
     sample = sample_with(machine, replace(PEER, contact=Contact.SILENT, report=replace(WORKER, gpu=HOT)))
     assert sample.available_bytes[PEER.name] is None
     assert sample.gpu_celsius == COOL.temperature_celsius
+    assert sample.gpu_mhz == COOL.clock_mhz
 
 
 def test_without_a_living_agent_there_is_this_node_alone(machine: Tree) -> None:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.started_engines import COMPOSE, IMAGE, LINE, imported
+from tests.unit.started_engines import COMPOSE, IMAGE, LINE, UNIT, imported
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.schema import Nodes
@@ -38,6 +38,13 @@ def import_named(folder: Path, **texts: str) -> Conversion:
     """Import texts as files of these names."""
     forms = [read_form(text, folder / name, {}, owner=os.getuid()) for name, text in texts.items()]
     return import_forms([form for form in forms if form], (), Place())
+
+
+def test_a_loss_of_a_unit_beside_the_script_that_it_runs_is_named_with_its_file(tmp_path: Path) -> None:
+    unit = f"{UNIT}EnvironmentFile=/etc/x.env\nExecStart=/x.sh\n"
+    for files in ({"unit": unit, "script": LINE}, {"script": LINE, "unit": unit}):
+        (note,) = import_named(tmp_path, **files).notes
+        assert note.startswith(f"{tmp_path}/unit: line 4: EnvironmentFile=/etc/x.env: not read")
 
 
 def test_a_loss_of_any_file_is_named_with_its_file_and_counts(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit import page_reports
 from tests.unit.node_reports import ALONE, HEAD_REPORT, NOW, PEER
+from tests.unit.verdicts import present
 
 from sparkd.agent.status.metrics import LABEL_LIMIT, METRICS, OTHER, render_metrics
 from sparkd.base.lib.errors import Cause
@@ -75,6 +76,18 @@ def test_the_figures_of_a_serving_head(name: str, labels: dict[str, str], value:
     head = page_reports.serving()
     figures = samples(replace(head, engine=replace(head.engine, progress=0.25, kv_cache_tokens=524288)))
     assert figures[f"sparkd_{name}", frozenset(labels.items())] == value
+
+
+def test_the_phase_is_one_of_all_and_lasts_since_the_report_says() -> None:
+    figures = samples(page_reports.serving())
+    phases = {dict(labels)["phase"] for name, labels in figures if name == "sparkd_phase"}
+    assert phases == {phase.value for phase in Phase}
+    assert figures["sparkd_phase_seconds", frozenset()] == pytest.approx(6 * 3600 + 2400, abs=60)
+
+
+def test_the_memory_is_the_reports() -> None:
+    report = page_reports.serving()
+    assert samples(report)["sparkd_memory_total_bytes", frozenset()] == present(report.memory).total_bytes
 
 
 @pytest.mark.parametrize(

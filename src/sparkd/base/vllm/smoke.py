@@ -64,8 +64,8 @@ class Round(Struct, frozen=True):
 async def run_short(
     endpoint: Endpoint, capabilities: Capabilities, seconds: float, *, step_seconds: float
 ) -> list[Round]:
-    """Run the short form: a few completions, and log-probabilities. `seconds`: for each completion. `step_seconds`: time
-    in which an engine that works ends a step.
+    """Run the short form: a few completions, and log-probabilities. `seconds`: for each completion. `step_seconds`:
+    time in which an engine that works ends a step.
 
     A fault here refuses the plan. So all is tried once more before a fault counts: healthy models write an odd answer
     now and then, broken weights and kernels always. A late answer of an engine that works for clients is no fault: its

@@ -250,11 +250,12 @@ class ShellState(Struct):
         words = command.declared_words()
         if not words:
             return
+        is_exported = command.is_export
         for word in () if self.is_piped else words:
             if assignment := ASSIGNMENT.fullmatch(word):
                 name, is_appended, value = assignment.groups()
                 self._set_variable(name, (self.variables.values.get(name, "") if is_appended else "") + value)
-            self._export(assignment[1] if assignment else word, is_exported=command.is_export)
+            self._export(assignment[1] if assignment else word, is_exported=is_exported)
         command.drop_words(len(command.words))
 
     def _export(self, name: str, *, is_exported: bool) -> None:

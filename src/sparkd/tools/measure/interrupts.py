@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
+AGAIN_SECONDS = 0.01
+"""Pause before Ctrl-C is raised again: longer than the callback that it was raised in."""
 
 
 def report_progress(line: str) -> None:
@@ -32,6 +34,16 @@ def catch_ends(*, once: bool = False) -> None:
     for end in caught:
         if signal.getsignal(end) in (signal.SIG_DFL, signal.default_int_handler):  # not under nohup
             signal.signal(end, interrupt)
+    sys.unraisablehook = _raise_again
+
+
+def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:  # the name is known to type checkers alone
+    """Raise Ctrl-C again where Python drops it: in the callback of a weak reference, as while modules are imported."""
+    if unraisable.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(unraisable)
+        return
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
 
 
 @contextmanager

@@ -212,7 +212,7 @@ def test_a_cause_that_was_kept_can_be_forgotten_and_what_still_is_one_is_seen_ag
     main.wait_until(never, 0.05, shielded=True)
     main.endings.forget()
     with pytest.raises(LookupError, match="still"):
-        main.wait(5)
+        main.wait(0.01)
 
 
 def test_a_cause_that_a_wait_sees_ends_it_at_once() -> None:

@@ -210,6 +210,7 @@ def test_a_chosen_plan_that_clients_keep_busy_is_put_in_force_untested(switched:
     assert code is ExitCode.GOOD, journal
     assert stage(switched) == "in-force"
     assert journal.count("same prompt twice: no answer within 1 s beside 1 of clients' requests") == 2, journal
+    assert journal.count('hint="once it is quieter: sudo sparkd smoke"') == 2
     assert "engine.smoke.passed" not in journal
 
 

@@ -86,23 +86,29 @@ def test_ctrl_c_again_does_not_end_what_removes_the_archive() -> None:
 
 DROPPED = """
 import signal, time, weakref
-from sparkd.tools.measure.interrupts import catch_ends
+from sparkd.tools.measure.interrupts import catch_ends, hold_signals
 catch_ends(once=True)
 class Freed: pass
 freed = Freed()
 reference = weakref.ref(freed, lambda _: signal.raise_signal(signal.SIGTERM))
 try:
     del freed
+    HELD
     time.sleep(30)
 except KeyboardInterrupt:
     print("interrupted")
 """
 
 
-def test_an_end_that_python_drops_in_a_callback_is_raised_again() -> None:
-    command = [*INTERRUPTIBLE, sys.executable, "-c", DROPPED]
+@pytest.mark.parametrize(
+    ("held", "shown"),
+    [("", "interrupted\n"), ("with hold_signals(): time.sleep(0.1); print('held')", "held\ninterrupted\n")],
+    ids=["at once", "after what holds signals back"],
+)
+def test_an_end_that_python_drops_in_a_callback_is_raised_again(held: str, shown: str) -> None:
+    command = [*INTERRUPTIBLE, sys.executable, "-c", DROPPED.replace("HELD", held)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "interrupted\n", done.stderr
+    assert done.stdout == shown, done.stderr
 
 
 F_SETOWN_EX, F_OWNER_TID = 15, 0  # linux/fcntl.h

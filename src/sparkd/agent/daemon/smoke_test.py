@@ -66,10 +66,12 @@ def _run_smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[
 
 def _keep_smoke_result(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...] | None:
     """Keep and report the result. Returns the faults; None without a result, as of an engine that clients keep busy."""
-    faults = tuple(dict.fromkeys(fault for prompt in rounds for fault in prompt.faults))
-    if skipped := [f"{prompt.name}: {prompt.skipped}" for prompt in rounds if prompt.skipped]:
-        agent.events.info("engine.smoke.skipped", reason="; ".join(skipped))
-    if rounds[-1].late and not faults:
+    faults = tuple(dict.fromkeys(fault for round_ in rounds for fault in round_.faults))
+    is_busy = rounds[-1].late and not faults
+    if skipped := [f"{round_.name}: {round_.skipped}" for round_ in rounds if round_.skipped]:
+        hint = "once it is quieter: sudo sparkd smoke" if is_busy else "nothing is to be done"
+        agent.events.info("engine.smoke.skipped", reason="; ".join(skipped), hint=hint)
+    if is_busy:
         return None
     agent.launch_row.keep_smoke(faults)
     agent.reporter.update(smoke_passed=not faults)

@@ -58,7 +58,7 @@ class Round(Struct, frozen=True):
     skipped: str = ""
     """Why nothing was tested, which is neither good nor bad; empty where it was."""
     late: bool = False
-    """Whether all that is known is that an answer was not there in time."""
+    """Whether its only fault is that an answer was not there in time."""
 
 
 async def run_short(

@@ -49,7 +49,7 @@ def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:  # the name is k
 @contextmanager
 def hold_signals() -> Iterator[None]:
     """Hold SIGTERM, SIGHUP and Ctrl-C back from this thread meanwhile: between a step and the step that undoes it."""
-    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *ENDS))
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGALRM, *ENDS))
     try:
         yield
     finally:

@@ -13,11 +13,15 @@ from sparkd.base.vllm.capabilities import Capabilities
 
 SMOKE_ID = "smoke"
 HINT = "see the weights and the image; a model that knows no texts needs model.random_weights: true in its recipe"
+UNTESTED = "what was chosen is in force untested, as clients kept the engine busy (said until the next start)"
 SMOKE_HINT = f"sudo sparkd smoke repeats it; {HINT}"
 
 
 def try_out(agent: Agent, running: Running) -> None:
-    """Put a plan that was just chosen in force once its answers make sense. Raises NotReadyError (exit 12) else."""
+    """Put a plan that was just chosen in force once its answers make sense. Raises NotReadyError (exit 12) else.
+
+    One that clients kept too busy for a test is in force as well, with a finding that says so.
+    """
     if not agent.switching.tried:
         return
     agent.reporter.update(message="the new plan answers test prompts")
@@ -25,6 +29,8 @@ def try_out(agent: Agent, running: Running) -> None:
     faults = _keep_smoke_result(agent, agent.loop.beside(_run_smoke_test(agent, running), math.inf, "the smoke test"))
     if faults:
         raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", HINT)
+    if faults is None:
+        agent.reporter.replace_finding(SMOKE_ID, FindingReport(SMOKE_ID, "warn", UNTESTED, "sudo sparkd smoke"))
     agent.switching.put_in_force()
 
 
@@ -48,6 +54,7 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
             return
         if not faults:
             agent.events.info("engine.smoke.passed")
+            agent.reporter.replace_finding(SMOKE_ID, None)
             return
         reason = "; ".join(faults)
         agent.events.warning("engine.smoke.failed", reason=reason, hint=SMOKE_HINT)

@@ -221,3 +221,7 @@ FAULTS = (
 BY_NAME = {fault.name: fault for fault in FAULTS}
 ROWLESS = ("power-cut", "disk-full", "disk-hangs", "reboot")
 """After these a row of the history may be missing."""
+SECONDARY = ("peer-failed", "peer-stopped", "peer-lost", "peer-silent")
+"""Each refers to a node whose end has another cause."""
+UNSEEN = (*ROWLESS, "stop-agent", *(f"cable-{name}" for name, *_ in CABLES))
+"""After these no node may know more than that another one was silent."""

@@ -15,6 +15,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.cluster.head_documents import keep_document
 from tests.unit.cluster_nodes import addresses, following, machine, settings
+from tests.unit.foreign_recipes import OF_SPARKRUN
 from tests.unit.published_recipes import SERVES, V1, V2, add_mod, imported
 
 from sparkd.base.cluster.membership import resolve_context
@@ -37,8 +38,8 @@ def test_literal_exports_become_variables_and_others_are_named(root: Path) -> No
     own = "export NCCL_DEBUG=INFO VLLM_HOST_IP=$(hostname -I | cut -d' ' -f1)"  # sparkd sets the address on each node
     text = f"{V2}command: |\n  {own}\n  export A=1 B='x y'\n  export P=\"/x:$PATH\"\n  C=2 vllm serve o/m\n"
     recipe, result = imported(root, text)
-    wanted = {"A": "1", "B": "x y", "C": "2", "NCCL_DEBUG": "INFO"}  # the level is no node's own
-    assert {name: recipe.env.get(name) for name in wanted} == wanted
+    env = {"A": "1", "B": "x y", "C": "2", "NCCL_DEBUG": "INFO", **OF_SPARKRUN}  # the level is no node's own
+    assert recipe.env == env
     assert recipe.image.entrypoint[2] == 'export P=/x:$PATH; exec vllm serve "$@"'
     assert [note.partition("command: ")[2] for note in result.notes] == [
         "VLLM_HOST_IP: left out: sparkd sets what a node's rank needs"

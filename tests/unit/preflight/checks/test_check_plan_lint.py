@@ -10,7 +10,7 @@ from tests.unit.plans import ALONE, WORKER, configured, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict, ok
-from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint, script_share
+from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint, is_doubtful, script_share
 from sparkd.agent.preflight.runner import examine
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
@@ -58,6 +58,25 @@ def test_the_release_that_the_recipe_names_judges_the_recipes_own_image(
     keys = {"image": {"ref": OWN_IMAGE, "vllm": "0.29"}, "args": {flag: True, "gpu-memory-utilization": 0.9}}
     verdict = judged(tree, plan(ALONE, settings, **keys))
     expect(verdict, Level.WARN if lacks else Level.OK, f"is no flag of {lacks}" if lacks else "nothing in the")
+
+
+@pytest.mark.parametrize(
+    ("image", "vllm", "script", "doubtful"),
+    [
+        (OWN_IMAGE, "", "", True),
+        (OWN_IMAGE, "0.33", "", False),
+        (OWN_IMAGE, "0.29", "", True),
+        (OWN_IMAGE, "", "/root/s.sh", False),
+        ("vllm/vllm-openai:v0.33.0", "", "", False),
+        ("vllm/vllm-openai:nightly", "", "", True),
+    ],
+)
+def test_a_vllm_of_unknown_release_or_that_may_lack_a_flag_is_doubtful_unless_a_script_may_bring_another(
+    image: str, vllm: str, script: str, *, doubtful: bool
+) -> None:
+    settings = configured(engine={"script": script})
+    made = plan(ALONE, settings, image={"ref": image, "vllm": vllm}, args={"monokernel": True})
+    assert is_doubtful(made) is doubtful
 
 
 def test_the_tag_judges_the_image_that_a_rollback_restores(tree: Tree) -> None:

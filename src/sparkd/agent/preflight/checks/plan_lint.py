@@ -18,7 +18,7 @@ from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint import script as scripts
 from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
-from sparkd.base.vllm.releases import find_release
+from sparkd.base.vllm.releases import known_release
 
 SCRIPT_LIMIT_BYTES = 64 << 10
 
@@ -72,8 +72,13 @@ class PlanLint(Check[PlanFacts], frozen=True):
 
 
 def is_doubtful(plan: LaunchPlan) -> bool:
-    """Whether the image's own vLLM may judge the plan otherwise than the table that comes with sparkd."""
-    return rules.is_doubtful(replace(_build_launch(plan, None), vllm=find_release(plan.release)))
+    """Whether the image's own vLLM may judge the plan otherwise than the table that comes with sparkd.
+
+    One of an unknown release may lack any flag. With a script it needn't be the one that serves.
+    """
+    release = known_release(plan.release)
+    launch = replace(_build_launch(plan, None), vllm=release or SHIPPED)
+    return (release is None and not plan.user_script) or rules.is_doubtful(launch)
 
 
 def _build_launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:

@@ -213,8 +213,10 @@ class Rules:
         node, containers = member.node, member.containers()
         if len(containers) != 1:
             yield f"left: {node.name} has the containers {containers}"
-        if len(guards := node.pids("^sparkd-guard$")) != 1:
-            yield f"left: {node.name} has the guards {guards}"
+        # The unit's, and an agent's own since that gave no answer.
+        guards = [len(node.pids(rf"memory_guard\.killer import main.* {lease}$")) for lease in (60, 0)]
+        if not any(guards) or max(guards) > 1:
+            yield f"left: {node.name} has guards of the unit and of the agent: {guards}"
         if segments := node.run("python3", "-c", SEGMENTS).stdout.strip():
             yield f"left: {node.name} has segments of no process: {segments}"
         top = node.run("docker", "top", *containers, "-eo", "pid", check=False).stdout.split()

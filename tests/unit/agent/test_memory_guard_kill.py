@@ -65,7 +65,7 @@ def end_for_want_of_memory(worker: AgentUnderTest, grown_gib: float) -> LaunchHi
     machine.process(77, "python3", uid=1000, private_kib=1 << 20, cgroup=scope)
     machine.meminfo(MemTotal=120, MemFree=9, MemAvailable=9, AnonPages=2, Shmem=1)
     with running(agent) as (rank, process):
-        rank.tenants = rank.read_tenants()
+        rank.note_tenants()
         machine.process(77, "python3", uid=1000, private_kib=round((1 + grown_gib) * (1 << 20)), cgroup=scope)
         segment = machine.segment("psm_1", "x" * (1 << 20))
         rank.segments |= {UnlinkSegment("/dev/shm/psm_1", segment.st_dev, segment.st_ino)}
@@ -124,7 +124,7 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         agent.loop.endings.end_by(*endings(agent), Ending(other_node_has_ended))
         # The guard kills another process in place of the rank, which so is not gone.
         dying = replace(rank.rank, pidfd=os.pidfd_open(victim.pid))
-        guarded = Running(dying, rank.log, rank.record, bool, agent.host, agent.loop)
+        guarded = Running(dying, rank.log, rank.record, bool, agent.host, agent.loop, rank.compilers)
         agent.rank.take(guarded)
         guarded.guard_memory(floor.floor_mib << 20, agent.events)
         guard = guarded.guard

@@ -7,7 +7,7 @@ from functools import partial
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor
-from sparkd.agent.engine.hang import IDLE_SECONDS, HangLook, look_at_rank
+from sparkd.agent.engine.hang import IDLE_SECONDS, HangLook, HangWatch, look_at_rank
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.engine.stacks import Stacks, read_stacks
 from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
@@ -28,7 +28,8 @@ def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -
         return look_at_rank(host, processes, rank.pid, at, waits=agent.reporter.report.phase is Phase.DEGRADED)
 
     name = f"rank {agent.context.rank} on {agent.reporter.report.node}"
-    running.watch_hang(name, look, gpu.idle if gpu is not None else lambda: True)
+    gpu_idle = gpu.idle if gpu is not None else lambda: True
+    running.watch_hang(HangWatch(name, look, agent.loop.start, gpu_idle, lambda: running.compiler_count > 0))
 
 
 def group_is_idle(agent: Agent, running: Running) -> bool:

@@ -13,7 +13,7 @@ from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.actions.segments import find_own_segments
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch
-from sparkd.agent.engine.hang import HangLook, HangWatch
+from sparkd.agent.engine.hang import HangWatch
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
 from sparkd.agent.engine.memory_guard.tenants import Tenants, read_tenants
@@ -85,8 +85,8 @@ class Running(Struct):
         guard.start()
         self.guard = guard
 
-    def watch_hang(self, name: str, look: Callable[[float], HangLook], gpu_idle: Callable[[], bool]) -> None:
-        self.hang = HangWatch(name, look, self._loop.start, gpu_idle, lambda: self.compiler_count > 0)
+    def watch_hang(self, watch: HangWatch) -> None:
+        self.hang = watch
 
     def keep_release(self, release: PageCacheRelease) -> None:
         self.cache_release = release

@@ -29,7 +29,7 @@ def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -
 
     name = f"rank {agent.context.rank} on {agent.reporter.report.node}"
     gpu_idle = gpu.idle if gpu is not None else lambda: True
-    running.watch_hang(HangWatch(name, look, agent.loop.start, gpu_idle, lambda: running.compiler_count > 0))
+    running.watch_hang(HangWatch(name, look, agent.loop.start, gpu_idle, lambda: running.compilers.count > 0))
 
 
 def group_is_idle(agent: Agent, running: Running) -> bool:

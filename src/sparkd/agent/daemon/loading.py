@@ -103,7 +103,7 @@ def follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_fo
         progress=round(progress.done / progress.total, 3) if progress.total else None,
         seconds_left=round(left_seconds) if left_seconds is not None else None,
         kv_cache_tokens=progress.kv_cache_tokens,
-        compilers=running.compiler_count,
+        compilers=running.compilers.count,
         kernels_compiled=progress.compiled,
     )
     step = progress.step + (f" {progress.done}/{progress.total}" if progress.total else "")
@@ -125,7 +125,7 @@ def follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_fo
 
 
 def _describe_compilers(agent: Agent, running: Running) -> str:
-    if not (count := running.compiler_count):
+    if not (count := running.compilers.count):
         return ""
     done, steps = running.count_objects(cache.name for cache in agent.plan.caches)
     held_count = len(running.compilers.held)

@@ -92,11 +92,6 @@ class Running(Struct):
         self.cache_release = release
 
     @property
-    def compiler_count(self) -> int:
-        """Compilers of kernels in its container."""
-        return self.compilers.count
-
-    @property
     def guard_state(self) -> str:
         """State of the memory guard, one of GUARD_STATES."""
         return self.guard.state if self.guard is not None else "off"

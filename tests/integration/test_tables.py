@@ -121,7 +121,7 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
         with Stranger(grow) as stranger:
             stranger.wait_for("grown")
             rank = types.SimpleNamespace(pid=os.getpid())
-            running = Running(rank, None, rank_record(), repr, Host(), MainLoop(Notifier(), {}))
+            running = Running(rank, None, rank_record(), repr, Host(), MainLoop(Notifier(), {}), None)
             began = time.monotonic()
             for _ in range(3):
                 running.note_segments()

@@ -27,6 +27,7 @@ from sparkd.agent.cluster.service import Cluster, join_cluster
 from sparkd.agent.daemon.assembly import assemble, equip
 from sparkd.agent.daemon.configuration_stamp import stamp_configuration
 from sparkd.agent.daemon.context import Agent, Base, Context, Pace
+from sparkd.agent.daemon.own_rank import make_compiler_watch
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.engine.log_reader import LogReader
@@ -342,7 +343,8 @@ def running(
         log = LogReader(follow, LogForwarder(Redactor(), "-"), agent.journal.put, agent.events, agent.loop.wake)
         log.start()
         record = rank_record(rank_id=agent.rank_id, dockerd_pid=pid_without_live_restore(agent.host))
-        made = Running(rank, log, record, partial(agent.store.write_private, RANK_FILE), agent.host, agent.loop)
+        keep, watch = partial(agent.store.write_private, RANK_FILE), make_compiler_watch(agent, rank)
+        made = Running(rank, log, record, keep, agent.host, agent.loop, watch)
         agent.rank.take(made)
         try:
             yield made, process

@@ -33,7 +33,8 @@ def test_an_address_that_was_gone_is_the_cause(
     machine.file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
     machine.file("/proc/net/fib_trie", LOCAL_ADDRESS.format("127.0.0.2" if has_address else "127.0.0.3"))
     with running(agent) as (rank, _):
-        rank.ready = ready
+        if ready:
+            rank.mark_ready()
         shutdown_on_error(agent, rank, error)
     assert last_exit(agent.actions).cause == cause
     assert sum(written(agent.actions, FILE).failures.values()) == 1, (

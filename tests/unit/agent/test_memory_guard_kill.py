@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.tree import Tree
+from tests.tree import Tree, maps_line
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, running, settings, written
 from tests.unit.limits import no_more_threads
 from tests.unit.nodes import until
@@ -20,7 +20,6 @@ from sparkd.agent.daemon.ended_engine import conclude_end
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.config.settings import Memory
 from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import MemoryGuardError, PeerLostError, RankEndedError
@@ -55,6 +54,16 @@ def test_a_rank_killed_by_the_guard_ends_the_run_with_16_and_counts(worker: Agen
     assert history.last[agent.plan.digest].code == 16
 
 
+def map_segment(machine: Tree, rank: Running, size_bytes: int) -> None:
+    """Let the rank have a segment, which outlives it and is no other tenant's memory."""
+    path = "/dev/shm/psm_0123abcd"
+    segment = machine.segment(path.rpartition("/")[2])
+    with (machine.root / path[1:]).open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, size_bytes)
+    maps, group = maps_line(segment.st_dev, segment.st_ino, path), f"0::/docker/{rank.rank.container_id}"
+    machine.process(rank.rank.pid, "VLLM::Worker", maps=maps, cgroup=group, uid=os.getuid())
+
+
 def end_for_want_of_memory(worker: AgentUnderTest, grown_gib: float) -> LaunchHistory:
     """End a rank while another tenant has grown. 2 GiB are left beside the plan, and the floor is at half a GiB."""
     agent, machine = worker.agent, Tree(Path(worker.agent.host.files.root))
@@ -65,11 +74,10 @@ def end_for_want_of_memory(worker: AgentUnderTest, grown_gib: float) -> LaunchHi
     machine.process(77, "python3", uid=1000, private_kib=1 << 20, cgroup=scope)
     machine.meminfo(MemTotal=120, MemFree=9, MemAvailable=9, AnonPages=2, Shmem=1)
     with running(agent) as (rank, process):
-        rank.tenants = rank.read_tenants()
+        rank.note_tenants()
         machine.process(77, "python3", uid=1000, private_kib=round((1 + grown_gib) * (1 << 20)), cgroup=scope)
-        segment = machine.segment("psm_1", "x" * (1 << 20))
-        rank.segments |= {UnlinkSegment("/dev/shm/psm_1", segment.st_dev, segment.st_ino)}
-        machine.meminfo(MemTotal=120, MemFree=1, MemAvailable=1, AnonPages=2 + grown_gib, Shmem=1 + 2**-10)
+        map_segment(machine, rank, 64 << 20)
+        machine.meminfo(MemTotal=120, MemFree=1, MemAvailable=1, AnonPages=2 + grown_gib, Shmem=1 + 2**-4)
         process.kill()
         assert shutdown_on_error(agent, rank, MemoryGuardError("memory ran out: 500 MiB available")) == 16
     return written(agent.actions, FILE)
@@ -124,7 +132,7 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         agent.loop.endings.end_by(*endings(agent), Ending(other_node_has_ended))
         # The guard kills another process in place of the rank, which so is not gone.
         dying = replace(rank.rank, pidfd=os.pidfd_open(victim.pid))
-        guarded = Running(dying, rank.log, rank.record, bool, agent.host, agent.loop)
+        guarded = Running(dying, rank.log, rank.record, bool, agent.host, agent.loop, rank.compilers)
         agent.rank.take(guarded)
         guarded.guard_memory(floor.floor_mib << 20, agent.events)
         guard = guarded.guard

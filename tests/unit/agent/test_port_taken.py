@@ -31,7 +31,8 @@ def test_a_taken_port_is_no_failed_launch(
         machine.file(
             "/proc/net/tcp", f"   0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 77\n" if is_taken else "\n"
         )
-        rank.ready = ready
+        if ready:
+            rank.mark_ready()
         shutdown_on_error(agent, rank, EngineEndedError(reason))
     assert last_exit(agent.actions).cause == cause
     assert sum(written(agent.actions, FILE).failures.values()) == (0 if cause == "port-taken" else 1)

@@ -6,13 +6,22 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent.proven_plans import kept_entries, serve
-from tests.unit.cluster_nodes import AgentUnderTest, FullDisk, addresses, agent_under_test, settings, written
+from tests.unit.cluster_nodes import (
+    AgentUnderTest,
+    FullDisk,
+    addresses,
+    agent_under_test,
+    settings,
+    until_with,
+    written,
+)
 
+from sparkd.agent.actions.files import compare_and_swap
 from sparkd.agent.daemon.proving import AGAIN_SECONDS, ProvingPeriod
 from sparkd.base.plan.model import Cache
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import LaunchHistory
-from sparkd.base.state.switch import Chosen, Stage, Switch, make_rollback
+from sparkd.base.state.switch import FILE, Chosen, Stage, Switch, make_rollback
 
 
 def test_a_good_start_records_the_caches_that_have_files(started: AgentUnderTest) -> None:
@@ -103,7 +112,9 @@ def test_a_plan_that_loses_its_end_in_service_becomes_known_good(started: AgentU
     proving = ProvingPeriod(agent, agent.agreed, agent.switching, lambda: now)
     proving.begin()
     proving.tick()
-    agent.switching.switch = replace(switch, to=replace(chosen, until=""))
+    endless = replace(switch, to=replace(chosen, until=""))
+    assert compare_and_swap(agent.host.files, FILE, None, endless)
+    until_with(lambda: agent.switching.switch == endless, started)
     assert proving.proven
     assert kept_entries(started) == ()
     now = AGAIN_SECONDS

@@ -32,7 +32,7 @@ def test_a_stopped_rank_ends_the_run_and_leaves_its_stacks(worker: AgentUnderTes
         assert rank.hang is not None
         assert rank.hang.state is not None
         since = dict.fromkeys(rank.hang.state.halted, rank.hang.state.last.at - HALTED_SECONDS)
-        rank.hang.state = replace(rank.hang.state, halted=since)
+        rank.watch_hang(replace(rank.hang, state=replace(rank.hang.state, halted=since)))
         error = walk.ended_by(StalledError)
         assert f"rank 1 on {worker.report.node} hangs: its process {pid} (VLLM::Worker_TP) is stopped" in error.reason
         assert shutdown_on_error(replace(worker.agent, pace=BRIEF), rank, error) == 15
@@ -52,7 +52,7 @@ def test_an_idle_worker_says_so_only_while_requests_of_its_head_wait(worker: Age
     with following(worker, LOADING) as (rank, _, _):
         head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
         until(lambda: rank.hang is not None)
-        rank.hang = IdleWatch("rank 1", HangLook, worker.agent.loop.start, bool, bool)
+        rank.watch_hang(IdleWatch("rank 1", HangLook, worker.agent.loop.start, bool, bool))
         waiting = report(0, phase=Phase.DEGRADED, epoch="e", plan_digest="d")
         head.publish(waiting)
         until(lambda: worker.report.engine.idle_seconds == 30)
@@ -70,7 +70,7 @@ def test_no_rank_is_called_idle_while_docker_is_away_and_its_log_is_full(worker:
         )
         head.publish(report_of_head)
         until(lambda: rank.hang is not None and rank.log.broken_off_at is not None)
-        rank.hang = IdleWatch("rank 1", HangLook, worker.agent.loop.start, bool, bool)
+        rank.watch_hang(IdleWatch("rank 1", HangLook, worker.agent.loop.start, bool, bool))
         until(lambda: worker.report.phase is Phase.DEGRADED)
         assert not group_is_idle(worker.agent, rank)
         assert worker.report.engine.idle_seconds is None

@@ -1,20 +1,20 @@
 """A run starts its rank, serves until it is stopped, and leaves alone a node that is not its own."""
 
-import errno
 import os
 import re
 import signal
+from collections.abc import Iterable
+from contextlib import ExitStack
 
 import pytest
-from tests.unit.agent_runs import CONTAINER, World, end, phases, run_agent
+from tests.tree import Tree
+from tests.unit.agent_runs import CONTAINER, World, end, open_world, phases, run_agent
 from tests.unit.conftest import Notifications
+from tests.unit.limits import no_more_threads
 from tests.unit.nodes import until
 
 from sparkd.agent.actions.compile_caches import KEPT
 from sparkd.agent.actions.owner_lock import acquire_lock
-from sparkd.agent.daemon import startup
-from sparkd.agent.daemon.context import Agent
-from sparkd.agent.engine.rank import Running
 from sparkd.base.host import Host, caches
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
@@ -56,23 +56,27 @@ def test_a_run_starts_its_rank_serves_and_stops_on_request(world: World, notific
     assert script.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one_can(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched: list[int] = []
+class ThreadlessWorld(World):
+    """A world in which no thread can be started from the end of the first launch to that of the `shortage`."""
 
-    def watch(agent: Agent, running: Running) -> None:
-        watched.append(running.rank.pid)
-        if len(watched) == 1:
-            raise BlockingIOError(errno.EAGAIN, "no more threads")
-        startup.watch(agent, running)
+    def __init__(self, tree: Tree, port: int) -> None:
+        super().__init__(tree, port)
+        self.shortage = ExitStack()
 
-    monkeypatch.setattr("sparkd.agent.daemon.run.watch", watch)
-    code, journal = run_agent(world, once={"serving": end})
+    def docker(self, request: str) -> Iterable[bytes]:
+        answer, state = super().docker(request), f"GET /containers/{CONTAINER}/json"
+        if self.requests[-1] == state and self.requests.count(state) == 2:  # the last call of a launch
+            self.shortage.enter_context(no_more_threads())
+        return answer
+
+
+def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one_can() -> None:
+    with open_world(ThreadlessWorld) as world, world.shortage:
+        code, journal = run_agent(world, once={"blocked": world.shortage.close, "serving": end})
     assert code is ExitCode.GOOD, journal
     assert phases(journal)[:4] == ["launching", "blocked", "launching", "loading"]
     assert "no thread to watch the rank" in journal
-    assert watched[0] != watched[1]
+    assert world.requests.count(f"POST /containers/{CONTAINER}/start") == 2
 
 
 def test_a_dockerd_that_can_not_be_found_by_its_pid_file_is_awaited_with_what_helps(world: World) -> None:

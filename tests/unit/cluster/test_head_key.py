@@ -2,10 +2,12 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent.awaiting_workers import awaiting
 from tests.unit.agent_steps import running_steps
@@ -25,12 +27,12 @@ from tests.unit.cluster_nodes import (
 from tests.unit.nodes import KEY, NEW_KEY, node, report, until
 from tests.unit.verdicts import present
 
-from sparkd.agent.daemon.head_config import check_head, share_config
+from sparkd.agent.daemon.head_config import LOOK_SECONDS, check_head, share_config
 from sparkd.agent.daemon.serving import follow_head
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import KeyRing, sign_answer
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import HeadRefusedError, OutdatedPlanError, SparkdError
+from sparkd.base.lib.errors import BlockedError, HeadRefusedError, OutdatedPlanError, SparkdError
 from sparkd.base.state.shared_config import FILE
 from sparkd.base.status.model import FindingReport, Phase
 
@@ -66,6 +68,21 @@ def worker_of(tree: Tree, port: int, *, public: str | None = "as joined") -> Ite
         elif public != "as joined":
             path.write_text(public)
         yield worker
+
+
+class LateClock:
+    """The clock, with seconds that the test lets pass."""
+
+    passed_seconds = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.passed_seconds
+
+
+def set_clock(worker: AgentUnderTest) -> LateClock:
+    clock = LateClock()
+    worker.remake(follower=replace(present(worker.agent.follower), clock=clock))
+    return clock
 
 
 @pytest.mark.parametrize(
@@ -120,6 +137,7 @@ def test_a_signature_is_for_one_request_and_one_document(tree: Tree) -> None:
 def test_a_node_that_joined_before_continues_and_is_fixed_by_a_join_without_a_restart(tree: Tree, port: int) -> None:
     """It has no public key of its head."""
     with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
+        clock = set_clock(worker)
         send(head, worker, encode(good_document(port)))
         finding = present(warning(worker))
         assert "this node has no public key of its head" in finding.reason
@@ -127,9 +145,8 @@ def test_a_node_that_joined_before_continues_and_is_fixed_by_a_join_without_a_re
         send(head, worker, changed_document(port))
         assert FILE.name not in written_files(worker.agent.actions)
         assert len(refusals(worker)) == 1, "logged once"
-        follower = present(worker.agent.follower)
         tree.file(f"/node1{PUBLIC}", f"{public_half(HEAD_KEY).hex()}\n", 0o600)
-        follower._fetched_at = follower._looked_at = float("-inf")  # some seconds pass
+        clock.passed_seconds = LOOK_SECONDS
         with pytest.raises(OutdatedPlanError):
             check_head(worker.agent)
         assert written_files(worker.agent.actions)[FILE.name].encode() == changed_document(port)
@@ -140,22 +157,27 @@ def test_a_worker_whose_rank_runs_warns_until_it_has_joined(tree: Tree, port: in
         worker_of(tree, port, public=None) as worker,
         node(NODES[0], port=port) as head,
         running(worker.agent) as (rank, _),
-        running_steps(worker, lambda agent: follow_head(agent, rank)) as follows,
     ):
-        head.publish(report(0, phase=Phase.SERVING))
-        until(lambda: warning(worker) and worker.report.phase is Phase.SERVING)
-        follower = present(worker.agent.follower)
-        tree.file(f"/node1{PUBLIC}", f"{public_half(HEAD_KEY).hex()}\n", 0o600)
-        follower._looked_at = float("-inf")
-        worker.agent.loop.wake()
-        until(lambda: warning(worker) is None)
-        assert not follows.over
+        clock = set_clock(worker)
+        with running_steps(worker, lambda agent: follow_head(agent, rank)) as follows:
+            head.publish(report(0, phase=Phase.SERVING))
+            until(lambda: warning(worker) and worker.report.phase is Phase.SERVING)
+            tree.file(f"/node1{PUBLIC}", f"{public_half(HEAD_KEY).hex()}\n", 0o600)
+            clock.passed_seconds = LOOK_SECONDS
+            worker.agent.loop.wake()
+            until(lambda: warning(worker) is None)
+            assert not follows.over
 
 
 def test_the_remedy_for_plans_that_differ_without_the_heads_key_is_the_join(tree: Tree, port: int) -> None:
     with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port) as head:
+        worker.set_plan("d")
         send(head, worker, encode(good_document(port)))
-        assert worker.agent.differences._make_hint(worker.agent.monitor.statuses()[0]) == head_key.REMEDY
+        head.publish(report(0, plan_digest="another"))
+        until_with(lambda: (living := worker.agent.monitor.statuses()[0].living) and living.plan_digest, worker)
+        with pytest.raises(BlockedError, match=r"the plan of spark1 .* differs") as raised:
+            worker.agent.differences.check(worker.agent.monitor.statuses())
+        assert raised.value.hint == head_key.REMEDY
 
 
 def test_a_worker_without_a_document_takes_none_of_another_head_and_reports_why(tree: Tree, port: int) -> None:

@@ -48,7 +48,8 @@ def rank_with_a_segment(tree: Tree) -> Iterator[tuple[Running, MainLoop]]:
         maps = map_segment(machine)
         machine.process(process.pid, "tini")
         machine.process(process.pid + 1, "VLLM::Worker", parent=process.pid, maps=maps, uid=os.getuid())
-        yield Running(rank.rank, rank.log, rank.record, bool, SlowHost(machine.root), loop), loop
+        slow = SlowHost(machine.root)
+        yield Running(rank.rank, rank.log, rank.record, bool, slow, loop, rank.compilers), loop
 
 
 def end(rank: Running, loop: MainLoop) -> None:
@@ -80,7 +81,7 @@ def test_a_rank_that_serves_is_looked_at_again_without_waiting_and_what_is_gone_
         machine, loop = Tree(tree.root / "node0"), node.agent.loop
         record = replace(rank.record, segments={"/dev/shm/psm_89abcdef": (1, 1)})
         machine.process(process.pid, "tini", uid=os.getuid(), maps=map_segment(machine))
-        slow = Running(rank.rank, rank.log, record, bool, SlowHost(machine.root), loop)
+        slow = Running(rank.rank, rank.log, record, bool, SlowHost(machine.root), loop, rank.compilers)
         assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_89abcdef"], "of the rank before it"
         began = unstalled()
         slow.follow_segments()

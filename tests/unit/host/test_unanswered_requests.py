@@ -12,7 +12,7 @@ from sparkd.agent.engine.health import Continue, Observation, decide, healthy
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host import Host, sock_diag
 from sparkd.base.host.sock_diag import TCP_LISTEN, dump_tcp
-from sparkd.base.host.sockets import BEGIN_MILLISECONDS
+from sparkd.base.host.sockets import BEGIN_MILLISECONDS, read_pending
 from sparkd.base.vllm.counters import Counters
 
 REQUEST, ANSWER = b"POST /v1/completions HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
@@ -132,12 +132,9 @@ def test_a_table_of_many_sockets_is_read_whole() -> None:
     assert ports <= listed
 
 
-def test_too_many_connections_to_be_read_are_a_reason_for_a_canary(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_connections_to_be_read_are_a_reason_for_a_canary(server: Server) -> None:
     server.connect()
-    monkeypatch.setattr(sock_diag, "MOST_CHUNKS", 0)
-    unanswered = Host().unanswered_requests(server.port)
+    unanswered = read_pending(server.port, most_chunks=0)
     idle = Counters(0, 0, 5, 5, 5)
     first = decide(healthy(0.0), Observation(10.0, 200, idle), Supervise())
     assert isinstance(first, Continue)

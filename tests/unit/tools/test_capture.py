@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 from tests.unit.commands import INTERRUPTIBLE
+from tests.unit.verdicts import present
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
@@ -34,7 +36,10 @@ def test_what_root_keeps_beside_broken_settings_is_hidden(collector: Callable[[]
     assert capture.redact("posted to https://example.com/hunter22") == "posted to ***"
     assert capture.redact("seen by all") == "seen by all"
     assert "LOOK FOR SECRETS" in capture.missing[0]
-    assert f"  {capture.missing[0]}\n" in capture._format_readme("capture")
+    path, _ = capture.save(str(tree.root / "capture.tar.gz"))
+    with tarfile.open(path) as archive:
+        readme = next(member for member in archive if member.name.endswith("/README.txt"))
+        assert f"  {capture.missing[0]}\n".encode() in present(archive.extractfile(readme)).read()
 
 
 def test_a_secret_that_can_t_be_read_is_named(collector: Callable[[], Collector], tree: Tree) -> None:

@@ -39,12 +39,11 @@ class Containers:
         with self._remove_on_error(container_id):
             with _as_launch_error(f"container {name} can't be started"):
                 self._call(lambda api: api.start(container_id))
-                rank = self._open_rank(container_id, name, image_id)
+                rank = self._open_rank(container_id, name, image_id, removed_kernels)
             if rank is None:
                 raise LaunchError(
                     f"container {name} ended as soon as it was started{self._read_first_line(container_id)}"
                 )
-        rank.removed_kernels = removed_kernels
         return rank
 
     def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:
@@ -81,7 +80,7 @@ class Containers:
                 raise LaunchError(reason, how_to_get(ref, plan.image_build), cause=Cause.IMAGE_MISSING) from None
             raise LaunchError(f"image {ref} can't be looked up: {error}", "look at: systemctl status docker") from None
 
-    def _open_rank(self, container_id: str, name: str, image_id: str) -> Rank | None:
+    def _open_rank(self, container_id: str, name: str, image_id: str, removed_kernels: int) -> Rank | None:
         """The rank, with a pidfd of the container's init; None where that has ended already."""
         pid, _ = self._read_state(container_id)
         if pid > 1:
@@ -93,8 +92,8 @@ class Containers:
                 pid_again, started_at = self._read_state(container_id)
                 if pid_again == pid:
                     cleanup.pop_all()
-                    start_time = process.start_time if process is not None else 0
-                    return Rank(container_id, name, image_id, pid, pidfd, start_time, started_at)
+                    start = process.start_time if process is not None else 0, started_at
+                    return Rank(container_id, name, image_id, pid, pidfd, *start, removed_kernels)
         return None
 
     def _read_state(self, container_id: str) -> tuple[int, str]:

@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.1
 """Pause between two calls of `observe`: a starting engine still makes segments between SIGTERM and its end."""
 
 
-class Rank(Struct):
+class Rank(Struct, frozen=True):
     """One container. `pidfd`, for the main loop alone, becomes readable when its init ends, also without docker."""
 
     container_id: str

@@ -101,9 +101,8 @@ class EvidenceSearch:
         )
         if running is None or not may_have_culprit:
             return None
-        rank, pids = running.rank, running.compilers.pids if running.compilers is not None else frozenset[int]()
-        container = (rank.container_id, rank.name)
-        return partial(find_culprit, self._agent.host, container, pids | {rank.pid}, time.time())
+        rank, pids = running.rank, running.compilers.pids | {running.rank.pid}
+        return partial(find_culprit, self._agent.host, (rank.container_id, rank.name), pids, time.time())
 
     def _choose_address_look(self) -> Callable[[], str] | None:
         """This node's own address, where the engine lacked it or it is missing now."""

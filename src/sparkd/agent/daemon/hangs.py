@@ -27,13 +27,9 @@ def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -
         processes = host.container_processes(rank.pid, rank.container_id)
         return look_at_rank(host, processes, rank.pid, at, waits=agent.reporter.report.phase is Phase.DEGRADED)
 
-    running.hang = HangWatch(
-        rank=f"rank {agent.context.rank} on {agent.reporter.report.node}",
-        look=look,
-        start=agent.loop.start,
-        gpu_idle=gpu.idle if gpu is not None else lambda: True,
-        compiles=lambda: running.compiler_count > 0,
-    )
+    name = f"rank {agent.context.rank} on {agent.reporter.report.node}"
+    gpu_idle = gpu.idle if gpu is not None else lambda: True
+    running.watch_hang(HangWatch(name, look, agent.loop.start, gpu_idle, lambda: running.compilers.count > 0))
 
 
 def group_is_idle(agent: Agent, running: Running) -> bool:

@@ -52,6 +52,7 @@ class HeadFollower(Struct):
     """Why the last document is not proven to be the head's: this node continues with the one in use."""
     refusal: HeadRefusedError | None = None
     """Why the head's last document is refused."""
+    clock: Callable[[], float] = time.monotonic
     _refused: str = ""
     """Digest of the refused document."""
     _fetched_at: float = 0.0
@@ -68,7 +69,7 @@ class HeadFollower(Struct):
             if self.unproven is not None and self.unproven.reason != head_key.missing(self.place.head_address).reason:
                 self.unproven = None
             return
-        now = time.monotonic()
+        now = self.clock()
         if report.config_digest != self._refused or now - self._fetched_at >= AGAIN_SECONDS:
             self._fetched_at = now
             self._fetch_document()
@@ -78,9 +79,9 @@ class HeadFollower(Struct):
 
     def look_for_key(self) -> None:
         """Report a missing key also while the head has no other configuration, until a join has brought the key."""
-        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+        if (now := self.clock()) - self._looked_at < LOOK_SECONDS:
             return
-        self._looked_at = time.monotonic()
+        self._looked_at = now
         path, missing = head_key.PUBLIC, head_key.missing(self.place.head_address)
         with suppress(OSError, TimeoutError):
             if not self.base.loop.beside(partial(self.base.host.files.exists, path), FETCH_SECONDS, KEY):

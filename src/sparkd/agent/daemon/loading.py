@@ -103,7 +103,7 @@ def follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_fo
         progress=round(progress.done / progress.total, 3) if progress.total else None,
         seconds_left=round(left_seconds) if left_seconds is not None else None,
         kv_cache_tokens=progress.kv_cache_tokens,
-        compilers=running.compiler_count,
+        compilers=running.compilers.count,
         kernels_compiled=progress.compiled,
     )
     step = progress.step + (f" {progress.done}/{progress.total}" if progress.total else "")
@@ -116,7 +116,7 @@ def follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_fo
         + (f", this step about {format_duration(left_seconds)} more" if left_seconds else "")
         + (f"; the whole load: {time_left}" if time_left else "")
         + (f", KV cache {progress.kv_cache_tokens:,} tokens" if progress.kv_cache_tokens else "")
-        + _describe_compilers(running)
+        + _describe_compilers(agent, running)
         + (f"; waiting for {waiting_for}" if waiting_for else "")
         + (f"; nothing has moved for {load.still_seconds:.0f} s" if load and load.still_seconds else "")
     )
@@ -124,10 +124,11 @@ def follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_fo
     return progress
 
 
-def _describe_compilers(running: Running) -> str:
-    if running.compilers is None or not running.compilers.count:
+def _describe_compilers(agent: Agent, running: Running) -> str:
+    if not (count := running.compilers.count):
         return ""
-    count, held_count, (done, steps) = running.compilers.count, len(running.compilers.held), running.objects
+    done, steps = running.count_objects(cache.name for cache in agent.plan.caches)
+    held_count = len(running.compilers.held)
     progress = f", {done} of {steps}" if steps else ""
     waiting = f", {held_count} more held back until there is memory" if held_count else ""
     return f"; compiling kernels{progress}, {max(1, count - held_count)} at a time{waiting}"

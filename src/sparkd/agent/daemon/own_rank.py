@@ -3,7 +3,6 @@ and whether dockerd has ended it.
 """
 
 import time
-from contextlib import suppress
 from functools import partial
 
 from msgspec import Struct
@@ -14,7 +13,7 @@ from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
 from sparkd.agent.engine.log_position import LogPosition
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running
-from sparkd.base.host import caches, docker, docker_config
+from sparkd.base.host import docker, docker_config
 from sparkd.base.lib.errors import RankEndedError
 from sparkd.base.state.rank_record import LOG_POSITION, RANK_FILE, RankRecord
 from sparkd.base.vllm.log_lines import LogForwarder
@@ -48,14 +47,20 @@ class OwnRank(Struct):
             self.running.hang.check()
 
 
-def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float = 0.0) -> Running:
-    """Make it this agent's rank from now on. `since`: the position from which its log is read."""
+def take_rank(
+    agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float | None = None
+) -> Running:
+    """Make it this agent's rank from now on. `since`: the position from which its log is read. `age_seconds`: of a rank
+    that an agent before this one has launched.
+    """
     follow = partial(docker.follow_log, agent.host, rank.container_id)
     position = LogPosition(partial(agent.actions.write_private, LOG_POSITION), agent.journal.checkpoint)
     forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
     log = LogReader(follow, forwarder, agent.journal.put, agent.events, agent.loop.wake, since, position)
     keep_record = partial(agent.store.write_private, RANK_FILE)
-    running = Running(rank, log, record, keep_record, agent.host, agent.loop, time.monotonic() - age_seconds)
+    watch, started_at = make_compiler_watch(agent, rank), time.monotonic() - (age_seconds or 0.0)
+    taken_over = age_seconds is not None
+    running = Running(rank, log, record, keep_record, agent.host, agent.loop, watch, started_at, taken_over)
     agent.rank.take(running)
     return running
 
@@ -64,34 +69,21 @@ def start_threads(agent: Agent, running: Running) -> None:
     """Start the threads that watch the rank. Raises OSError, with some of them started."""
     running.guard_memory(agent.settings.memory.floor_mib << 20, agent.events)
     running.log.start()
-    _watch_compilers(agent, running)
+    agent.run_aside("compilers", running.compilers.run)
 
 
-def _watch_compilers(agent: Agent, running: Running) -> None:
+def make_compiler_watch(agent: Agent, rank: Rank) -> CompilerWatch:
     guard_floor_bytes = agent.settings.memory.floor_mib << 20
     holds_back = guard_floor_bytes and agent.plan.container.gpus == "all"
-    running.compilers = CompilerWatch(
+    return CompilerWatch(
         # The largest compile, and room above the guard's floor: docs/adr/0064.
         floor_bytes=RESERVE_BYTES + 2 * guard_floor_bytes if holds_back else 0,
-        ended=running.rank.ended,
-        processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
+        ended=rank.ended,
+        processes=partial(agent.host.container_processes, rank.pid, rank.container_id),
         available_bytes=lambda: agent.host.meminfo().available_bytes,
-        set_held=partial(agent.actions.set_held, running.rank.container_id),
+        set_held=partial(agent.actions.set_held, rank.container_id),
         events=agent.events,
     )
-    agent.run_aside("compilers", running.compilers.run)
-    agent.run_aside("objects", partial(_count_objects, agent, running))
-
-
-def _count_objects(agent: Agent, running: Running) -> None:
-    """Count object files until the rank has ended. A thread of its own: the disk may hang, and the compilers' thread
-    watches memory.
-    """
-    while not running.rank.ended.wait(5.0):
-        if running.compiler_count:
-            with suppress(OSError, ValueError):
-                names = (cache.name for cache in agent.plan.caches)
-                running.objects = caches.count_objects(agent.host.files, running.rank.image_id, names)
 
 
 def may_have_lost_dockerd(running: Running) -> bool:

@@ -93,5 +93,5 @@ def start_load_memory_thread(agent: Agent, running: Running) -> None:
         ),
         events=agent.events,
     )
-    running.cache_release = release
+    running.keep_release(release)
     agent.run_aside("page-cache", release.run)

@@ -37,9 +37,8 @@ def reap_inherited() -> None:
 
 def raise_if_requested(agent: Agent) -> None:
     """Raises ReloadRequested where a reload is requested, and the next program can take the rank over."""
-    if not agent.loop.reload_requested:
+    if not agent.loop.take_reload_request():
         return
-    agent.loop.reload_requested = False
     known_rank = read_rank(agent.host)
     if known_rank.record is None or known_rank.record.invocation != agent.owner.invocation or not known_rank.stays:
         reason = "no rank serves here that a guard has"

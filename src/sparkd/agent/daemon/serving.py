@@ -175,7 +175,7 @@ async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:
 
 def _report_kernels(agent: Agent, running: Running) -> str:
     """Report kernels that are compiled inside requests. Returns a phrase for the message; empty where none are."""
-    compilers = running.compiler_count
+    compilers = running.compilers.count
     agent.reporter.update_engine(compilers=compilers, kernels_compiled=running.log.progress.compiled)
     return "; a kernel is being compiled, and requests may wait for it" if compilers else ""
 
@@ -183,4 +183,4 @@ def _report_kernels(agent: Agent, running: Running) -> str:
 def _is_compiling(agent: Agent, running: Running, growth: KernelGrowth) -> bool:
     """Whether a compiler of any rank runs, or new kernels are in this node's caches."""
     peers, grew = agent.monitor.statuses(), growth.detect()
-    return grew or running.compiler_count > 0 or any(peer.report and peer.report.engine.compilers for peer in peers)
+    return grew or running.compilers.count > 0 or any(peer.report and peer.report.engine.compilers for peer in peers)

@@ -180,7 +180,7 @@ def watch(agent: Agent, running: Running) -> None:
     with suppress(TimeoutError, BlockingIOError):
         look = partial(docker.pid_without_live_restore, agent.host)
         running.note(dockerd_pid=agent.loop.beside(look, LOOK_SECONDS, "docker's live-restore"))
-    running.tenants = running.read_tenants()
+    running.note_tenants()
     start_load_memory_thread(agent, running)
     agent.reporter.update_engine(container_id=rank.container_id, image=rank.image_id)
     if rank.removed_kernels:

@@ -163,7 +163,6 @@ def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
     running = take_rank(agent, rank, record, since, age_seconds)
     running.log.resume(adoptable.kept.sources)
     running.mark_ready()
-    running.taken_over = True
     agent.agreed.keep(adoptable.kept.agreement)
     agent.launch_row.resume(record.rank_id)
     start_threads(agent, running)

@@ -175,7 +175,7 @@ async def _warm_up(
         files = await run_in_thread("kernels", lambda: _count_files(agent))
         peers = [peer.report.engine for peer in agent.monitor.statuses() if peer.report]
         kernels = running.log.progress.compiled
-        own_report = EngineReport(compilers=running.compiler_count, kernels_compiled=kernels, works=works())
+        own_report = EngineReport(compilers=running.compilers.count, kernels_compiled=kernels, works=works())
         return add_up([own_report, *peers], files)
 
     limits = read_limits(agent.plan.argv, await endpoint.context_tokens())

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -21,6 +21,7 @@ from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.checks.shared_memory import NAMES
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host
+from sparkd.base.host.caches import count_objects
 from sparkd.base.lib.http_client import CONNECTIONS
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
@@ -31,7 +32,7 @@ from sparkd.base.vllm.api import Endpoint
 FIRST_LOOK_SECONDS = 0.3
 """Limit for a look at its shared memory before its first signal. It takes milliseconds, unless a process hangs."""
 FOLLOW_SECONDS = 5.0
-"""Pause between looks for new segments while it serves, when it makes few."""
+"""Pause between looks for new segments while it serves, when it makes few; and between counts of what it compiles."""
 MAX_SCANS = 10
 """Scans for the process that maps a segment; after these it counts as another program's."""
 LOG_END_SECONDS = 3.0
@@ -48,20 +49,17 @@ class Running(Struct):
     """Writes the record, and returns whether it could."""
     _host: Host
     _loop: MainLoop
+    compilers: CompilerWatch
     _started_at: float = field(default_factory=time.monotonic)
     """When it was started, monotonic: earlier than this object, where an agent has taken the rank over."""
+    taken_over: bool = False
+    """Whether it was launched by an agent before this one."""
     guard: MemoryGuard | None = None
     """The memory guard; None where memory is not watched."""
     tenants: Tenants | None = None
     """Who else held memory at its start; None where that is unknown."""
-    compilers: CompilerWatch | None = None
-    """The watch of its compilers; None before it is watched."""
     hang: HangWatch | None = None
     """The watch for hangs; None until clients are served."""
-    objects: tuple[int, int] = (0, 0)
-    """Files of its builds under way: how many are compiled, and how many there are."""
-    taken_over: bool = False
-    """Whether it was launched by an agent before this one."""
     loaded_seconds: float | None = None
     """Time from its start to its engine's first completion."""
     ready: bool = False
@@ -75,6 +73,8 @@ class Running(Struct):
     _scans: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How often its processes were scanned for a segment, by device and inode; MAX_SCANS: no more scans."""
     _next_look_at: float = 0.0
+    _objects: tuple[int, int] = (0, 0)
+    _next_count_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.segments = frozenset(UnlinkSegment(path, *identity) for path, identity in self.record.segments.items())
@@ -85,10 +85,11 @@ class Running(Struct):
         guard.start()
         self.guard = guard
 
-    @property
-    def compiler_count(self) -> int:
-        """Compilers of kernels in its container."""
-        return self.compilers.count if self.compilers is not None else 0
+    def watch_hang(self, watch: HangWatch) -> None:
+        self.hang = watch
+
+    def keep_release(self, release: PageCacheRelease) -> None:
+        self.cache_release = release
 
     @property
     def guard_state(self) -> str:
@@ -99,6 +100,21 @@ class Running(Struct):
     def released_bytes(self) -> int:
         """Page cache given back since the launch."""
         return self.cache_release.released_bytes if self.cache_release is not None else 0
+
+    def count_objects(self, cache_names: Iterable[str]) -> tuple[int, int]:
+        """Files of its builds under way, as last counted: how many are compiled, and how many there are.
+
+        They are counted again every few seconds, without waiting for the disk.
+        """
+        if (now := time.monotonic()) >= self._next_count_at:
+            self._next_count_at = now + FOLLOW_SECONDS
+            count = partial(count_objects, self._host.files, self.rank.image_id, tuple(cache_names))
+            self._loop.start(count, "objects", self._keep_count)
+        return self._objects
+
+    def _keep_count(self, count: Outcome[tuple[int, int]]) -> None:
+        with suppress(OSError, ValueError):
+            self._objects = count.result()
 
     def endpoint(self, plan: LaunchPlan, key: str | None, events: Events, connections: int = CONNECTIONS) -> Endpoint:
         """The endpoint of its API, which is proven to be this rank's before each request."""
@@ -186,6 +202,9 @@ class Running(Struct):
         counts.update(unknown)
         self._scans = counts  # before the scan: one that hangs is repeated MAX_SCANS times, not for ever
         return find_own_segments(self._host, self.rank.pid, self.rank.start_time)
+
+    def note_tenants(self) -> None:
+        self.tenants = self.read_tenants()
 
     def read_tenants(self) -> Tenants | None:
         """Who else holds memory now; None where that is unknown."""

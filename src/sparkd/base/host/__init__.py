@@ -106,15 +106,10 @@ class Host:
         return sockets.read_proc_listeners(self.files)
 
     def unanswered_requests(self, port: int) -> tuple[PendingRequest, ...]:
-        """Requests without an answer, by the kernel; none for a tree of files, and where the kernel can't be queried.
-        If there are too many to read in time, one unknown request is returned.
-        """
-        try:
+        """Requests without an answer, by the kernel; none of a tree of files, and where it can't be queried."""
+        with suppress(OSError):
             return sockets.read_pending(port) if self.live else ()
-        except TimeoutError:
-            return (sockets.UNKNOWN_REQUEST,)
-        except OSError:
-            return ()
+        return ()
 
     def port_holders(self, among: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
         return sockets.find_holders(self.files, among, wanted)

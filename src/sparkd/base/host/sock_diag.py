@@ -53,12 +53,14 @@ class TcpSocket(NamedTuple):
         return TcpInfo(*_TCP_INFO.unpack_from(info)) if len(info) >= _TCP_INFO.size else None
 
 
-def dump_tcp(family: int, states: int, *, info: bool = False, port: int = 0) -> Iterator[TcpSocket]:
+def dump_tcp(
+    family: int, states: int, *, info: bool = False, port: int = 0, most_chunks: int = MOST_CHUNKS
+) -> Iterator[TcpSocket]:
     """TCP sockets of these states (a bit each), of a local port or of all. Raises OSError as `query_kernel`."""
     extensions = 1 << (INET_DIAG_INFO - 1) if info else 0
     local_port = port.to_bytes(2, "big")
     request = _TCP_REQUEST.pack(family, socket.IPPROTO_TCP, extensions, states, local_port, b"", b"", b"", b"")
-    return map(_parse_tcp, query_kernel(request, NLM_F_DUMP))
+    return map(_parse_tcp, query_kernel(request, NLM_F_DUMP, most_chunks=most_chunks))
 
 
 def find_tcp(family: int, local: tuple[str, int], remote: tuple[str, int]) -> TcpSocket | None:
@@ -97,7 +99,11 @@ def _query_one(body: bytes) -> bytes | None:
 
 
 def query_kernel(
-    body: bytes, flags: int, protocol: int = NETLINK_SOCK_DIAG, request_type: int = SOCK_DIAG_BY_FAMILY
+    body: bytes,
+    flags: int,
+    protocol: int = NETLINK_SOCK_DIAG,
+    request_type: int = SOCK_DIAG_BY_FAMILY,
+    most_chunks: int = MOST_CHUNKS,
 ) -> Iterator[bytes]:
     """The kernel's answer by netlink(7): one message, or all of a table with the flag NLM_F_DUMP.
 
@@ -107,7 +113,7 @@ def query_kernel(
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(ANSWER_SECONDS)
         kernel.send(header + body)
-        for _ in range(MOST_CHUNKS):
+        for _ in range(most_chunks):
             for kind, message in records(kernel.recv(CHUNK_BYTES), HEADER):
                 if kind in (NLMSG_ERROR, NLMSG_DONE):
                     if error_number := -_ERROR.unpack_from(message)[0]:  # a table that failed ends with it, too

@@ -13,6 +13,7 @@ from sparkd.base.host.open_files import open_files
 from sparkd.base.host.processes import GONE, Process, overgrown
 from sparkd.base.host.sock_diag import (
     INET_DIAG_SKV6ONLY,
+    MOST_CHUNKS,
     TCP_CLOSE_WAIT,
     TCP_ESTABLISHED,
     TCP_LISTEN,
@@ -133,21 +134,25 @@ def find_peer(own: socket.socket) -> Peer | None:
     return Peer(peer.uid, peer.inode)
 
 
-def read_pending(port: int) -> tuple[PendingRequest, ...]:
+def read_pending(port: int, most_chunks: int = MOST_CHUNKS) -> tuple[PendingRequest, ...]:
     """Requests to this local port that have no answer yet, or at most its beginning.
 
     The kernel reports when data last came and was sent on each TCP connection of this network namespace, not what. A
     request is pending while nothing was sent since its last byte, or only within BEGIN_MILLISECONDS after it. So a
     stream is not pending. A slow upload is, and an idle connection whose answer came at once: as begun. Raises OSError.
+    UNKNOWN_REQUEST alone stands for more connections than can be read.
     """
-    pending: list[PendingRequest] = []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for connection in dump_tcp(family, 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT, info=True, port=port):
-            info = connection.info
-            if info is None or not info.segments_received:
-                continue
-            # From the last byte that came to the last data sent; below 0 where nothing was sent since.
-            answer_ms = info.ms_since_received - info.ms_since_sent if info.segments_sent else -1
-            if answer_ms <= BEGIN_MILLISECONDS:
-                pending.append(PendingRequest(info.ms_since_received / 1000, begun=answer_ms >= 0))
+    pending, states = list[PendingRequest](), 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT
+    try:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for connection in dump_tcp(family, states, info=True, port=port, most_chunks=most_chunks):
+                info = connection.info
+                if info is None or not info.segments_received:
+                    continue
+                # From the last byte that came to the last data sent; below 0 where nothing was sent since.
+                answer_ms = info.ms_since_received - info.ms_since_sent if info.segments_sent else -1
+                if answer_ms <= BEGIN_MILLISECONDS:
+                    pending.append(PendingRequest(info.ms_since_received / 1000, begun=answer_ms >= 0))
+    except TimeoutError:
+        return (UNKNOWN_REQUEST,)
     return tuple(pending)

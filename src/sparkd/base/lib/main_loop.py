@@ -66,8 +66,7 @@ class MainLoop:
         self._fed_at = float("-inf")
         self._extends = True
         self._stopping = False
-        self.reload_requested = False
-        """Whether there was a SIGHUP."""
+        self._reload_requested = False
         self._turned_at = time.monotonic()
         self.resumed_at = float("-inf")
         """Monotonic time of the last turn after the loop had stood still, when no other node could be heard."""
@@ -96,8 +95,15 @@ class MainLoop:
         self.wake()
 
     def _handle_hangup(self, _number: int, _frame: FrameType | None) -> None:
-        self.reload_requested = True
+        self._reload_requested = True
         self.wake()
+
+    def take_reload_request(self) -> bool:
+        """Whether there was a SIGHUP since the last call that returned true."""
+        was_requested = self._reload_requested
+        if was_requested:  # else one that comes here would be lost
+            self._reload_requested = False
+        return was_requested
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, which never ends by itself, during the waits. Its end, or its error, ends the run."""

@@ -234,11 +234,11 @@ def test_probe_reads_the_machine(machine: Tree) -> None:
 def test_probe_names_who_the_driver_lists_and_who_has_its_devices_open(machine: Tree) -> None:
     machine.process(7, "python", opened=("/dev/nvidia0",))
     machine.process(9, "Xorg")
-    facts = check().probe(spark(machine, GpuProcess(9, None)))
+    facts, verdict = check(OLD).run(spark(machine, GpuProcess(9, None)))
     assert facts.gpu_users == ("pid 7 (python)", "pid 9 (Xorg)")
-    assert not facts._gpu_sizes_known
-    facts = check().probe(spark(machine, GpuProcess(9, 43 * MIB)))
-    assert facts._gpu_sizes_known
+    expect(verdict, Level.BLOCK, text="the GPU is used by pid 7 (python), pid 9 (Xorg)")
+    facts, verdict = check(OLD).run(spark(machine, GpuProcess(9, 43 * MIB)))
+    expect(verdict, Level.BLOCK, text="lists 43 MiB for pid 7 (python), pid 9 (Xorg), and nothing explains the rest")
     assert facts.gpu_held_bytes == 43 * MIB, "who is not listed holds none of it"
 
 
@@ -259,10 +259,9 @@ def charge(tree: Tree, group: str, gib: int) -> None:
 def test_buffers_of_a_users_sockets_are_no_memory_of_the_driver(machine: Tree) -> None:
     for group, gib in (("", 30), ("/user.slice/user-64000.slice", 29), ("/system.slice/cron.service", 1)):
         charge(machine, group, gib)
-    facts = check(OLD).probe(spark(machine))
-    assert facts._charged_bytes == 30 * GIB
-    assert facts._unexplained_bytes == 73 * GIB
-    expect(check(OLD).judge(facts), Level.BLOCK, text="systemctl status user-64000.slice", needs_person=False)
+    verdict = check(OLD).run(spark(machine))[1]
+    expect(verdict, Level.BLOCK, text="30.0 GiB are the kernel's for processes", needs_person=False)
+    assert verdict.hint.endswith("systemctl status user-64000.slice")
 
 
 def test_a_unit_is_named_only_where_it_has_half_and_the_shortage_is_by_it(machine: Tree) -> None:

@@ -20,7 +20,7 @@ from sparkd.base.config.settings import Cluster, Readiness, Supervise
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.recipes.schema import Recipe
-from sparkd.base.state.file import StateFile
+from sparkd.base.state.file import Codec, StateFile
 from sparkd.base.state.known_good import ImageId
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES, check_variable_name
 
@@ -111,7 +111,7 @@ class Kept(Struct, frozen=True):
     digest: str
 
 
-_DOCUMENT = StateFile("head-config.json", SharedConfig)
+_CODEC = Codec(SharedConfig)
 
 
 class _KeptFile(StateFile[Kept], frozen=True):
@@ -119,7 +119,7 @@ class _KeptFile(StateFile[Kept], frozen=True):
 
     def decode(self, content: bytes) -> Kept:
         """The document as `dump` made it, within its bounds. Raises ValueError."""
-        config = _DOCUMENT.decode(content)
+        config = _CODEC.decode(content)
         for name in config.secrets:
             check_variable_name(name)
         sizes = [len(file) for file in config.files.values()]
@@ -128,7 +128,7 @@ class _KeptFile(StateFile[Kept], frozen=True):
         return Kept(config, digest_of(content))
 
 
-FILE = _KeptFile(_DOCUMENT.name, Kept)
+FILE = _KeptFile(Kept, "head-config.json")
 
 
 def make_shared(settings: Settings, recipe: Recipe, image_id: str, script: str, files: Files) -> SharedConfig:

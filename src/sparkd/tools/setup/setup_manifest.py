@@ -40,7 +40,7 @@ class Manifest(Struct, frozen=True):
     files: tuple[WrittenFile, ...]
 
 
-FILE = StateFile("setup.json", Manifest)
+FILE = StateFile(Manifest, "setup.json")
 
 
 class Setup:

@@ -22,7 +22,7 @@ from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import Codec, StateFile
 from sparkd.base.state.known_good import ImageId
-from sparkd.base.vllm.args import LONGEST_TEXT_BYTES, check_variable_name
+from sparkd.base.vllm.args import LONGEST_ARGUMENT, check_variable_name
 
 PATH = "/config"
 """The path at which a head serves the document to its workers."""
@@ -39,7 +39,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "supervise": SUPERVISE_KEYS,
 }
 """Keys that the head decides, by section; an empty list means all of its keys."""
-_Path = Annotated[str, Meta(max_length=LONGEST_TEXT_BYTES)]
+_Path = Annotated[str, Meta(max_length=LONGEST_ARGUMENT)]
 
 
 class SharedConfig(Struct, frozen=True):

@@ -33,7 +33,7 @@ test: venv  ## all that CI runs (as root)
 	  took=" ($$phase took $$((SECONDS - start)) s)"; \
 	done
 
-integration packaging booted bed: PYTEST += --durations=20
+check integration packaging booted bed: PYTEST += --durations=20
 
 # Three workers, as most of these tests wait too; what judges the whole machine runs after the others.
 integration: venv  ## this machine's kernel, real docker
@@ -60,8 +60,8 @@ bed: venv  ## the same with the whole fault table (build/faults.json, build/faul
 	$(PYTEST) tests/bed -m alone
 	$(PYTEST) tests/integration -m whole
 
-siege: deb  ## COUNT faults drawn by SEED, or those of LIST, on NODES nodes (2), VLLM=1: with vLLM; a violation is in build/siege (as root)
-	$(PYTHON) -m tests.siege $(or $(LIST),$(or $(SEED),1) $(COUNT)) $(MINUTES:%=--minutes %) $(NODES:%=--nodes %) $(if $(VLLM),--vllm)
+siege: deb  ## COUNT faults drawn by SEED, or those of LIST, on NODES nodes (2), VLLM=1: with vLLM, PLANT=NAME: with a fault to find; a violation is in build/siege (as root)
+	$(PYTHON) -m tests.siege $(or $(LIST),$(or $(SEED),1) $(COUNT)) $(MINUTES:%=--minutes %) $(NODES:%=--nodes %) $(if $(VLLM),--vllm) $(PLANT:%=--plant %)
 
 arm64: venv  ## the arm64 .deb from its installation to its purge, on an emulated machine of arm64 (as root)
 	packaging/tools.sh

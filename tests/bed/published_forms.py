@@ -284,5 +284,5 @@ CONTAINER = Form(
     notes=("line 1: --volume /root/.cache/huggingface",),
 )  # fmt: skip
 ALL = (*LINES, *COMPOSES, *SCRIPTS, *UNITS, CONTAINER)
-REAL = ("line-of-nvidia",)
+REAL = ("compose-with-env",)
 """What vLLM itself serves in every run."""

@@ -16,6 +16,7 @@ from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import SERVING_SECONDS, SparkdNode
 from tests.unit.commands import INTERRUPTIBLE
+from tests.unit.git_repositories import URL, make_repositories, served_from
 
 from sparkd.agent.actions.images import image_name
 from sparkd.base.host.image_origin import BUILT, BuiltFrom
@@ -31,6 +32,12 @@ cp /bin/bash /root/base/bin/bash
 for one in $(ldd /bin/bash | grep -o '/[^ ]*'); do install -D "$one" "/root/base$one"; done
 tar -C /root/base -c . | docker import -c 'ENV PATH=/bin' - "$0"
 """
+COPY_GIT = """
+core=$(git --exec-path)
+cp -L --parents /bin/git "$core/git" "$core/git-upload-pack" "$core/git-submodule" "$core"/git-sh-* \\
+  $(ldd "$core/git" | grep -o '/[^ ]*') "$0"
+"""
+"""This machine's: a node has none."""
 STEPS: list[object] = [
     {"env": {"GREETING": "hello $PATH"}},
     {"copy": "made.files", "to": "/opt/made"},
@@ -40,7 +47,9 @@ ASSERTS: list[object] = ["test -s /opt/made/result", {"file": "/opt/made/result"
 
 
 @pytest.fixture(scope="module", params=["overlay2", pytest.param("containerd", marks=pytest.mark.whole)])
-def installed(make_node: MakeNode, package: Path, request: pytest.FixtureRequest) -> Node:
+def installed(
+    make_node: MakeNode, package: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Node:
     node = make_node("trixie", package)
     if request.param == "containerd":
         settings = json.loads(node.read("/etc/docker/daemon.json"))
@@ -49,6 +58,10 @@ def installed(make_node: MakeNode, package: Path, request: pytest.FixtureRequest
         node.run("systemctl", "restart", "docker")
         images.load(node)
     readme.prepare(node, package)
+    base = tmp_path_factory.mktemp("git") / "base"
+    make_repositories(base / "repositories")
+    subprocess.run(["sh", "-c", COPY_GIT, base], check=True)
+    node.put(base, "/root/base")
     node.run("sh", "-c", MAKE_BASE, BASE)
     node.run("mkdir", "-p", f"{FOLDER}/made.files")
     node.write(f"{FOLDER}/made.files/run.sh", "#!/bin/sh\necho made; ls\n")
@@ -209,6 +222,21 @@ def test_without_a_yes_or_its_base_nothing_is_built(installed: Node, made: str) 
     assert (code, image_id(installed)) == (10, made)
     assert f"sudo docker pull {BASE}" in output
     installed.run("docker", "tag", "sparkd-test/hidden:1", BASE)
+
+
+def test_a_repository_is_checked_out_with_its_submodule_and_a_lost_commit_is_named(installed: Node) -> None:
+    outer, lost = f"{URL}outer", "0" * 40
+    commit = installed.run("docker", "run", "--rm", BASE, "git", "-C", "/repositories/outer", "rev-parse", "HEAD~")
+    env = {"env": served_from("/repositories")}
+    wanted = {"git": outer, "commit": commit.stdout.strip(), "to": "/opt/outer"}
+    asserts: list[object] = [
+        {"file": f"/opt/outer/{name}", "pattern": text} for name, text in (("file", "wanted"), ("inner/file", "below"))
+    ]
+    code, output = build(installed, [env, wanted], asserts=asserts)
+    assert code == 0, output
+    code, output = build(installed, [env, {**wanted, "commit": lost}], asserts=asserts)
+    assert code == 10
+    assert f"sparkd: {outer} does not give commit {lost}: where its branch was rebased the commit is gone" in output
 
 
 def test_a_step_has_no_network_of_the_nodes_and_no_right_of_a_privileged_one(installed: Node) -> None:

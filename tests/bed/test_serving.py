@@ -18,6 +18,7 @@ from tests.bed.node import Node
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SERVING_SECONDS, SparkdNode, complete
 from tests.bed.victims import container_init, dockerd, engine_core, main_of_engine, sparkd, worker
+from tests.unit.commands import INTERRUPTIBLE
 
 IMPATIENT = """
 [supervise]
@@ -250,7 +251,7 @@ def test_bench_measures_what_the_engines_own_does_and_leaves_nothing(serving: Sp
 
 def interrupt_after_a_figure(node: Node, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `sparkd bench`, and send it SIGINT once it has reported the figure of one request at once."""
-    bench = node.entered("sparkd", "bench", *options, "--runs", "1")
+    bench = node.entered(*INTERRUPTIBLE, "sparkd", "bench", *options, "--runs", "1")
     with subprocess.Popen(bench, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         progress = next(line for line in running.stderr if "1 request at once" in line)

@@ -71,11 +71,11 @@ def measure(steps: Iterable[str], folder: Path) -> int:
 
 
 def measure_pair(steps: Iterable[str], folder: Path) -> int:
-    """The same of two nodes."""
+    """The same of two nodes. Each call makes both again, so that they begin with cold caches."""
     results = Results(folder, describe_machine())
     pair = Pair(results, folder)
     try:
-        _run({name: partial(PAIR_STEPS[name], pair) for name in steps}, results)
+        _run({name: partial(PAIR_STEPS[name], pair) for name in dict.fromkeys(("cold", *steps))}, results)
     finally:
         pair.end()
     return sum(not row.good for row in results.rows)

@@ -21,6 +21,8 @@ from .units import SYSTEMCTL
 HOME = Path("/opt/sparkd-gpu")
 FILES = Path(__file__).with_name("files")
 BUNDLES = Path(__file__).parents[2] / "build/gpu"
+BARE, BARE_SCRIPT = "bare", Path("/etc/bare-rank")
+"""The container that `run_bare` makes."""
 IMAGE = "sparkd-test/vllm-gpu:1"
 MODEL = Path("/srv/models/tiny")
 DOCKER_SOCKET = "run/docker.sock"
@@ -169,6 +171,30 @@ def write_cdi() -> None:
     if devices:
         Path("/etc/cdi").mkdir(exist_ok=True)
         Path("/etc/cdi/nvidia.yaml").write_text(json.dumps(specification))  # JSON is YAML
+
+
+def keep_body() -> dict[str, object]:
+    """The rank's container and its script, to be made again without sparkd, by `run_bare`."""
+    (identity,) = containers().values()
+    kept = json.loads(request_docker("GET", f"/containers/{identity}/json")[1])
+    (script,) = (one for one in kept["HostConfig"]["Mounts"] if one["Target"] == kept["Config"]["Cmd"][0])
+    shutil.copy(script["Source"], BARE_SCRIPT)  # sparkd's own goes with its rank
+    script["Source"] = str(BARE_SCRIPT)
+    return {**kept["Config"], "HostConfig": kept["HostConfig"], "Labels": {}}
+
+
+def run_bare(body: Mapping[str, object]) -> None:
+    """Raises RuntimeError."""
+    json_body = {"Content-Type": "application/json"}
+    status, answer = request_docker("POST", f"/containers/create?name={BARE}", json.dumps(body).encode(), json_body)
+    if status == 201:
+        status, answer = request_docker("POST", f"/containers/{BARE}/start")
+    if status >= 300:
+        raise RuntimeError(answer.decode(errors="replace"))
+
+
+def end_bare() -> None:
+    request_docker("DELETE", f"/containers/{BARE}?force=1")
 
 
 def make_image() -> None:

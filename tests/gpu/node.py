@@ -28,8 +28,6 @@ OWN = ("etc", "var/lib", "var/log")
 """Folders that begin as a copy of the host's."""
 EMPTY = ("run", "dev/shm")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "kmsg", "fuse", "net/tun")
-BARE = "bare"
-"""The container that `run_bare` makes."""
 
 
 class Node:
@@ -183,27 +181,15 @@ class Inside:
         return self._agent.stop()
 
     def keep_body(self) -> str:
-        """The rank's container and its script, to be made again without sparkd. Returns the script."""
-        (identity,) = machine.containers().values()
-        kept = json.loads(machine.request_docker("GET", f"/containers/{identity}/json")[1])
-        self._body = {**kept["Config"], "HostConfig": kept["HostConfig"], "Labels": {}}
-        (script,) = (one for one in kept["HostConfig"]["Mounts"] if one["Target"] == kept["Config"]["Cmd"][0])
-        own = Path("/etc/bare-rank")  # sparkd's own goes with its rank
-        shutil.copy(script["Source"], own)
-        script["Source"] = str(own)
-        return own.read_text()
+        """Keep the rank's container for `run_bare`. Returns its script."""
+        self._body = machine.keep_body()
+        return machine.BARE_SCRIPT.read_text()
 
     def run_bare(self) -> None:
-        json_body = {"Content-Type": "application/json"}
-        path = f"/containers/create?name={BARE}"
-        status, answer = machine.request_docker("POST", path, json.dumps(self._body).encode(), json_body)
-        if status == 201:
-            status, answer = machine.request_docker("POST", f"/containers/{BARE}/start")
-        if status >= 300:
-            raise RuntimeError(answer.decode(errors="replace"))
+        machine.run_bare(self._body)
 
     def end_bare(self) -> None:
-        machine.request_docker("DELETE", f"/containers/{BARE}?force=1")
+        machine.end_bare()
 
 
 def settle_in(index: int, folder: Path) -> int:

@@ -18,7 +18,7 @@ from typing import Protocol
 from . import machine
 from .results import Results
 from .units import Agent, Guard
-from .view import CLIENTS, QUIET_SECONDS, STREAMS, View, read_json
+from .view import CLIENTS, QUIET_SECONDS, STREAMS, TOKENS, View, read_json
 
 EATER = STREAMS.with_name("eater.py")
 FLOOR_MOST_MIB = 65536
@@ -283,6 +283,34 @@ def warm(proof: Proof) -> None:
     )
 
 
+def bare(proof: Proof) -> None:
+    """The same container by docker alone, caches warm, and how fast both answer."""
+    under = _measure_speed(proof)
+    body = machine.keep_body()
+    proof.running.stop()
+    began = time.monotonic()
+    machine.run_bare(body)
+    try:
+        seconds = wait_for(proof.view.complete, LOAD_SECONDS, "tokens of bare docker", 0.5)
+        _measure_speed(proof)  # of kernels that sparkd compiles before READY
+        alone = _measure_speed(proof)
+    finally:
+        machine.end_bare()
+    print(f"bare: {time.monotonic() - began:.1f} s")
+    proof.results.add("tokens by bare docker, warm caches", f"{seconds:.1f} s", True, seconds=seconds)
+    measured = f"under sparkd {under:,.0f} tokens/s, by bare docker {alone:,.0f}"
+    figures = {"under": under, "alone": alone}
+    proof.results.add(f"{CLIENTS} streaming clients", measured, machine.ON_CPU or under > 0.9 * alone, **figures)
+
+
+def _measure_speed(proof: Proof) -> float:
+    """Tokens a second, of all clients together."""
+    began = time.monotonic()
+    with proof.clients.streaming() as streams:
+        time.sleep(5)
+    return streams.requests * TOKENS / (time.monotonic() - began)
+
+
 def oom(proof: Proof) -> None:
     outlive(proof, "OOM kill of the agent", lambda agent: agent.exhaust())
     result = proof.running.ended[-1][1]
@@ -334,5 +362,5 @@ def two(proof: Proof) -> None:
 
 STEPS: dict[str, Callable[[Proof], None]] = {
     "nvml": nvml, "cold": cold, "commands": commands, "adoption": adoption, "twice": twice, "kill-core": kill_core,
-    "stop-core": stop_core, "stop": stop, "warm": warm, "oom": oom, "hog": hog, "two": two,
+    "stop-core": stop_core, "stop": stop, "warm": warm, "oom": oom, "bare": bare, "hog": hog, "two": two,
 }  # fmt: skip

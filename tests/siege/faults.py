@@ -87,7 +87,7 @@ def reboot(world: World, member: SparkdNode, _: int) -> None:
 
 
 def thaw(_: World, member: SparkdNode, __: int) -> None:
-    member.node.run("fsfreeze", "--unfreeze", "/", check=False, timeout=20)
+    member.node.sh("pkill -f '^sh .*[s]low-disk'; fsfreeze --unfreeze /", check=False, timeout=20)
 
 
 def cable(act: Callable[[Fabric], None], world: World, member: SparkdNode, _: int) -> None:
@@ -175,6 +175,12 @@ time.sleep(30)
 """
 FULL = "fallocate -l $((($(stat -f -c %f /) - 4000) * 4096)) /var/full; dd if=/dev/zero of=/var/full2 bs=4k 2>/dev/null"
 """Also of the blocks that only root may use."""
+SLOW_DISK = """
+setsid sh -c 'for i in $(seq $(({n} * 2))); do fsfreeze -f /; sleep 0.4; fsfreeze -u /; sleep 0.1; done' \\
+  slow-disk >/dev/null 2>&1 &
+"""
+"""What is written waits, up to 0.4 s each time."""
+GUARD = "^sparkd-guard$"
 ENGINE, CORE, WORKER = victims.main_of_engine, victims.engine_core, victims.worker
 SECONDS, SHORT = (2, 5, 12, 35), (1, 3, 8)
 CABLES: tuple[tuple[str, Callable[[Fabric], None], tuple[str, ...]], ...] = (
@@ -186,7 +192,9 @@ CABLES: tuple[tuple[str, Callable[[Fabric], None], tuple[str, ...]], ...] = (
 )
 FAULTS = (
     Fault("kill-agent", partial(send, signal.SIGKILL, victims.sparkd), ("agent-killed",)),
-    Fault("kill-guard", partial(send, signal.SIGKILL, first("^sparkd-guard$")), ("agent-killed",)),
+    Fault("kill-guard", partial(send, signal.SIGKILL, first(GUARD)), ("agent-killed",)),
+    Fault("stop-guard", partial(send, signal.SIGSTOP, first(GUARD)), ("agent-killed",),
+          partial(send, signal.SIGCONT, first(GUARD)), SECONDS, lasts=True),
     Fault("kill-engine", partial(send, signal.SIGKILL, ENGINE), KILLED),
     Fault("kill-core", partial(send, signal.SIGKILL, CORE), KILLED, heads_only=True),
     Fault("kill-rank", partial(send, signal.SIGKILL, WORKER), KILLED),
@@ -201,12 +209,15 @@ FAULTS = (
       for name, act, causes in CABLES),
     Fault("clock", shell("printf %+d {n} >/run/siege-clock"), (), numbers=(3600, -3600, 86400, -864000, 0)),
     Fault("disk-full", shell(FULL), SLOW, shell("rm -f /var/full*"), SHORT, lasts=True),
+    Fault("disk-slow", shell(SLOW_DISK), SLOW, thaw, SHORT, lasts=True),
     Fault("disk-hangs", command("fsfreeze", "--freeze", "/"), SLOW, thaw, SHORT, lasts=True),
     Fault("kill-dockerd", partial(send, signal.SIGKILL, victims.dockerd), DOCKER),
     Fault("restart-docker", command("systemctl", "restart", "--no-block", "docker"), DOCKER),
     Fault("stop-dockerd", partial(send, signal.SIGSTOP, victims.dockerd), DOCKER,
           partial(send, signal.SIGCONT, victims.dockerd), SECONDS, lasts=True),
     Fault("kill-journald", command("systemctl", "kill", "--signal=KILL", "systemd-journald")),
+    Fault("stop-journald", command("systemctl", "kill", "--signal=STOP", "systemd-journald"), ("agent-killed",),
+          command("systemctl", "kill", "--signal=CONT", "systemd-journald"), SECONDS, lasts=True),
     Fault("hog", hog, MEMORY, shell("pkill -KILL -f /root/eater.py"), (6, 12), lasts=True),
     Fault("edit", edit, numbers=tuple(range(8))),
     Fault("broken-file", break_file, ("configuration",), repair_file, SECONDS, lasts=True),
@@ -219,5 +230,9 @@ FAULTS = (
           shell("pkill -KILL -u 64000 python3; rm -f /dev/shm/filled"), SHORT, lasts=True),
 )  # fmt: skip
 BY_NAME = {fault.name: fault for fault in FAULTS}
-ROWLESS = ("power-cut", "disk-full", "disk-hangs", "reboot")
+ROWLESS = ("power-cut", "disk-full", "disk-slow", "disk-hangs", "reboot")
 """After these a row of the history may be missing."""
+SECONDARY = ("peer-failed", "peer-stopped", "peer-lost", "peer-silent")
+"""Each refers to a node whose end has another cause."""
+UNSEEN = (*ROWLESS, "stop-agent", *(f"cable-{name}" for name, *_ in CABLES))
+"""After these no node may know more than that another one was silent."""

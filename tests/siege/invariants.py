@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from tests.bed.sparkd_node import RANK, SparkdNode
 from sparkd.base.lib.errors import find_action
 from sparkd.base.state.launch_history import BACKOFF_SECONDS
 
-from .faults import BY_NAME, PEER, ROWLESS
+from .faults import BY_NAME, PEER, ROWLESS, SECONDARY, UNSEEN
 from .world import STRANGER, World
 
 LOAD = 1.5
@@ -24,7 +24,8 @@ HALF_SECONDS = 60 + 30
 """The lease of a rank without an agent, and engine.stop_grace_seconds; a peer's silence and a stall are less."""
 COOLING_SECONDS = sum(BACKOFF_SECONDS)
 GROWN = {
-    "descriptors": 8,
+    "sockets": 8,
+    "descriptors": 0,
     "threads": 6,
     "rss_kb": 24 << 10,
     "mounts": 4,
@@ -32,16 +33,23 @@ GROWN = {
     "state_kb": 24 << 10,
     "run_kb": 4 << 10,
 }
-"""Beyond the first calm: two connections and a log of docker's more; a pool's threads; what CPython keeps; mounts of a
-container; units that come and go; history.db is kept below 8 MiB, beside its journal and a copy of the head's files."""
+"""Beyond the first calm: connections of other nodes and of clients; no other descriptor, of which a serving agent has
+five, also after a reload; a pool's threads; what CPython keeps; mounts of a container; units that come and go;
+history.db is kept below 8 MiB, beside its journal and a copy of the head's files."""
 OWN_LINES = 400
 """Of an agent, for each fault and each minute: a start has some 40, and one fault ends both ranks."""
 AGENT = """
-import glob, os, subprocess, sys
+import os, subprocess, sys, time
 pid = int(sys.argv[1])
 status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
 size = lambda path: int(subprocess.run(["du", "-sk", path], capture_output=True, text=True).stdout.split()[0])
-print(len(os.listdir(f"/proc/{pid}/fd")), status["Threads"].strip(), status["VmRSS"].split()[0],
+looks = []
+for _ in range(3):  # a file that is read at this moment is open in one of them
+    opened = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    sockets = sum(target.startswith("socket:") for target in opened)
+    looks.append((sockets, len(opened) - sockets - sum("faketime" in target for target in opened)))
+    time.sleep(0.2)
+print(*map(min, zip(*looks)), status["Threads"].strip(), status["VmRSS"].split()[0],
       len(open("/proc/self/mountinfo").readlines()), sum(1 for _ in os.walk("/sys/fs/cgroup")),
       size("/var/lib/sparkd"), size("/run/sparkd"))
 """
@@ -65,12 +73,38 @@ print("status" * shows(subprocess.run(["sparkd", "status", "--json"], capture_ou
 """
 FOREIGN = """
 cd /dev/shm && ls psm_aaaa000[123]
-docker inspect --format '{{.Id}}' foreign | cut -c-12
+docker inspect --format '{{slice .Id 0 12}} {{.State.Running}}' foreign
 md5sum /etc/docker/daemon.json /srv/models/foreign/* /var/lib/foreign/* | cut -c-8
 """
+SEGMENTS = """
+import glob
+mapped = "".join(open(path).read() for path in glob.glob("/proc/[0-9]*/maps") if path.split("/")[2] != "self")
+print(*(path for path in glob.glob("/dev/shm/psm_*") if "psm_aaaa000" not in path and path not in mapped))
+"""
+RESTART_SECONDS = 20.0
+"""Until dockerd has started the foreign container again, after its own restart."""
 STRANGERS = r"/run/stranger\.py"
 """One of them has the name of an engine's process."""
 NOBODY = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups")
+
+
+def judge_ends(ends: Mapping[str, object], names: Collection[str], *, may_lack: bool) -> Iterator[str]:
+    """Of launches by id. `names`: of the faults since the last calm. `may_lack`: whether an end may be missing."""
+    may = {*PEER, *(cause for fault in names for cause in BY_NAME[fault].causes)}
+    for launch, end in ends.items():
+        if not isinstance(end, dict) or not end.get("cause"):
+            if not may_lack:
+                yield f"history: a launch has ended without a cause: {launch} {end}"
+        elif not (end.get("action") or find_action(str(end["cause"]))):
+            yield f"history: {end['cause']} has no action"
+        elif end["cause"] not in may:
+            yield f"cause: {end['cause']} is none of {sorted(may)}: {end.get('reason')}"
+
+
+def judge_growth(first: Mapping[str, int], now: Mapping[str, int]) -> Iterator[str]:
+    for figure, most in GROWN.items():
+        if now[figure] - first[figure] > most:
+            yield f"growth: {figure} was {first[figure]} and is {now[figure]}"
 
 
 @dataclass
@@ -81,8 +115,10 @@ class Rules:
     foreign: dict[str, str] = field(default_factory=dict)
     first: dict[str, dict[str, int]] = field(default_factory=dict)
     cursors: dict[str, str] = field(default_factory=dict)
-    ended: dict[str, set[str]] = field(default_factory=dict)
+    known: dict[str, set[str]] = field(default_factory=dict)
     """The launches on each node that had ended in the last calm."""
+    ended: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The launches on each node that have ended since, and the cause of each."""
     calm_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -124,6 +160,7 @@ class Rules:
             self.strangers[self._boot(member)] = node.found(STRANGERS)
             self.foreign.setdefault(node.name, self._foreign(member))
             self.cursors[node.name] = member.cursor()
+            self.known.setdefault(node.name, set()).update(self.ended.get(node.name, {}))
         self.calm_at = time.monotonic()
 
     def in_calm(self, names: list[str]) -> Iterator[str]:
@@ -131,11 +168,18 @@ class Rules:
         with ThreadPoolExecutor() as pool:
             for complaints in pool.map(lambda member: list(self._of_node(member, names)), self.world.cluster.members):
                 yield from complaints
+        causes = [cause for ends in self.ended.values() for cause in ends.values()]
+        if causes and set(causes) <= set(SECONDARY) and not set(UNSEEN) & set(names):
+            yield f"cause: {causes} after {names}: each node refers to another one, and none says what happened"
 
     def _of_node(self, member: SparkdNode, names: list[str]) -> Iterator[str]:
         name = member.node.name
-        if (now := self._foreign(member)) != self.foreign[name]:
-            yield f"strangers: {name} had {self.foreign[name]!r}, has {now!r}"
+        until = time.monotonic() + RESTART_SECONDS
+        while (now := self._foreign(member)) != self.foreign[name]:
+            if time.monotonic() > until:
+                yield f"strangers: {name} had {self.foreign[name]!r}, has {now!r}"
+                break
+            time.sleep(1)
         yield from self._ends(member, names)
         yield from self._left(member)
         yield from self._growth(member)
@@ -152,29 +196,29 @@ class Rules:
 
     def _ends(self, member: SparkdNode, names: list[str]) -> Iterator[str]:
         """Each launch but the one that serves has one cause, which a fault of this burst may have, and one action."""
-        name = member.node.name
-        known, rows, report = self.ended.get(name, set()), self._history(member), member.report()
-        may = {*PEER, *(cause for fault in names for cause in BY_NAME[fault].causes)}
-        self.ended[name] = {str(row["id"]) for row in rows if row.get("end")}
-        if report and report.rank_id not in {row["id"] for row in rows} and not set(ROWLESS) & set(names):
+        name, rows, report = member.node.name, self._history(member), member.report()
+        serving, known = report.rank_id if report else "", self.known.get(name, set())
+        ends = {str(row["id"]): row.get("end") for row in rows if row["id"] != serving and row["id"] not in known}
+        self.ended[name] = {
+            launch: str(end.get("cause") or "") for launch, end in ends.items() if isinstance(end, dict)
+        }
+        is_rowless = bool(set(ROWLESS) & set(names))
+        if serving and serving not in {row["id"] for row in rows} and not is_rowless:
             yield f"history: the rank that serves on {name} has no row"
-        for row in rows:
-            end = row.get("end")
-            if row["id"] == (report.rank_id if report else "") or row["id"] in known:
-                continue
-            if not isinstance(end, dict) or not end.get("cause"):
-                if not set(ROWLESS) & set(names):
-                    yield f"history: a launch on {name} has ended without a cause: {row['id']} {end}"
-            elif not (end.get("action") or find_action(str(end["cause"]))):
-                yield f"history: {end['cause']} on {name} has no action"
-            elif end["cause"] not in may:
-                yield f"cause: {end['cause']} on {name} is none of {sorted(may)}: {end.get('reason')}"
+        for complaint in judge_ends(ends, names, may_lack=is_rowless):
+            yield f"{complaint} on {name}"
 
     def _left(self, member: SparkdNode) -> Iterator[str]:
         """One container, and no engine's process outside of it but the strangers."""
         node, containers = member.node, member.containers()
         if len(containers) != 1:
             yield f"left: {node.name} has the containers {containers}"
+        # The unit's, and an agent's own since that gave no answer.
+        guards = [len(node.pids(rf"memory_guard\.killer import main.* {lease}$")) for lease in (60, 0)]
+        if not any(guards) or max(guards) > 1:
+            yield f"left: {node.name} has guards of the unit and of the agent: {guards}"
+        if segments := node.run("python3", "-c", SEGMENTS).stdout.strip():
+            yield f"left: {node.name} has segments of no process: {segments}"
         top = node.run("docker", "top", *containers, "-eo", "pid", check=False).stdout.split()
         strays = [pid for pid in node.pids(RANK) if str(pid) not in top]
         strangers = node.pids(STRANGERS)
@@ -186,10 +230,8 @@ class Rules:
         name = member.node.name
         words = member.node.run("python3", "-c", AGENT, str(member.main_pid())).stdout.split()
         now = dict(zip(GROWN, map(int, words), strict=True))
-        first = self.first.setdefault(name, now)
-        for figure, most in GROWN.items():
-            if now[figure] - first[figure] > most:
-                yield f"growth: {figure} on {name} was {first[figure]} and is {now[figure]}"
+        for complaint in judge_growth(self.first.setdefault(name, now), now):
+            yield f"{complaint} on {name}"
 
     def _lines(self, member: SparkdNode, journal: str, names: list[str]) -> Iterator[str]:
         minutes = (time.monotonic() - self.calm_at) / 60

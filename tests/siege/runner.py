@@ -74,7 +74,7 @@ def bursts(steps: Sequence[Step]) -> Iterator[list[Step]]:
 
 
 class ViolationError(Exception):
-    """The rule's name is what stands before the first colon. `steps`: those that were begun."""
+    """The rule's name is what stands before the first colon. `steps`: those that were begun, with the last burst."""
 
     steps: Sequence[Step] = ()
 
@@ -128,6 +128,7 @@ class Siege:
                     self._heals.remove(one)
                     self._try(one[2])
             self._check(self.rules.all_along())
+            self.world.note_activity()
             if (left := end - time.monotonic()) <= 0:
                 return
             time.sleep(min(left, LOOK_SECONDS))
@@ -144,6 +145,18 @@ class Siege:
         with suppress(BedError, ProcessLookupError):  # between two boots
             for complaint in complaints:
                 raise ViolationError(complaint)
+
+    def _check_calm(self, names: list[str]) -> None:
+        """Once more where a look breaks off: in a calm all nodes are there."""
+        for again in (True, False):
+            try:
+                for complaint in self.rules.in_calm(names):
+                    raise ViolationError(complaint)
+            except (BedError, ProcessLookupError) as error:
+                if not again:
+                    raise ViolationError(f"look: {error}") from error
+            else:
+                return
 
     def _calm(self, burst: Sequence[Step]) -> None:
         """Tokens without a hand; then what must hold in a calm."""
@@ -164,7 +177,7 @@ class Siege:
                 )
             self._pass(LOOK_SECONDS)
         served = time.monotonic()
-        self._check(self.rules.in_calm([step.fault for step in burst]))
+        self._check_calm([step.fault for step in burst])
         self.rules.note()
         self.checking_seconds = time.monotonic() - served
 

@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,6 +103,8 @@ class Outages:
 
     count: int = 0
     seconds: float = 0.0
+    active_seconds: float = 0.0
+    """Of them those in which the head's unit was active, so that its state promised tokens."""
     last_token: float = field(default_factory=time.monotonic)
 
     def token(self) -> None:
@@ -116,11 +118,15 @@ class Outages:
     def silent_seconds(self) -> float:
         return time.monotonic() - self.last_token
 
+    def __str__(self) -> str:
+        return f"{self.count} outages, {self.seconds:.0f} s without tokens, {self.active_seconds:.0f} s of them active"
+
 
 class World:
     def __init__(self, bed: Bed, package: Path, second: Path, nodes: int = 2, *, vllm: bool = False) -> None:
         self.key = secrets.token_hex(16)
         self.outages = Outages()
+        self._noted_at = time.monotonic()
         self.persons: list[str] = []
         """What was done by hand, because sparkd advised it."""
         self.packages, self._vllm = (package, second), vllm
@@ -194,6 +200,29 @@ class World:
                 return ""
             ranks.append(f"{report.rank_id} {report.pid}")
         return " ".join(ranks) if self._complete(self.cluster.head.node) else ""
+
+    def note_activity(self) -> None:
+        """Count the time since the last call as active without tokens, where both are so now."""
+        now, before = time.monotonic(), self._noted_at
+        self._noted_at = now
+        if self.outages.silent_seconds > 1.0 and self._is_active():
+            self.outages.active_seconds += now - before
+
+    def _is_active(self) -> bool:
+        head = self.cluster.head
+        with suppress(BedError, OSError):
+            return bool(head.node.init) and head.show("ActiveState") == "active"
+        return False
+
+    def tails(self, lines: int) -> str:
+        """The last lines of each node's journal, sparkd's by themselves first."""
+        texts = []
+        for member in self.cluster.members:
+            for name, options in (("sparkd", ("--unit=sparkd-*",)), ("all", ())):
+                with suppress(BedError, OSError):
+                    shown = member.node.run("journalctl", "--no-pager", f"--lines={lines}", *options).stdout
+                    texts.append(f"== {member.node.name}, {name}\n{shown}")
+        return "\n".join(texts)
 
     def _complete(self, node: Node) -> bool:
         body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 2})

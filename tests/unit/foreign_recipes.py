@@ -92,7 +92,7 @@ class Made:
     model: str
     overrides: dict[str, str] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
-    """What the tool sets of the recipe, less secrets."""
+    """What the tool sets, less secrets."""
 
 
 ENV = {
@@ -100,6 +100,8 @@ ENV = {
     "ON": True, "EMPTY": "", "HF_TOKEN": "$HF_TOKEN",
 }  # fmt: skip
 SECRET = "HF_TOKEN"  # its name
+OF_SPARKRUN = {"CUTE_DSL_ARCH": "sm_121a", "NCCL_CUMEM_ENABLE": "0"}
+"""What sparkrun sets itself; the last one on several nodes alone, as on one it changes nothing."""
 
 
 def eugr(seed: int) -> Made:
@@ -162,7 +164,7 @@ def sparkrun(seed: int) -> Made:
         "name": "Some Model",
     }
     keys |= {key: value for key, value in chances.items() if chance.random() < 0.5}
-    env = {name: str(value) for name, value in ENV.items() if name != SECRET} if "env" in keys else {}
+    env = OF_SPARKRUN | ({name: str(value) for name, value in ENV.items() if name != SECRET} if "env" in keys else {})
     known: dict[str, object] = {"model": model, **keys, **defaults, **overrides}
     if chance.random() < 0.15:
         defaults |= {name: MAPPINGS[name] for name in chance.sample(sorted(MAPPINGS), 4)}

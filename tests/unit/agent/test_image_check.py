@@ -16,7 +16,9 @@ from sparkd.base.lib.errors import ExitCode
 from sparkd.base.state import vllm_tables
 from sparkd.base.state.launch_history import FILE
 
-ASSERTING = "a" * 64
+ASSERTING, REFUSED = "a" * 64, ""
+"""Containers of an image's assertions and query, and one that docker can't make."""
+FORK = "sparkd-test/fork:1"
 OLD, NEW = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 FAULT = b"AssertionError: torch is built without CUDA\nthe image is not what the recipe needs: python3 -c 1\n"
 RECIPE = """\
@@ -28,6 +30,7 @@ image:
   build: make image
   assert: ["python3 -c 1"]
 """
+OF_FORK = f"schema: 1\nname: asserting\nextends: tiny-cpu\nimage: {{ref: {FORK}, vllm: '%s'}}\n"
 
 
 class AssertingWorld(World):
@@ -48,7 +51,8 @@ class AssertingWorld(World):
         self._image, self._code, self._log = image, code, log
         fields = {"Id": image, "Architecture": "amd64", "Os": "linux", "RootFS": {"Layers": [image]}, "Config": {}}
         self.tree.docker("/version", {"Version": "29.2.1", "Arch": "amd64"})
-        self.tree.docker(f"/images/{REF}/json", fields)
+        for ref in (REF, FORK):
+            self.tree.docker(f"/images/{ref}/json", fields)
 
     def run(self, *creates: str, once: Mapping[str, Callable[[], object]]) -> tuple[ExitCode, str]:
         """Run the agent, which has to create these containers in this order; its exit code, and the journal."""
@@ -58,11 +62,14 @@ class AssertingWorld(World):
         return code, journal
 
     def docker(self, request: str) -> Iterable[bytes]:
-        path = plain(request)
+        path = plain(request).replace(FORK, REF)
         if path == "POST /containers/create":
             if not self._creates:
                 return json_response({"message": "the test expects no more containers"}, 409)
-            if self._creates.pop(0) == ASSERTING:
+            container = self._creates.pop(0)
+            if container == REFUSED:
+                return json_response({"message": "no space left on device"}, 500)
+            if container == ASSERTING:
                 self.runs.append(self._image)
                 return json_response({"Id": ASSERTING}, 201)
         if ASSERTING in path:
@@ -74,7 +81,7 @@ class AssertingWorld(World):
                 "logs": (http(self._log),),
             }
             return answers.get(action, (http(b"", status=204),))
-        return super().docker(request)
+        return super().docker(request.replace(FORK, REF))
 
     def results(self) -> list[dict[str, object]]:
         asserts: dict[str, dict[str, object]] = json.loads((self.tree.root / FILE.path[1:]).read_text())["asserts"]
@@ -158,3 +165,21 @@ def test_a_query_that_is_killed_is_no_answer_and_runs_no_known_assertion_again(a
     asserting.use(OLD, 0, packed(ONE_FLAG).encode())
     assert "engine.vllm.queried" in serve_once(asserting, ASSERTING, CONTAINER)
     assert asserting.results() == [checked]
+
+
+@pytest.mark.parametrize(("release", "creates"), [("", (ASSERTING, CONTAINER)), ("0.32", (CONTAINER,))])
+def test_the_vllm_of_an_image_of_unknown_release_is_queried_without_assertions(
+    asserting: AssertingWorld, release: str, creates: tuple[str, ...]
+) -> None:
+    asserting.tree.file("/etc/sparkd/recipes/asserting.yaml", OF_FORK % release)
+    asserting.use(OLD, 0, packed(ONE_FLAG).encode())
+    serve_once(asserting, *creates)
+    serve_once(asserting, CONTAINER)
+
+
+@pytest.mark.parametrize("recipe", [OF_FORK % "", RECIPE.replace(REF, FORK)], ids=["no assertion", "a known one"])
+def test_a_query_whose_container_can_not_be_made_blocks_no_start(asserting: AssertingWorld, recipe: str) -> None:
+    serve_once(asserting, ASSERTING, CONTAINER)
+    (asserting.tree.root / vllm_tables.FILE.path[1:]).unlink()
+    asserting.tree.file("/etc/sparkd/recipes/asserting.yaml", recipe)
+    assert "agent.run.blocked" not in serve_once(asserting, REFUSED, CONTAINER)

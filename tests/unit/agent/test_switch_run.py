@@ -191,7 +191,7 @@ def test_a_chosen_plan_that_clients_keep_busy_is_put_in_force_untested(switched:
     text = "readiness.completion_timeout_seconds = 1\nsmoke.on_start = true\n"
     switched.tree.file("/etc/sparkd/conf.d/smoke.toml", text)
     switched.pace = Pace(step_seconds=0.01)
-    late, findings = list[int](), list[str]()
+    late = list[int]()
 
     def answer_late() -> None:
         late.append(model.busy)
@@ -202,7 +202,7 @@ def test_a_chosen_plan_that_clients_keep_busy_is_put_in_force_untested(switched:
         until(lambda: model.busy < late[3] - 3, 20)
         report = switched.read("run/sparkd/report.json")
         assert report["smoke_passed"] is None
-        findings.extend(finding["reason"] for finding in report["findings"] if finding["id"] == "smoke")
+        assert "in force untested, as clients kept the engine busy" in str(report["findings"])
         model.busy = 0
         end()
 
@@ -214,9 +214,6 @@ def test_a_chosen_plan_that_clients_keep_busy_is_put_in_force_untested(switched:
     assert journal.count("same prompt twice: no answer within 1 s beside 1 of clients' requests") == 2, journal
     assert journal.count('hint="once it is quieter: sudo sparkd smoke"') == 2
     assert "engine.smoke.passed" not in journal
-    assert findings == [
-        "what was chosen is in force untested, as clients kept the engine busy (said until the next start)"
-    ]
 
 
 def test_a_plan_whose_engine_ends_in_its_trial_has_not_served(

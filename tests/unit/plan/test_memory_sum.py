@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import pytest
-from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.plans import ALONE, HEAD, configured, plan, shipped
 from tests.unit.verdicts import present
@@ -53,8 +52,8 @@ def test_a_shorter_request_fits() -> None:
     assert summed(101.0, args={"max-model-len": "8K"}).fit is ModelFit.TIGHT
 
 
-def summed_in(image: str) -> MemorySum:
-    return add_up(replace(plan(ALONE), image=image), QWEN3_32B, {"w": GIB}, SHARE_BYTES)
+def summed_in(image: str, vllm: str = "") -> MemorySum:
+    return add_up(plan(ALONE, image={"ref": image, "vllm": vllm}), QWEN3_32B, {"w": GIB}, SHARE_BYTES)
 
 
 @pytest.mark.parametrize(("tag", "sequences"), [("v0.32.1", 1024), ("v0.33.0", 256), ("nightly", 256)])
@@ -62,8 +61,9 @@ def test_before_0_33_vllm_took_more_requests_at_once(tag: str, sequences: int) -
     assert summed_in(f"vllm/vllm-openai:{tag}").sequences == sequences
 
 
-def test_what_the_plan_leaves_to_vllm_is_a_row_with_the_value_of_its_version() -> None:
-    assert summed_in("vllm/vllm-openai:v0.32.1").rows()[-2:] == (
+@pytest.mark.parametrize(("image", "vllm"), [("vllm/vllm-openai:v0.32.1", ""), ("localhost/x", "0.32")])
+def test_what_the_plan_leaves_to_vllm_is_a_row_with_the_value_of_its_version(image: str, vllm: str) -> None:
+    assert summed_in(image, vllm).rows()[-2:] == (
         ("max-num-batched-tokens, not set", "8192, by vLLM's default"),
         ("max-num-seqs, not set", "1024, by vLLM's default"),
     )

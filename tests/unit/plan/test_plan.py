@@ -210,10 +210,10 @@ def test_the_digest_changes_with_each_shared_value(keys: dict[str, object]) -> N
     assert plan(HEAD, **keys).digest != plan(HEAD).digest
 
 
-def test_kernel_settings_are_not_in_the_digest() -> None:
-    tuned = plan(host={"sysctls": {"vm.swappiness": 10}})
-    assert tuned.sysctls == (("vm.swappiness", "10"),)
-    assert tuned.digest == plan().digest
+def test_kernel_settings_and_the_release_of_vllm_are_not_in_the_digest() -> None:
+    changed = plan(host={"sysctls": {"vm.swappiness": 10}}, image={"ref": "i:1", "vllm": "0.29"})
+    assert (changed.sysctls, changed.vllm) == ((("vm.swappiness", "10"),), "0.29")
+    assert changed.digest == plan().digest
 
 
 def test_the_digest_has_nothing_of_one_node() -> None:

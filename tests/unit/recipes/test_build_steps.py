@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from tests.unit.git_repositories import URL, make_repositories, served_from
 
 from sparkd.base.config import Settings
 from sparkd.base.lib.errors import ConfigError
@@ -124,50 +124,19 @@ def test_a_recipe_that_is_written_out_reads_back_the_same(tmp_path: Path) -> Non
     assert "steps" in json_schema()
 
 
-ALLOWED = ("protocol.file.allow=always", "user.name=a", "user.email=a@b", "uploadpack.allowReachableSHA1InWant=true")
-
-
-def git(folder: Path, *words: str) -> str:
-    options = [word for setting in ALLOWED for word in ("-c", setting)]
-    done = subprocess.run(["git", *options, *words], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def commit(folder: Path, text: str) -> str:
-    (folder / "file").write_text(text)
-    git(folder, "add", "--all")
-    git(folder, "commit", "-q", "-m", text)
-    return git(folder, "rev-parse", "HEAD")
-
-
-def allowed() -> Mapping[str, str]:
-    """Repositories in folders instead of by https, for the program of a step."""
-    pairs = [setting.split("=") for setting in ALLOWED]
-    named = {f"GIT_CONFIG_KEY_{number}": key for number, (key, _) in enumerate(pairs)}
-    values = {f"GIT_CONFIG_VALUE_{number}": value for number, (_, value) in enumerate(pairs)}
-    return {**os.environ, **named, **values, "GIT_CONFIG_COUNT": str(len(pairs))}
-
-
 def test_a_git_step_checks_out_one_commit_with_its_submodules_and_names_one_that_is_gone(tmp_path: Path) -> None:
-    main, below = tmp_path / "main", tmp_path / "below"
-    for folder in (main, below):
-        folder.mkdir()
-        git(folder, "init", "-q")
-    commit(below, "below")
-    git(main, "submodule", "--quiet", "add", str(below), "inner")
-    wanted = commit(main, "wanted")
-    commit(main, "later")
-    (made,) = build(tmp_path, {**GIT, "commit": wanted, "to": str(tmp_path / "out")}).steps
+    commit, out = make_repositories(tmp_path / "repositories"), tmp_path / "out"
+    env = {**os.environ, **served_from(str(tmp_path / "repositories"))}
 
-    def run(hash_: str) -> subprocess.CompletedProcess[str]:
-        words = json.loads(made.instruction().removeprefix("RUN "))
-        words[-2:] = [main.as_uri(), hash_]
-        return subprocess.run(words, env=allowed(), capture_output=True, text=True, check=False)
+    def check_out(commit: str) -> subprocess.CompletedProcess[str]:
+        (step,) = build(tmp_path, {"git": f"{URL}outer", "commit": commit, "to": str(out)}).steps
+        words = json.loads(step.instruction().removeprefix("RUN "))
+        return subprocess.run(words, env=env, capture_output=True, text=True, check=False)
 
-    done = run(wanted)
+    done = check_out(commit)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out/file").read_text() == "wanted"
-    assert (tmp_path / "out/inner/file").read_text() == "below"
-    done = run(COMMIT)
+    assert ((out / "file").read_text(), (out / "inner/file").read_text()) == ("wanted", "below")
+    done = check_out(COMMIT)
     assert done.returncode == 1
-    assert f"does not give commit {COMMIT}: where its branch was rebased the commit is gone" in done.stderr
+    lost = f"sparkd: {URL}outer does not give commit {COMMIT}: where its branch was rebased the commit is gone"
+    assert lost in done.stderr

@@ -252,7 +252,7 @@ def test_a_further_command_that_is_no_engine_is_noted(tmp_path: Path) -> None:
     [
         ("vllm/vllm-openai:v0.24.0-ubuntu2404", "0.28.0", "0.24"),
         ("r/i:latest", "0.28.0", "0.28"),
-        ("vllm/vllm-openai:v0.33.0", "0.24.0", ""),
+        ("vllm/vllm-openai:v0.33.0", "0.24.0", "0.33"),
         ("r/i:latest", "0.28.1rc1.dev337+g2", ""),
         (f"r/i@sha256:{'a' * 64}", "0.28.0", "0.28"),
         ("host:5000/r/i", "0.28.0", "0.28"),

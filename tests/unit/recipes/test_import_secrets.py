@@ -11,21 +11,27 @@ from sparkd.base.lib.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "names"),
     [
-        f"docker run -e HF_TOKEN={SECRET} -e OPENAI_API_KEY={SECRET} {IMAGE} --model org/m --api-key {SECRET}",
-        f"T={SECRET}\ndocker run -e HF_TOKEN=$T {IMAGE} sh -c 'curl -u a:{SECRET} x; vllm serve org/m'",
-        f"{COMPOSE}    environment: [HF_TOKEN={SECRET}]\n",
-        f"{COMPOSE}    environment: {{HUGGING_FACE_HUB_TOKEN: {SECRET}}}\n",
-        f"{UNIT}Environment=HF_TOKEN={SECRET}\nExecStart=/usr/bin/docker run -e HF_TOKEN {IMAGE} --model org/m\n",
+        (
+            f"docker run -e HF_TOKEN={SECRET} -e OPENAI_API_KEY={SECRET} {IMAGE} --model org/m --api-key {SECRET}",
+            ["HF_TOKEN", "OPENAI_API_KEY", "VLLM_API_KEY"],
+        ),
+        (f"T={SECRET}\ndocker run -e HF_TOKEN=$T {IMAGE} sh -c 'curl -u a:{SECRET} x; vllm serve org/m'", ["HF_TOKEN"]),
+        (f"{COMPOSE}    environment: [HF_TOKEN={SECRET}]\n", ["HF_TOKEN"]),
+        (f"{COMPOSE}    environment: {{HUGGING_FACE_HUB_TOKEN: {SECRET}}}\n", ["HUGGING_FACE_HUB_TOKEN"]),
+        (
+            f"{UNIT}Environment=HF_TOKEN={SECRET}\nExecStart=/usr/bin/docker run -e HF_TOKEN {IMAGE} --model org/m\n",
+            ["HF_TOKEN"],
+        ),
     ],
 )
-def test_a_secret_becomes_a_file_and_is_nowhere(text: str, tmp_path: Path) -> None:
+def test_a_secret_becomes_a_file_and_is_nowhere(text: str, names: list[str], tmp_path: Path) -> None:
     result = imported(tmp_path, text)
-    assert result.recipe.secrets
-    assert all(path == f"/etc/sparkd/{name.lower()}" for name, path in result.recipe.secrets.items())
+    assert result.recipe.secrets == {name: f"/etc/sparkd/{name.lower()}" for name in names}
     assert SECRET not in result.text + "".join(result.notes)
-    assert f"sudo install -m 600 /dev/stdin {next(iter(result.recipe.secrets.values()))}" in result.text
+    for path in result.recipe.secrets.values():
+        assert f"sudo install -m 600 /dev/stdin {path}" in result.text
 
 
 def test_a_token_in_the_overrides_of_a_configuration_is_left_out_and_its_numbers_stay(tmp_path: Path) -> None:

@@ -6,15 +6,24 @@ import os
 import shlex
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from tests.tree import Tree
+from tests.unit.cluster.head_documents import keep_document
+from tests.unit.cluster_nodes import addresses, following, machine, settings
+from tests.unit.foreign_recipes import OF_SPARKRUN
 from tests.unit.published_recipes import SERVES, V1, V2, add_mod, imported
 
+from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import ConfigError
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ConfigError, HeadAwaitedError
+from sparkd.base.recipes.reach import HEAD_FILES
+from sparkd.base.state.shared_config import dump, make_shared
 from sparkd.tools.cli import main, recipe_import
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import Place
@@ -29,8 +38,8 @@ def test_literal_exports_become_variables_and_others_are_named(root: Path) -> No
     own = "export NCCL_DEBUG=INFO VLLM_HOST_IP=$(hostname -I | cut -d' ' -f1)"  # sparkd sets the address on each node
     text = f"{V2}command: |\n  {own}\n  export A=1 B='x y'\n  export P=\"/x:$PATH\"\n  C=2 vllm serve o/m\n"
     recipe, result = imported(root, text)
-    wanted = {"A": "1", "B": "x y", "C": "2", "NCCL_DEBUG": "INFO"}  # the level is no node's own
-    assert {name: recipe.env.get(name) for name in wanted} == wanted
+    env = {"A": "1", "B": "x y", "C": "2", "NCCL_DEBUG": "INFO", **OF_SPARKRUN}  # the level is no node's own
+    assert recipe.env == env
     assert recipe.image.entrypoint[2] == 'export P=/x:$PATH; exec vllm serve "$@"'
     assert [note.partition("command: ")[2] for note in result.notes] == [
         "VLLM_HOST_IP: left out: sparkd sets what a node's rank needs"
@@ -75,7 +84,7 @@ def test_what_is_written_is_whole_and_its_commands_name_it(root: Path, capsys: p
         assert chosen(steps) == "given", "a cluster has its recipe by name"
         place = "/etc/sparkd/recipes/given.yaml"
         assert shlex.join(["sudo", "install", "-D", "-m", "644", str(written), place]) in steps
-    assert "sparkd image sync" in steps
+    assert "sparkd image sync  # --user root, where yours may not use docker there" in steps
     assert main.main(words) == 78
     assert main.main([*words, "--force"]) == 0
     assert main.main([*words[:-1], str(folder / "none")]) == 78
@@ -87,11 +96,15 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.partition(". ")[2] for line in capsys.readouterr().out.splitlines()[2:]]
 
 
-def chosen(steps: list[str]) -> object:
+def chosen(steps: Sequence[str]) -> object:
     """The recipe that the printed step names in the settings."""
-    (setting,) = [step for step in steps if "90-recipe.toml" in step]
-    done = subprocess.run(["bash", "-c", setting.partition(" |")[0]], capture_output=True, text=True, check=True)
-    return tomllib.loads(done.stdout)["engine"]["recipe"]
+    return written_settings(steps, "90-recipe.toml")["engine"]["recipe"]
+
+
+def written_settings(steps: Sequence[str], file: str) -> dict[str, Any]:
+    (step,) = [step for step in steps if file in step]
+    done = subprocess.run(["bash", "-c", step.partition(" |")[0]], capture_output=True, text=True, check=True)
+    return tomllib.loads(done.stdout)
 
 
 @pytest.fixture
@@ -161,7 +174,8 @@ def test_what_the_other_nodes_need_comes_before_the_check(root: Path) -> None:
     steps = imported(root, text)[1].steps
     order = [
         "sparkd recipe check", "printf ", "sudo sparkd init --nodes 2", "sudo sparkd init --join",
-        "rsync -a --relative --no-implied-dirs /etc/sparkd/recipes/given.mods-", "sparkd image sync",
+        "scp /etc/sparkd/recipes/given.yaml OTHER:", "sudo install -D -m 644 ~/given.yaml ",
+        "sparkd image sync  #",
         "sudo systemctl start sparkd-worker", "sudo systemctl start sparkd-head",
     ]  # fmt: skip
     at = [[step.startswith(words) for step in steps].index(True) for words in order]
@@ -172,14 +186,30 @@ def test_what_the_other_nodes_need_comes_before_the_check(root: Path) -> None:
     assert [step.split()[3] for step in steps if step.startswith("sparkd model sync")] == [str(root)]
 
 
-def test_what_a_workers_own_settings_must_allow_is_a_step(root: Path) -> None:
+def test_a_worker_with_the_recipes_file_and_the_printed_settings_runs_what_its_head_sends(
+    root: Path, tree: Tree, port: int
+) -> None:
+    add_mod(root / "mods/a", "touch /opt/a\n")
     add_mod(root / "mods/b", TEMPLATE, chat_jinja="{{ x }}")
-    more = "mods: [b]\ncommand: vllm serve o/m -tp 2 --chat-template fixed.jinja\n"
-    recipe, result = imported(root, V1 + more)
-    (step,) = [step for step in result.steps if "90-allow.toml" in step]
-    done = subprocess.run(["bash", "-c", step.partition(" |")[0]], capture_output=True, text=True, check=True)
-    mounts = [volume.source for volume in recipe.container.volumes]
-    assert tomllib.loads(done.stdout) == {"cluster": {"allow": {"privileged": True, "mounts": mounts}}}
+    recipe, result = imported(root, f"{V1}mods: [a, b]\ncommand: vllm serve o/m -tp 2 --chat-template fixed.jinja\n")
+    allow = written_settings(result.steps, "90-allow.toml")["cluster"]["allow"]
+    assert allow == {"privileged": True}
+    for name, file in result.files.items():
+        tree.file(f"/node0/etc/sparkd/recipes/{name}", file.content.decode())
+    sent = make_shared(settings(addresses(2), port), recipe, "", "", Files(str(tree.root / "node0")))
+    keep_document(tree, dump(sent))
+    worker, own = machine(tree, 1), following(addresses(2), port, allow=allow)
+    with pytest.raises(HeadAwaitedError, match="no recipe on this node has it"):
+        resolve_context(own, None, worker)
+    tree.file(f"/node1/etc/sparkd/recipes/{recipe.name}.yaml", result.text)
+    plan = resolve_context(own, None, worker).plan
+    assert [volume.source.rpartition("/")[0] for volume in plan.container.volumes[1:]] == [HEAD_FILES]
+
+
+def test_what_a_workers_own_settings_must_allow_is_a_step(root: Path) -> None:
+    text = f"{V2}executor_config: {{privileged: false, volumes: ['/data:/data', '/x:/x:ro']}}\n"
+    steps = imported(root, f"{text}command: vllm serve o/m -tp 2\n")[1].steps
+    assert written_settings(steps, "90-allow.toml") == {"cluster": {"allow": {"mounts": ["/data:rw", "/x"]}}}
 
 
 MISSING = {

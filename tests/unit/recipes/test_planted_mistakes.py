@@ -1,4 +1,4 @@
-"""Mistakes planted into shipped recipes: each is seen, in a sentence with its line and its value or remedy."""
+"""Mistakes planted into shipped recipes: each is seen, in a sentence with its line, what is wrong, and a remedy."""
 
 import json
 import re
@@ -15,20 +15,36 @@ from sparkd.base.recipes.loader import read_recipe
 from sparkd.base.vllm.flag import SHIPPED
 from sparkd.tools.node.recipe_lint import lint
 
-NAMES = ("deepseek-v4-flash-nvidia", "deepseek-v4-flash-eugr", "dspark-nvfp4-1m", "nemotron-3-super-nvfp4")
-LONG = [flag.name for flag in SHIPPED.flags if len(flag.name) > 14 and flag.kind == "int"]
-KNOWN = [name for name in SHIPPED.variables if name.startswith("VLLM_USE_")]
-OTHERS = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TRITON_CACHE_DIR", "B12X_MOE_FORCE_A8", "TRANSFORMERS_OFFLINE")
-SIZES = ("shm_bytes", "memory_limit_bytes")
+PAIRS = ("deepseek-v4-flash-nvidia", "deepseek-v4-flash-eugr", "dspark-nvfp4-1m")
+NAMES = (*PAIRS, "nemotron-3-super-nvfp4")
 Mistake = tuple[str, str, object]
 """Section, which is empty for a key of its own, key and value."""
+
+
+def find_swaps(name: str) -> list[str]:
+    """The name with two neighbours that differ, in the last word, in each other's place."""
+    places = range(max(len(name) - 6, 0), len(name) - 1)
+    return [
+        name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+        for at in places
+        if name[at] != name[at + 1] and name[at : at + 2].isalpha()
+    ]
+
+
+LONG = [flag.name for flag in SHIPPED.flags if len(flag.name) > 14 and flag.kind == "int" and find_swaps(flag.name)]
+KNOWN = [name for name in SHIPPED.variables if name.startswith("VLLM_USE_") and find_swaps(name)]
+OTHERS = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TRITON_CACHE_DIR", "B12X_MOE_FORCE_A8", "TRANSFORMERS_OFFLINE")
+SIZES = ("shm_bytes", "memory_limit_bytes")
+SWITCHES = ("trust-remote-code", "enable-auto-tool-choice")
+ADDRESSED = ("VLLM_HOST_IP", "MASTER_ADDR", "NCCL_OOB_NET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES")
+WITHOUT_NVFP4 = ("FLASH_ATTN", "FLEX_ATTENTION", "TRITON_ATTN", "TORCH_SDPA", "flash_attn", "triton_attn")
 CLASSES: dict[str, Callable[[Random], Mistake]] = {
-    "misprinted flag": lambda random: ("args", swapped(random.choice(LONG), random), 4),
+    "misprinted flag": lambda random: ("args", random.choice(find_swaps(random.choice(LONG))), 4),
     "unknown flag": lambda random: ("args", f"no-such-thing-{random.randint(0, 9)}x", 1),
     "no number": lambda random: ("args", random.choice(LONG), random.choice(("many", "1.5", "8k8"))),
     "no choice": lambda random: ("args", "dtype", random.choice(("nvfp4", "bf61", "fp8x"))),
     "attention backend": lambda random: ("args", "attention-backend", random.choice(("FLASHINFERR", "FLASHY"))),
-    "misprinted variable": lambda random: ("env", swapped(random.choice(KNOWN), random), "1"),
+    "misprinted variable": lambda random: ("env", random.choice(find_swaps(random.choice(KNOWN))), "1"),
     "removed variable": lambda random: ("env", random.choice(("VLLM_ATTENTION_BACKEND", "VLLM_USE_V1")), "0"),
     "allocator": lambda random: ("env", "PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments={random.choice('TF')}rue"),
     "GPUs": lambda random: ("env", "CUDA_VISIBLE_DEVICES", random.choice(("0,1", "1", "0,1,2,3"))),
@@ -43,24 +59,30 @@ CLASSES: dict[str, Callable[[Random], Mistake]] = {
     "limit": lambda random: ("container", "ulimits", {"memlock": "unlimited"}),
     "KV dtype": lambda random: ("args", "kv-cache-dtype", random.choice(("fp9", "fp8_e4m", "nvpf4", "int8"))),
     "quantization": lambda random: ("args", "quantization", random.choice(("fp8x", "modelopt_fp", "agq", "nvfp4"))),
-    "others' variable": lambda random: ("env", swapped(random.choice(OTHERS), random), "1"),
+    "others' variable": lambda random: ("env", random.choice(find_swaps(random.choice(OTHERS))), "1"),
     "container's bytes": lambda random: ("container", random.choice(SIZES), random.choice((6, 64, 100, 4096))),
     "rank's bytes": lambda random: ("", "memory_bytes", random.choice((6, 90, 1 << 40))),
     "shared memory": lambda random: ("container", "shm_bytes", random.choice(("64g", "16G", "8gb"))),
+    "both forms": lambda random: ("args", f"no-{random.choice(SWITCHES)}", "true"),
+    "octal": lambda random: ("args", random.choice(LONG), f"0{random.randint(8, 4000):o}"),
+    "KV backend": lambda random: ("args", "attention-backend", random.choice(WITHOUT_NVFP4)),
+    "one node's address": lambda random: ("env", random.choice(ADDRESSED), f"10.0.0.{random.randint(1, 254)}"),
 }  # fmt: skip
-EACH = 17
-"""Mistakes that are drawn of each class. What is drawn again is checked once."""
+RECIPES = {"KV backend": ("dspark-nvfp4-1m",), "one node's address": PAIRS}
+"""The recipes in which a mistake of the class is one; all others are mistakes in any."""
+EACH = 18
+"""Pairs of mistake and recipe that are drawn of each class. What is drawn again is checked once."""
 VALUE_LINE = 5
 """The line of a planted recipe that has the mistake."""
+MISNAMED = {"misprinted flag", "unknown flag", "misprinted variable", "others' variable", "both forms"}
+"""Classes whose mistake is the key; that of any other is the value."""
+REMEDY = re.compile(r"must be .+|\(.{9,}\)$")
 
 
-def swapped(name: str, random: Random) -> str:
-    """Two neighbours that differ, in the last word, change places."""
-    places = [
-        at for at in range(len(name) - 6, len(name) - 1) if name[at] != name[at + 1] and name[at : at + 2].isalpha()
-    ]
-    at = random.choice(places)
-    return name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+def draw(kind: str) -> list[tuple[Mistake, str]]:
+    random = Random(kind)
+    pairs = [(CLASSES[kind](random), random.choice(RECIPES.get(kind, NAMES))) for _ in range(EACH)]
+    return [*{repr(pair): pair for pair in pairs}.values()]
 
 
 def check(path: Path) -> list[str]:
@@ -74,19 +96,21 @@ def check(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_planted_mistake_is_seen(kind: str, tmp_path: Path) -> None:
-    random = Random(kind)
-    drawn = [(CLASSES[kind](random), random.choice(NAMES)) for _ in range(EACH)]
-    for number, ((section, key, value), name) in enumerate({repr(pair[0]): pair for pair in drawn}.values()):
+    for number, ((section, key, value), name) in enumerate(draw(kind)):
         path = tmp_path / f"planted-{number}.yaml"
         head = ["schema: 1", f"name: planted-{number}", f"extends: {name}"]
-        line = f"  {key}: {json.dumps(value)}" if section else f"{key}: {json.dumps(value)}"
+        written = value if section == "args" else json.dumps(value)
+        line = f"  {key}: {written}" if section else f"{key}: {written}"
         path.write_text("\n".join([*head, f"{section}:" if section else "", line]) + "\n")
-        sentences = [line for line in check(path) if f"{path}:" in line or f"{path}," in line]
+        place = f"{path}: line {VALUE_LINE}: "
+        sentences = [line.removeprefix(place) for line in check(path) if line.startswith(place)]
         shown = next(iter(value.values())) if isinstance(value, dict) else value
-        place = re.compile(rf"[:, ](line )?{VALUE_LINE}\b")
-        good = [line for line in sentences if place.search(line) and (key in line or str(shown) in line)]
-        assert good, (key, value, check(path))
-        assert any("(" in line or "must be" in line or "needed" in line for line in good), good
+        wrong = key if kind in MISNAMED else str(shown)
+        assert any(wrong in line and REMEDY.search(line) for line in sentences), (key, value, check(path))
+
+
+def test_the_classes_have_some_three_hundred_pairs() -> None:
+    assert sum(len(draw(kind)) for kind in CLASSES) >= 300
 
 
 def test_the_images_own_variables_count() -> None:

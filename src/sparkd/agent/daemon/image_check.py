@@ -27,14 +27,15 @@ def check_image(agent: Agent) -> bool:
     Returns whether there is a new result, which preflight has not judged. Requires a running docker.
     Raises BlockedError (exit 10) where the image can't be checked.
     """
-    program, began = render_asserts(agent.plan.asserts), time.monotonic()
+    program, began, questions = render_asserts(agent.plan.asserts), time.monotonic(), None
     try:
         questions = _find_open_questions(agent, program)
         if questions is None:
             return False
         outcome = _run_programs(agent, questions)
     except (DockerError, LaunchError, OSError) as error:
-        if not program:  # the launch itself reports what is wrong with docker
+        # The launch itself reports what is wrong with docker. A start needs no answer to the query.
+        if not (questions.asserts if questions else program):
             return False
         raise _make_blocked_error(agent, "can't be checked", str(error), IMAGE_HINT) from None
     # Behind assertions that fail no query runs, and by itself it succeeds unless its container is killed.
@@ -69,7 +70,7 @@ def _find_open_questions(agent: Agent, program: str) -> OpenQuestions | None:
 
 
 def _run_programs(agent: Agent, questions: OpenQuestions) -> tuple[int, str]:
-    agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
+    agent.phase.enter(agent.reporter.report.phase, f"checking the image {agent.plan.image}")
     labels = container_labels(agent.plan, agent.owner.invocation)
     seconds = QUERY_SECONDS + KILL_SECONDS if questions.query else 0
     programs = "\n".join(filter(None, (questions.asserts, questions.query)))

@@ -102,6 +102,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         kv_cache_tokens=_find_expected_tokens(recipe, settings),
         asserts=recipe.image.asserts,
         image_build=recipe.image_build(settings.engine.recipe) if engine.image == recipe.image.ref else "",
+        vllm=recipe.image.vllm if engine.image == recipe.image.ref else "",
         model_pull=pull_command(engine.model_path, recipe.model.repo, recipe.model.revision),
         extra_flags=recipe.flags.extra,
         on_ray=on_ray,

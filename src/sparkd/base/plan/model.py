@@ -113,6 +113,8 @@ class LaunchPlan(Struct, frozen=True):
     """GPUs that this node must have, one for each of its ranks, where the container sees GPUs at all."""
     image_id: str = ""
     """Id of the image that a rollback restores; empty: run `image`."""
+    vllm: str = ""
+    """Release of vLLM in the image, as the recipe names it; empty for another image."""
 
     @property
     def names_hcas(self) -> bool:
@@ -132,6 +134,11 @@ class LaunchPlan(Struct, frozen=True):
     @property
     def image_to_run(self) -> str:
         return self.image_id or self.image
+
+    @property
+    def release(self) -> str:
+        """The release of vLLM in the image, or the image's name, which may name it."""
+        return self.vllm or self.image
 
     @property
     def backoff_key(self) -> str:

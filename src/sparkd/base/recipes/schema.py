@@ -88,7 +88,9 @@ class Image(Section):
 
     ref: t.ImageOrEmpty = Field("", description="Name and tag, or digest, of an image that is on every node.")
     vllm: Annotated[str, t.matching(r"(0\.\d{1,3}(\.\d{1,3})?)?", 'a release in quotes, such as "0.29"')] = Field(
-        "", description="Release of vLLM whose flags judge where the image is away. Empty: its tag's, or the newest."
+        "",
+        description="Release of vLLM in this image: its defaults count, and its flags judge where the image was not "
+        "queried. Empty: its tag's, or the newest.",
     )
     entrypoint: r.Program = Field(
         ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."

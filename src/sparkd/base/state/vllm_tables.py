@@ -48,7 +48,7 @@ def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:
 def find_table(host: Host, ref: str, version: str = "") -> FlagTable:
     """The table of the image that has this name on this node now.
 
-    Where that is away, or gave no answer, it is the table of its release: `version`, where a recipe names it.
+    Where that is away, or gave no answer, it is the table of its release: `version`, or a name that has it.
     """
     release = find_release(version or ref)
     try:

@@ -65,9 +65,9 @@ def list_registered(flag: str) -> set[str]:
 
 
 def name_release(text: str) -> str:
-    """The minor version of `find_release` for a recipe's `image.vllm`; empty for the newest and where none is named."""
-    table = find_release(text)
-    return "" if table is SHIPPED else minor_version(table)
+    """The minor version of such a text, for a recipe's `image.vllm`; empty for any other."""
+    table = known_release(text)
+    return minor_version(table) if table else ""
 
 
 def minor_version(table: FlagTable) -> str:

@@ -15,9 +15,9 @@ def list_steps(bundle: Bundle) -> Iterator[str]:
     """The commands from here to a served token, in order."""
     recipe, place, is_cluster = bundle.recipe, bundle.place, bundle.recipe.nodes.min > 1
     path = str(place.folder / f"{recipe.name}.yaml")
-    beside = sorted({f"{recipe.name}.yaml", *(name.partition("/")[0] for name in bundle.files)})
     if place.write_folder != place.folder:
-        written = [f"{place.write_folder}/{name}" for name in beside]
+        beside = {name.partition("/")[0] for name in (f"{recipe.name}.yaml", *bundle.files)}
+        written = sorted(f"{place.write_folder}/{name}" for name in beside)
         copy = shlex.join(["sudo", "cp", "-r", *written, f"{place.folder}/"])
         yield f"sudo mkdir -p {place.folder} && {copy}"
     yield from _list_image_steps(bundle, path)
@@ -29,7 +29,7 @@ def list_steps(bundle: Bundle) -> Iterator[str]:
     yield _settings_command(_SETTINGS, "[engine]", f"recipe = {json.dumps(recipe_word, ensure_ascii=False)}")
     yield "sparkd config check"
     if is_cluster:
-        yield from _list_node_steps(bundle, beside)
+        yield from _list_node_steps(bundle)
     yield "sudo sparkd units install"
     if bundle.container:
         yield f"sudo docker update --restart no {bundle.container} && sudo docker stop {bundle.container}"
@@ -65,22 +65,23 @@ def _list_model_steps(bundle: Bundle, path: str) -> Iterator[str]:
         yield shlex.join([*pull, repo, *to, *(["--revision", revision] if revision else []), *token])
 
 
-def _list_node_steps(bundle: Bundle, beside: list[str]) -> Iterator[str]:
-    """Commands that set up the other nodes. `beside`: the recipe's file, and the folders of its files."""
-    recipe, place, model = bundle.recipe, bundle.place, bundle.recipe.model
+def _list_node_steps(bundle: Bundle) -> Iterator[str]:
+    """Commands that set up the other nodes. The recipe's file permits its image; the head sends what it mounts."""
+    recipe, container, model = bundle.recipe, bundle.recipe.container, bundle.recipe.model
     yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
     yield f"sudo sparkd init --join{_ON_OTHERS}, meanwhile: enter the code"
-    files = {*(f"{place.folder}/{name}" for name in beside), f"{ADMINISTRATORS}/{recipe.name}.yaml"}
-    to_other = ["rsync", "-a", "--relative", "--no-implied-dirs", *sorted(files), "root@OTHER:/"]
-    yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
-    container = recipe.container
-    mounts = [f"{volume.source}{'' if volume.read_only else ':rw'}" for volume in container.volumes]
+    file = ADMINISTRATORS / f"{recipe.name}.yaml"
+    yield f"scp {file} OTHER:  # for each other node, by your login there"
+    yield f"sudo install -D -m 644 ~/{file.name} {file}{_ON_OTHERS}: permits its image"
+    sent = {f"{bundle.place.folder}/{name}" for name in bundle.files}
+    volumes = [volume for volume in container.volumes if volume.source not in sent]
+    mounts = [f"{volume.source}{'' if volume.read_only else ':rw'}" for volume in volumes]
     allowed = ["privileged = true"] if container.privileged else []
     if mounts:
         allowed.append(f"mounts = {json.dumps(mounts, ensure_ascii=False)}")
     if allowed:
         yield _settings_command(_ALLOWED, "[cluster.allow]", *allowed) + _ON_OTHERS
-    yield "sparkd image sync"
+    yield "sparkd image sync  # --user root, where yours may not use docker there"
     for name in (model.path, *(repo.rpartition("/")[2] for repo in bundle.drafts)):
         yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
 

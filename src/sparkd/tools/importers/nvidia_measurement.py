@@ -9,7 +9,7 @@ from sparkd.base.host.docker_image import split_name
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text_file import read_file
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
-from sparkd.base.vllm.releases import known_release, name_release
+from sparkd.base.vllm.releases import name_release
 from sparkd.tools.importers.options import Launch, redact
 from sparkd.tools.importers.source import Source, as_mapping
 
@@ -59,7 +59,7 @@ def pin_image(source: Source, launch: Launch, software: Mapping[str, object]) ->
     if launch.image not in (image, "$IMAGE"):
         source.note(("runtime",), f"runtime.image: {image}: is taken, and not {launch.image} of its setup_command")
     if _DIGEST.fullmatch(digest):
-        release = name_release(image if known_release(image) else str(software.get("backend_version")))
+        release = name_release(image) or name_release(str(software.get("backend_version")))
         return f"{split_name(image)[0]}@{digest}", release
     if "@" not in image:
         source.note(("runtime",), f"runtime.image: {image}: no performance.yaml has its digest, and the tag may move")

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.lint_launches import BY_ROLE, GOOD
-from tests.unit.plans import WORKER, plan
+from tests.unit.plans import ALONE, WORKER, configured, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict, ok
-from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint, script_share
+from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint, is_doubtful, script_share
 from sparkd.agent.preflight.runner import examine
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
@@ -37,6 +37,51 @@ def test_the_plan_is_judged_with_the_model_that_it_names(tree: Tree) -> None:
     expect(judged(tree, PLAN), Level.BLOCK, "allows 4096", hint="lower max-model-len")
     forked = replace(PLAN, env=(("VLLM_WORKER_MULTIPROC_METHOD", "fork"),))
     assert "ShmRingBuffer" in judged(tree, forked).reason
+
+
+OWN_IMAGE, OTHER_IMAGE = f"r/fork@sha256:{'2c' * 32}", "vllm/vllm-openai:v0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("image", "flag", "lacks"),
+    [
+        ("", "monokernel", "vLLM 0.29.0; it came with 0.33"),
+        ("", "enable-bf16x3-router-gemm", ""),
+        (OTHER_IMAGE, "monokernel", "vLLM 0.32.0; it came with 0.33"),
+        (OTHER_IMAGE, "enable-bf16x3-router-gemm", "vLLM 0.32.0; it came with 0.26 and went with 0.30"),
+    ],
+)
+def test_the_release_that_the_recipe_names_judges_the_recipes_own_image(
+    tree: Tree, image: str, flag: str, lacks: str
+) -> None:
+    settings = configured(engine={"image": image})
+    keys = {"image": {"ref": OWN_IMAGE, "vllm": "0.29"}, "args": {flag: True, "gpu-memory-utilization": 0.9}}
+    verdict = judged(tree, plan(ALONE, settings, **keys))
+    expect(verdict, Level.WARN if lacks else Level.OK, f"is no flag of {lacks}" if lacks else "nothing in the")
+
+
+@pytest.mark.parametrize(
+    ("image", "vllm", "script", "doubtful"),
+    [
+        (OWN_IMAGE, "", "", True),
+        (OWN_IMAGE, "0.33", "", False),
+        (OWN_IMAGE, "0.29", "", True),
+        (OWN_IMAGE, "", "/root/s.sh", False),
+        ("vllm/vllm-openai:v0.33.0", "", "", False),
+        ("vllm/vllm-openai:nightly", "", "", True),
+    ],
+)
+def test_a_vllm_of_unknown_release_or_that_may_lack_a_flag_is_doubtful_unless_a_script_may_bring_another(
+    image: str, vllm: str, script: str, *, doubtful: bool
+) -> None:
+    settings = configured(engine={"script": script})
+    made = plan(ALONE, settings, image={"ref": image, "vllm": vllm}, args={"monokernel": True})
+    assert is_doubtful(made) is doubtful
+
+
+def test_the_tag_judges_the_image_that_a_rollback_restores(tree: Tree) -> None:
+    made = plan(ALONE, image={"ref": OTHER_IMAGE}, args={"monokernel": True, "gpu-memory-utilization": 0.9})
+    expect(judged(tree, replace(made, image_id="sha256:1")), Level.WARN, "is no flag of vLLM 0.32.0")
 
 
 @pytest.mark.parametrize("config", ["", "{", "[]", "[" * 100_000, "null", '"x"'])

@@ -18,7 +18,7 @@ from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
 from sparkd.base.vllm.lint.script import Script, find_misplaced, parse_script
-from sparkd.base.vllm.releases import find_release
+from sparkd.base.vllm.releases import known_release
 
 SCRIPT_LIMIT_BYTES = 64 << 10
 
@@ -46,7 +46,7 @@ class PlanLint(Check[PlanFacts], frozen=True):
         own_command = script is not None and bool(script.serves) and not script.passes_on
         container, secrets = self.plan.container, (secret.file for secret in self.plan.secrets)
         sources = (volume.source for volume in container.volumes)
-        flag_table = vllm_tables.find_table(host, self.plan.image_to_run)
+        flag_table = vllm_tables.find_table(host, self.plan.image_to_run, self.plan.release)
         return PlanFacts(
             flags=len(_build_launch(self.plan, script if own_command else None).flags),
             model=parse_limits(weights.read_config(host.files, self.plan.model_path)),
@@ -72,8 +72,13 @@ class PlanLint(Check[PlanFacts], frozen=True):
 
 
 def is_doubtful(plan: LaunchPlan) -> bool:
-    """Whether the image's own vLLM may judge the plan otherwise than the table that comes with sparkd."""
-    return rules.is_doubtful(replace(_build_launch(plan, None), vllm=find_release(plan.image)))
+    """Whether the image's own vLLM may judge the plan otherwise than the table that comes with sparkd.
+
+    One of an unknown release may lack any flag. With a script it needn't be the one that serves.
+    """
+    release = known_release(plan.release)
+    launch = replace(_build_launch(plan, None), vllm=release or SHIPPED)
+    return (release is None and not plan.user_script) or rules.is_doubtful(launch)
 
 
 def _build_launch(plan: LaunchPlan, script: Script | None) -> Launch:

@@ -129,8 +129,9 @@ def no_effect(launch: Launch) -> Matches:
 
 def _find_both_forms(launch: Launch) -> Matches:
     for flag in launch.flags:
-        if f"no-{flag}" in launch.flags:
-            yield about(flag, f"and --no-{flag} are both given: the last one counts")
+        if (negative := f"no-{flag}") in launch.flags:
+            first, last = sorted((flag, negative), key=[*launch.flags].index)
+            yield about(last, f"comes after --{first}, which does nothing then")
 
 
 def _find_useless_numbers(launch: Launch) -> Matches:

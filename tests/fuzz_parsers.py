@@ -13,7 +13,6 @@ from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.cluster import inventory, log_pages
 from sparkd.agent.cluster.inventory import Image, Inventory, Model
-from sparkd.agent.cluster.inventory_comparison import find_missing
 from sparkd.agent.cluster.peer_reader import parse_peer_report
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.base.cluster.auth import KeyRing
@@ -73,6 +72,7 @@ from sparkd.tools.importers.inner_shell import commands_in_container
 from sparkd.tools.importers.source import UnusableRecipeError
 from sparkd.tools.importers.templates import Values, format_template, substitute
 from sparkd.tools.importers.variables import CommandError
+from sparkd.tools.node.inventory_comparison import find_missing
 from sparkd.tools.setup.join_code import JoinCode
 
 TESTS = Path(__file__).parent

@@ -87,7 +87,7 @@ def list_waits(modules: Iterable[Module]) -> list[str]:
 def list_calls(modules: Iterable[Module], *names: str) -> list[str]:
     """Places where a function or class is called by one of these names, dots included, or by a longer dotted one.
 
-    The place of a call at module level is the path. A first argument that is a literal string follows the place.
+    The place of a call at module level is the path. The first argument that is a literal string follows the place.
     """
     return [
         " ".join((place, *_first_literal(call)))
@@ -119,4 +119,4 @@ def _calls(tree: ast.AST, path: str, scope: str = "") -> Iterator[tuple[str, ast
 
 
 def _first_literal(call: ast.Call) -> list[str]:
-    return [str(first.value) for first in call.args[:1] if isinstance(first, ast.Constant)]
+    return [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)][:1]

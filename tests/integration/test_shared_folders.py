@@ -50,7 +50,7 @@ class Count(Struct, frozen=True):
     steps: int
 
 
-FILE = StateFile("count.json", Count)
+FILE = StateFile(Count, "count.json")
 ROW = Launch("a", "2026-11-23T10:00:00+00:00", 0, "d", "tiny", Facts({}, {}, {}))
 
 

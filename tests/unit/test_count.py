@@ -41,7 +41,7 @@ TREE = {
     "cli/run.py": RUN,
     "lib/__init__.py": "import app.lib.base",
     "lib/text.py": "",
-    "lib/base.py": "FILE = StateFile('base.json', Base)\nOTHER = StateFile(NAME)\nMyStateFile('no')\n",
+    "lib/base.py": "FILE = StateFile(Base, 'base.json')\nOTHER = StateFile(NAME)\nMyStateFile('no')\n",
     "agent/run.py": "import os\n",
     "agent/daemon/deps.py": "class Deps:\n    def wait(self): ...\n    def other(self): ...\n",
     "agent/history.py": "",

@@ -22,7 +22,7 @@ class Count(Struct, frozen=True):
     steps: int
 
 
-FILE = StateFile("count.json", Count)
+FILE = StateFile(Count, "count.json")
 PROCESSES, STEPS = 2, 50
 
 
@@ -82,6 +82,6 @@ def test_a_process_that_writes_is_awaited_and_other_users_cannot_pass_for_one(tr
 def test_a_full_run_folder_denies_no_change_on_the_disk(tree: Tree) -> None:
     tree.file("/run/sparkd", "no folder")
     files = Files(str(tree.root))
-    announced = StateFile(FILE.name, Count, notice="/run/sparkd/count.changed")
+    announced = StateFile(Count, FILE.name, notice="/run/sparkd/count.changed")
     assert compare_and_swap(files, announced, None, Count("p", 1))
     assert FILE.read(files) == Count("p", 1)

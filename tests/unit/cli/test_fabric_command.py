@@ -7,13 +7,13 @@ import msgspec
 from tests.unit.terminal import shown
 
 from sparkd.tools.cli.fabric import as_json, render
-from sparkd.tools.measure.fabric import Facts, Pair, Port, Result
+from sparkd.tools.measure.fabric import FabricFacts, Pair, PortFacts, Result
 from sparkd.tools.measure.traffic import PairFigures
 
-OWN = Port("enP2p1s0f0np0", "10.0.0.1", 200_000, 9000)
-OTHER = Port("\x1b[31mred", "10.0.0.2", 200_000, 9000)
+OWN = PortFacts("enP2p1s0f0np0", "10.0.0.1", 200_000, 9000)
+OTHER = PortFacts("\x1b[31mred", "10.0.0.2", 200_000, 9000)
 PAIRS = (Pair(OWN, OTHER, PairFigures(12.86, 110.1, 48.2, 99.7)), Pair(OWN, OWN, None, "timed out"))
-RESULT = Result(Facts("spark1", (OWN,)), Facts("\x1b[31mspark2", (OTHER,)), 180.0, PAIRS)
+RESULT = Result(FabricFacts("spark1", (OWN,)), FabricFacts("\x1b[31mspark2", (OTHER,)), 180.0, PAIRS)
 
 
 def test_the_table_fits_into_80_columns_and_has_no_colours_of_the_other_node() -> None:

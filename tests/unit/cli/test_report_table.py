@@ -9,7 +9,7 @@ from sparkd.base.lib.text import plain
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase
 from sparkd.base.status.view import View
-from sparkd.tools.cli.status import CAUSE_LIMIT, render
+from sparkd.tools.node.status_text import CAUSE_LIMIT, render
 
 VIEW = View(NOW, alive=True)
 

@@ -10,7 +10,7 @@ from sparkd.base.lib.text import cell_width, plain
 from sparkd.base.status.figures import GpuReport
 from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase, RestartReport
 from sparkd.base.status.view import View
-from sparkd.tools.cli.status import CAUSE_LIMIT, render
+from sparkd.tools.node.status_text import CAUSE_LIMIT, render
 
 VIEW = View(NOW, alive=True)
 CAUSE_LINES = CAUSE_LIMIT // 77 + 2

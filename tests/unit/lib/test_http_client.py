@@ -26,7 +26,7 @@ from sparkd.base.lib.http_client import (
     ConnectRefused,
     HttpClient,
     HttpError,
-    Response,
+    ReceivedResponse,
 )
 
 SECONDS = 2.0
@@ -38,7 +38,7 @@ def loop() -> Iterator[Network]:
         yield made
 
 
-def get(loop: Network, port: int, seconds: float = SECONDS) -> Response:
+def get(loop: Network, port: int, seconds: float = SECONDS) -> ReceivedResponse:
     return loop.submit(HttpClient(f"http://127.0.0.1:{port}").request("/", seconds)).result()
 
 

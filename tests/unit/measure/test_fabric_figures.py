@@ -8,9 +8,9 @@ from sparkd.tools.measure.fabric import (
     OK,
     SLOW,
     UNKNOWN,
-    Facts,
+    FabricFacts,
     Pair,
-    Port,
+    PortFacts,
     Result,
     describe_ports,
     describe_twins,
@@ -20,7 +20,7 @@ from sparkd.tools.measure.fabric import (
 from sparkd.tools.measure.traffic import PairFigures
 from sparkd.tools.node.fabric_ports import FabricPort
 
-PORT = Port("enp1s0f0np0", "10.0.0.1", 200_000, 9000)
+PORT = PortFacts("enp1s0f0np0", "10.0.0.1", 200_000, 9000)
 OTHER = replace(PORT, address="10.0.0.2")
 
 
@@ -77,29 +77,31 @@ def test_the_address_of_cluster_nodes_is_the_first_and_a_twin_without_one_is_nam
     )
     facts = describe_ports("spark1", "10.0.0.1", ports, perftest=False)
     assert [port.address for port in facts.ports] == ["10.0.0.1", "10.1.0.1", "10.2.0.1"]
-    (named,) = describe_twins(Result(facts, Facts("spark2", ()), 100, ()))
+    (named,) = describe_twins(Result(facts, FabricFacts("spark2", ()), 100, ()))
     assert " ".join(named).startswith("spark1 enP2p1s0f0np0, the twin of enp1s0f0np0, has no address")
 
 
 def test_an_address_on_no_port_that_is_known_is_measured_all_the_same() -> None:
     facts = describe_ports("spark1", "192.168.1.1", (port("enp1s0f0np0", "10.0.0.1"),), perftest=True)
-    assert facts.ports[0] == Port("", "192.168.1.1", None, 0)
+    assert facts.ports[0] == PortFacts("", "192.168.1.1", None, 0)
     assert facts.ports[1].hca == "rocep1s0f0"
 
 
 def test_ports_of_one_subnet_are_pairs() -> None:
-    own = Facts("spark1", (PORT, Port("twin", "10.1.0.1", 200_000, 9000), Port("third", "10.2.0.1", 200_000, 9000)))
+    own = FabricFacts(
+        "spark1", (PORT, PortFacts("twin", "10.1.0.1", 200_000, 9000), PortFacts("third", "10.2.0.1", 200_000, 9000))
+    )
     far = [replace(PORT, address=address) for address in ("10.1.0.2", "10.0.0.2", "8.8.8.8", "10.9.0.2", "::1")]
 
     def interfaces(address: str) -> tuple[str, ...]:
         """As the kernel's table of routes says."""
         return {"10.0.0": ("enp1s0f0np0",), "10.1.0": ("twin",), "10.9.0": ("docker0",)}.get(address[:6], ())
 
-    pairs = pair_ports(own, Facts("spark2", tuple(far)), "10.0.0.2", interfaces)
+    pairs = pair_ports(own, FabricFacts("spark2", tuple(far)), "10.0.0.2", interfaces)
     assert [(near.address, far.address) for near, far in pairs] == [("10.0.0.1", "10.0.0.2"), ("10.1.0.1", "10.1.0.2")]
 
 
 def test_an_other_node_that_names_none_of_its_addresses_is_measured_by_the_one_of_the_settings() -> None:
-    ((near, far),) = pair_ports(Facts("spark1", (PORT,)), Facts("spark2", ()), "10.0.0.2", lambda _: ())
+    ((near, far),) = pair_ports(FabricFacts("spark1", (PORT,)), FabricFacts("spark2", ()), "10.0.0.2", lambda _: ())
     assert near == PORT
     assert far.address == "10.0.0.2"

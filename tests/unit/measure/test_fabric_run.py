@@ -16,7 +16,7 @@ from sparkd.base.cluster.membership import Peer
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError
 from sparkd.tools.measure import fabric_test
-from sparkd.tools.measure.fabric import Facts, Pair, Port, Result
+from sparkd.tools.measure.fabric import FabricFacts, Pair, PortFacts, Result
 from sparkd.tools.measure.traffic import RESULT, Measurer, receive_result
 from sparkd.tools.measure.traffic_programs import IPERF3, TrafficError
 
@@ -24,8 +24,8 @@ KEY = b"k" * 32
 HEAD, WORKER = "127.0.0.1", "127.0.0.2"
 
 
-def facts(node: str, address: str) -> Facts:
-    return Facts(node, (Port("lo", address, 10_000, 9000),))
+def facts(node: str, address: str) -> FabricFacts:
+    return FabricFacts(node, (PortFacts("lo", address, 10_000, 9000),))
 
 
 @pytest.fixture

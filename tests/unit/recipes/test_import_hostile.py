@@ -13,7 +13,7 @@ import pytest
 from tests.unit.started_engines import COMPOSE, IMAGE, SECRET, UNIT
 
 from sparkd.tools.importers.docker_line import read_script
-from sparkd.tools.importers.options import LaunchError
+from sparkd.tools.importers.options import LineError
 from sparkd.tools.importers.variables import Variables
 
 REPOSITORY = Path(__file__).parents[3]
@@ -134,6 +134,6 @@ def test_a_script_of_one_line_many_times_is_read_in_seconds(line: str) -> None:
     """
     size = 1_000_000 if "+=" in line else 500_000
     began = time.thread_time()
-    with suppress(LaunchError):
+    with suppress(LineError):
         read_script(line * (size // len(line)), Variables({}, frozenset()))
     assert time.thread_time() - began < 6e-6 * size

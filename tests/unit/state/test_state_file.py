@@ -24,7 +24,7 @@ class Document(Struct, frozen=True):
     engine: Engine = Engine()
 
 
-FILE = StateFile("document.json", Document)
+FILE = StateFile(Document, "document.json")
 GOOD = Document(("a", "\udcff"), Engine(env={"A": "hunter2"}))
 
 

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from tests.tree import Tree
 
 from sparkd.agent.cluster.log_pages import LogPage
-from sparkd.agent.cluster.node_logs import NodeLog
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Line, Lines, Query
 from sparkd.base.lib.http_client import HttpError
+from sparkd.tools.support.node_logs import NodeLog
 from sparkd.tools.support.nodes_reader import NodesReader, OpenLogs
 
 FAILURE = datetime(2026, 11, 23, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from sparkd.base.cluster import auth
 from sparkd.base.lib import slow_document
-from sparkd.base.lib.http_client import BODY_LIMIT_BYTES, HttpClient, HttpError, Response
+from sparkd.base.lib.http_client import BODY_LIMIT_BYTES, HttpClient, HttpError, ReceivedResponse
 
 CONNECT_SECONDS = 2.0
 """The kernel repeats a SYN after one second: with 20 % packet loss, 4 % of connections need a third one."""
@@ -48,7 +48,7 @@ class SignedClient:
         self._challenge = ""
         """The server's challenge for the last connection."""
 
-    async def request(self, path: str, limit_bytes: int = BODY_LIMIT_BYTES) -> Response:
+    async def request(self, path: str, limit_bytes: int = BODY_LIMIT_BYTES) -> ReceivedResponse:
         """An answer verified to be this peer's, to this request. Raises HttpError or UnsignedError."""
         for key in self._keys():  # while keys change, the peer may have only the old one
             answer = await self._request_with(key, path, limit_bytes)
@@ -59,12 +59,12 @@ class SignedClient:
         differing = "cluster.key_file" if self._challenge else "cluster.nodes and the version of sparkd"
         raise UnsignedError(f"it refuses this node: {differing} must be the same on all nodes")
 
-    def _take_challenge(self, refusal: Response) -> bool:
+    def _take_challenge(self, refusal: ReceivedResponse) -> bool:
         """Take the challenge of a refusal. Returns whether it is a new one: then the reason was a new connection."""
         previous, self._challenge = self._challenge, refusal.headers.get(auth.CHALLENGE_HEADER.lower(), "")
         return self._challenge not in ("", previous)
 
-    async def _request_with(self, key: bytes, path: str, limit_bytes: int) -> Response:
+    async def _request_with(self, key: bytes, path: str, limit_bytes: int) -> ReceivedResponse:
         nonce, address = auth.new_nonce(), self._source.address
         signature = auth.sign_request(key, self._challenge, nonce, address, path)
         answer = await self._client.request(
@@ -82,7 +82,7 @@ class SignedClient:
         return answer
 
 
-async def fetch(source: Source, keys: Callable[[], tuple[bytes, ...]], path: str) -> Response:
+async def fetch(source: Source, keys: Callable[[], tuple[bytes, ...]], path: str) -> ReceivedResponse:
     """A document of the peer with its headers, by a connection of its own. Raises HttpError or UnsignedError."""
     client = SignedClient(source, keys)
     try:

@@ -16,7 +16,7 @@ from sparkd.base.host import Host, docker, docker_image, model_folder
 from sparkd.base.host.files import Files
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import sanitize
-from sparkd.base.state.file import StateFile
+from sparkd.base.state.file import Codec
 
 PATH = "/inventory"
 MOST_MODELS, MOST_IMAGES, MOST_FOLDERS = 100, 100, 400
@@ -58,8 +58,7 @@ class Inventory(Struct, frozen=True):
     """What could not be read completely, and why: `KIND: REASON`."""
 
 
-CODEC = StateFile("inventory", Inventory)
-"""Encodes and decodes an answer. No file is written."""
+CODEC = Codec(Inventory)
 
 
 def read_inventory(settings: Settings, host: Host) -> Inventory:

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from sparkd.base.host.journal import LATEST_US, Line, Lines, Query, read_journal
 from sparkd.base.lib import prepared
 from sparkd.base.lib.text import printable, sanitize
-from sparkd.base.state.file import StateFile
+from sparkd.base.state.file import Codec
 
 PATH = "/log"
 NAME_LIMIT = 64
@@ -33,8 +33,7 @@ class LogPage(Struct, frozen=True):
     """Why its journal can't be read."""
 
 
-CODEC = StateFile("log", LogPage)
-"""Encodes and decodes an answer. No file has this name."""
+CODEC = Codec(LogPage)
 
 
 def make_path(query: Query) -> str:

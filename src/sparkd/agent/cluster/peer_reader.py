@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.cluster.client import SignedClient, Source, UnsignedError, fetch
 from sparkd.base.lib.event_loop import run_in_thread
-from sparkd.base.lib.http_client import ConnectRefused, HttpError, LocalAddressGone, Response
+from sparkd.base.lib.http_client import ConnectRefused, HttpError, LocalAddressGone, ReceivedResponse
 from sparkd.base.lib.text import sanitize
 from sparkd.base.lib.times import utc_now
 from sparkd.base.status.bounds import bounded
@@ -91,7 +91,7 @@ class PeerReader:
             self._wake()
         return True
 
-    async def _request_report(self) -> tuple[Response, NodeReport]:
+    async def _request_report(self) -> tuple[ReceivedResponse, NodeReport]:
         """Request the report. Raises HttpError, UnsignedError."""
         answer = await self._client.request(f"/report?known={self._known_digest}", REPORT_BYTES)
         if answer.status == 404:
@@ -131,7 +131,7 @@ class PeerReader:
         self._wake()
         return False
 
-    async def fetch(self, path: str) -> Response:
+    async def fetch(self, path: str) -> ReceivedResponse:
         """A document of the peer with its headers. Raises HttpError or UnsignedError."""
         return await fetch(self._source, self._keys, path)
 

@@ -26,7 +26,7 @@ from sparkd.agent.daemon.switch_start import begin_switch, end_start, stamp_swit
 from sparkd.agent.daemon.switching import waiting_limit
 from sparkd.agent.daemon.taking_over import AdoptableRank, find_adoptable_rank, note_owner, open_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
-from sparkd.base.config import Loaded, Settings, load_with_origins
+from sparkd.base.config import LoadedSettings, Settings, load_with_origins
 from sparkd.base.host import Host
 from sparkd.base.host.owner import Handed, NodeOwner, take_handed
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
@@ -93,13 +93,13 @@ def build_agent(
 
 def _await_settings(
     process: AgentProcess, env: Mapping[str, str], root: Path, handed: Handed | None
-) -> tuple[AgentProcess, Loaded]:
+) -> tuple[AgentProcess, LoadedSettings]:
     """Load the settings as soon as they can be read, with one line for each reason. Returns also the process with their
     stamp. Raises ConfigError, and BlockedError (exit 10) where the lock was handed on: while it is held, the guard ends
     no rank.
     """
 
-    def read() -> tuple[Stamp, Loaded]:
+    def read() -> tuple[Stamp, LoadedSettings]:
         return stamp_configuration(root), load_with_origins(env, root)
 
     reported = ""
@@ -144,7 +144,9 @@ def _adopt_rank(process: AgentProcess, adoptable: AdoptableRank, handed: Handed 
     return agent
 
 
-def _start_afresh(process: AgentProcess, loaded: Loaded, handed: Handed | None, refusals: Sequence[str]) -> Agent:
+def _start_afresh(
+    process: AgentProcess, loaded: LoadedSettings, handed: Handed | None, refusals: Sequence[str]
+) -> Agent:
     """Build the agent by what is configured or chosen. `refusals`: why a rank that was left is not taken over."""
     settings, host, loop = loaded.settings, process.host, process.loop
     process.log.configure(as_json=settings.log.format == "json", level=settings.log.level)

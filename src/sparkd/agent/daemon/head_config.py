@@ -21,7 +21,7 @@ from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import SIGNATURE_HEADER
 from sparkd.base.cluster.following import followed_context
 from sparkd.base.lib.errors import AwaitedError, BlockedError, HeadRefusedError, OutdatedPlanError
-from sparkd.base.lib.http_client import HttpError, Response
+from sparkd.base.lib.http_client import HttpError, ReceivedResponse
 from sparkd.base.lib.log import Events
 from sparkd.base.plan.model import Node
 from sparkd.base.state import launch_history, shared_config
@@ -121,7 +121,7 @@ class HeadFollower(Struct):
             self._log_refusal(self.refusal, refusal)
             self.refusal = refusal
 
-    def _verify_signature(self, answer: Response) -> None:
+    def _verify_signature(self, answer: ReceivedResponse) -> None:
         mac, signatures = (answer.headers.get(name.lower(), "") for name in (SIGNATURE_HEADER, head_key.HEADER))
         path, head = head_key.PUBLIC, self.place.head_address
         verify = partial(head_key.verify, self.base.host.files, path, head, mac, signatures)

@@ -65,7 +65,7 @@ def _dump_model(model: Settings | Recipe) -> object:
     return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-FILE = _KeptRankFile("rank-plan.json", KeptRank, folder=RANK_FILE.folder)
+FILE = _KeptRankFile(KeptRank, "rank-plan.json", folder=RANK_FILE.folder)
 
 
 def without_mounts_and_asserts(plan: LaunchPlan) -> LaunchPlan:

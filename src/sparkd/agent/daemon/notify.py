@@ -32,7 +32,7 @@ from sparkd.base.status.model import NodeReport, Phase
 from sparkd.base.status.notices import Notice, NotifyState
 from sparkd.base.status.publisher import Published, Sink
 
-FILE = StateFile("notify.json", NotifyState)
+FILE = StateFile(NotifyState, "notify.json")
 LOCK = "notify.lock"
 TICK_SECONDS = 10.0
 """Pause between two looks while a message may become due by time alone."""

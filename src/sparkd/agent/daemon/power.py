@@ -61,8 +61,8 @@ class LastRuns(Struct, frozen=True):
     """When the command last ran: UTC seconds, by address."""
 
 
-LAST_LOOK = StateFile("power.json", LastLook, folder=RANK_FILE.folder)
-FILE = StateFile("power.json", LastRuns)
+LAST_LOOK = StateFile(LastLook, "power.json", folder=RANK_FILE.folder)
+FILE = StateFile(LastRuns, "power.json")
 
 
 def advance(

@@ -31,7 +31,7 @@ class LastReboot(Struct, frozen=True):
     """UTC seconds."""
 
 
-FILE = StateFile("reboot.json", LastReboot)
+FILE = StateFile(LastReboot, "reboot.json")
 
 
 def reboot_if_due(agent: Agent, error: SparkdError, end: End) -> None:

@@ -22,7 +22,7 @@ from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.compile_jobs import read_room
-from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
+from sparkd.base.plan.fingerprint import fingerprint_plan
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import launch_history
 from sparkd.base.state.history import count_out_of_memory_loads
@@ -74,8 +74,8 @@ def fingerprint(agent: Agent) -> None:
 
 
 def read_agreement(agent: Agent) -> Agreement:
-    """What all ranks must share, as it is now. Raises as `fingerprint`."""
-    return read_fingerprint(agent.host, agent.plan, agent.settings.cluster.allow_image_difference)
+    """What all ranks must share, as it is now. Raises as `fingerprint_plan`."""
+    return fingerprint_plan(agent.host, agent.plan, agent.settings.cluster.allow_image_difference)
 
 
 def require_count(agent: Agent) -> None:

@@ -55,7 +55,7 @@ class Warmed(Struct, frozen=True):
         return Warmed((entry, *(plan for plan in self.plans if plan.agreement != entry.agreement))[:MOST_PLANS])
 
 
-FILE = StateFile("warm.json", Warmed, PUBLIC)
+FILE = StateFile(Warmed, "warm.json", PUBLIC)
 
 
 def note_warmth(agent: Agent) -> None:

@@ -16,7 +16,7 @@ from sparkd.agent.preflight.fixes import stop_by_hand
 from sparkd.agent.preflight.port_uses import describe_holder, find_port_uses
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
-from sparkd.base.host.sockets import Listener, Peer, find_peer, has_open
+from sparkd.base.host.sockets import Listener, SocketPeer, find_peer, has_open
 from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import HttpError, WrongServerError
 from sparkd.base.lib.log import Events
@@ -59,7 +59,7 @@ class ApiOwner:
         except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
 
-    async def _await_accepted(self, connection: socket.socket | None) -> Peer:
+    async def _await_accepted(self, connection: socket.socket | None) -> SocketPeer:
         """Wait for the server's end of the connection. Raises as `admit`."""
         query_at = time.monotonic() + QUERY_AFTER_SECONDS
         while connection is not None and not _is_closed(connection):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from sparkd.base.cluster.membership import NodeContext, check_owners, find_place, follows_head, load_own_recipe
-from sparkd.base.config import Loaded, Settings, load_with_origins
+from sparkd.base.config import LoadedSettings, Settings, load_with_origins
 from sparkd.base.host import Host, caches
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable_parent
@@ -129,7 +129,7 @@ def followed_settings(kept: Kept, settings: Settings, place: Node) -> Settings:
     raise HeadRefusedError(f"what {head} wants can't be: {text}", AT_HEAD)
 
 
-def load_effective(env: Mapping[str, str], host: Host) -> Loaded:
+def load_effective(env: Mapping[str, str], host: Host) -> LoadedSettings:
     """The settings with their origins. Where this node follows its head, the head's values are in them, not judged yet.
 
     Raises ConfigError as `load_settings`, HeadRefusedError.
@@ -144,7 +144,7 @@ def load_effective(env: Mapping[str, str], host: Host) -> Loaded:
     shared = followed_settings(kept, own.settings, place)
     own_origins = {key: origin for key, origin in own.origins.items() if not shared_config.is_shared(key)}
     head_origins = dict.fromkeys(_shared_keys(shared), f"head {place.head_address}")
-    return Loaded(shared, own_origins | head_origins, own.files)
+    return LoadedSettings(shared, own_origins | head_origins, own.files)
 
 
 def _shared_keys(settings: Settings) -> Iterator[str]:

@@ -4,6 +4,6 @@ Read settings.py first. Every other package gets a `Settings` value and never re
 """
 
 from sparkd.base.config.settings import Engine, Notify, Settings
-from sparkd.base.config.sources import Loaded, load_settings, load_with_origins
+from sparkd.base.config.sources import LoadedSettings, load_settings, load_with_origins
 
-__all__ = ["Engine", "Loaded", "Notify", "Settings", "load_settings", "load_with_origins"]
+__all__ = ["Engine", "LoadedSettings", "Notify", "Settings", "load_settings", "load_with_origins"]

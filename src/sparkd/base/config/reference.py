@@ -11,7 +11,7 @@ import tomlkit
 from pydantic import BaseModel
 
 from sparkd.base.config.settings import Settings
-from sparkd.base.config.sources import PREFIX, Loaded
+from sparkd.base.config.sources import PREFIX, LoadedSettings
 
 _HEAD = f"""\
 # Configuration of sparkd. Every key stands here with its default: take the # away and change the value.
@@ -32,7 +32,7 @@ def default_file() -> str:
     return "".join(parts)
 
 
-def show(loaded: Loaded) -> str:
+def show(loaded: LoadedSettings) -> str:
     """The settings in force, as TOML, each line with what set it."""
     lines: list[str] = []
     for name, section in loaded.settings:
@@ -50,7 +50,7 @@ def show(loaded: Loaded) -> str:
     return "\n".join(lines[1:])
 
 
-def show_json(loaded: Loaded) -> str:
+def show_json(loaded: LoadedSettings) -> str:
     """The settings in force as JSON: `value` and `origin` by section and key; a table has an origin for each entry."""
     document: dict[str, object] = {"schema": 1} | {
         name: {
@@ -62,7 +62,7 @@ def show_json(loaded: Loaded) -> str:
     return json.dumps(document, indent=2)
 
 
-def _find_origin(loaded: Loaded, dotted: str, value: object) -> str | dict[str, str]:
+def _find_origin(loaded: LoadedSettings, dotted: str, value: object) -> str | dict[str, str]:
     """The origin of a key; of a table that has entries, the origin of each."""
     if isinstance(value, Mapping) and value:
         return {name: loaded.origins.get(f"{dotted}.{name}", "default") for name in value}

@@ -17,8 +17,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, unreadable
 from sparkd.base.lib.text import did_you_mean, parse_json
 from sparkd.base.lib.text_file import read_file, refuse_dangling
-from sparkd.base.vllm.args import TABLES as ARG_TABLES
-from sparkd.base.vllm.args import describe_repeat
+from sparkd.base.vllm.args import TABLE_CHECKS, describe_repeat
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"
 FOLDER = "conf.d"
@@ -28,11 +27,11 @@ INIT_FILE = "10-init.toml"
 PREFIX = "SPARKD_"
 FILE_VARIABLE = "SPARKD_CONFIG"
 
-TABLES: dict[Key, TableCheck] = {("engine", name): check for name, check in ARG_TABLES.items()}
+TABLES: dict[Key, TableCheck] = {("engine", name): check for name, check in TABLE_CHECKS.items()}
 """Keys that are tables, each with the check of its entries: sources are merged entry by entry."""
 
 
-class Loaded(Struct, frozen=True):
+class LoadedSettings(Struct, frozen=True):
     """Settings, with what set them."""
 
     settings: Settings
@@ -73,7 +72,7 @@ def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
     return load_with_origins(env, root).settings
 
 
-def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
+def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> LoadedSettings:
     """Settings as from `load_settings`, with the file or variable that each value came from."""
     layers = Layers[Settings, str](Settings, TABLES, "a table, [{}]".format, _trim_location, describe_repeat)
     files = list(_open_files(env, root, layers.problems))
@@ -83,7 +82,7 @@ def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     settings = layers.validate(_same_origin("default"))
     if layers.problems or settings is None:
         raise ConfigError("\n".join(dict.fromkeys(layers.problems)), "`sparkd config show --default` lists every key")
-    return Loaded(settings, layers.origins(), tuple(Path(file.__name__) for file in files))
+    return LoadedSettings(settings, layers.origins(), tuple(Path(file.__name__) for file in files))
 
 
 def _trim_location(location: Location) -> Location:

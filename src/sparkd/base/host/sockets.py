@@ -46,7 +46,7 @@ class Holder(Struct, frozen=True):
     pid: int
 
 
-class Peer(Struct, frozen=True):
+class SocketPeer(Struct, frozen=True):
     """The other end of a connection, which a process of this machine has accepted."""
 
     uid: int
@@ -119,7 +119,7 @@ def query_kernel_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener
     )
 
 
-def find_peer(own: socket.socket) -> Peer | None:
+def find_peer(own: socket.socket) -> SocketPeer | None:
     """The socket at the other end. None where it is not on this machine, or no process has accepted the connection yet.
 
     Raises OSError, also where this kernel has no tcp_diag.
@@ -131,7 +131,7 @@ def find_peer(own: socket.socket) -> Peer | None:
         raise FileNotFoundError("this kernel has no tcp_diag: sudo modprobe tcp_diag")
     if peer is None or not peer.inode or peer.state not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
-    return Peer(peer.uid, peer.inode)
+    return SocketPeer(peer.uid, peer.inode)
 
 
 def read_pending(port: int, most_chunks: int = MOST_CHUNKS) -> tuple[PendingRequest, ...]:

@@ -139,14 +139,14 @@ class UsageError(SparkdError):
 
 
 class ConfigError(SparkdError):
-    """Configuration, recipe or role is wrong: a restart cannot help."""
+    """Configuration, recipe or role is wrong: a restart cannot help. A subclass says what else may."""
 
     code = ExitCode.CONFIG
     usual_cause = Cause.CONFIGURATION
 
 
 class AwaitedError(ConfigError):
-    """What is missing may come by itself, such as a file on a late mount: only the agent waits for it."""
+    """What is wrong may end while the agent waits, such as a file that is missing on a late mount. A command exits."""
 
 
 class UnreadableError(AwaitedError):
@@ -177,11 +177,11 @@ class AddressAwaitedError(AwaitedError):
 
 
 class HeadAwaitedError(AwaitedError):
-    """A worker that follows its head has no configuration of it."""
+    """A worker that follows its head has no configuration of it that it may use. It waits for one."""
 
 
 class HeadRefusedError(HeadAwaitedError):
-    """What the head wants is more than this worker allows, or can't be."""
+    """What the head wants is more than this worker allows, or can't be: it is blocked until either of them changes."""
 
 
 class BlockedError(SparkdError):

@@ -62,7 +62,7 @@ Admit = Callable[[socket.socket | None], Coroutine[Any, Any, None]]
 HttpError."""
 
 
-class Response(NamedTuple):
+class ReceivedResponse(NamedTuple):
     status: int
     body: bytes
     headers: Mapping[str, str]
@@ -96,7 +96,7 @@ class HttpClient:
         connect_seconds: float | None = None,
         json: Mapping[str, object] | None = None,
         limit_bytes: int = BODY_LIMIT_BYTES,
-    ) -> Response:
+    ) -> ReceivedResponse:
         """GET, or POST `json`. All of it may take `timeout_seconds`; connecting `connect_seconds`, where that is given.
 
         `received` gets the body's pieces as they come; the response's body is then empty. Raises HttpError, and what
@@ -135,7 +135,7 @@ class HttpClient:
             if not (is_whole or self._under_way):  # httpcore frees no place of one that ends as it gets a connection
                 await self.close()
         await self._transport.close_unclean()
-        return Response(response.status_code, bytes(body), dict(response.headers))
+        return ReceivedResponse(response.status_code, bytes(body), dict(response.headers))
 
     async def close(self) -> None:
         await self._transport.aclose()

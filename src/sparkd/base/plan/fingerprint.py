@@ -12,7 +12,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.args import API_KEY
 
 
-def fingerprint(host: Host, plan: LaunchPlan, allow_image_difference: bool) -> Agreement:
+def fingerprint_plan(host: Host, plan: LaunchPlan, allow_image_difference: bool) -> Agreement:
     """Requires a running docker, because a request would start it. May block on a dead file server.
 
     Raises LaunchError for a missing or unreadable image, BlockedError for an unreadable model folder or script.

@@ -9,7 +9,7 @@ from sparkd.base.config.sources import PREFIX
 from sparkd.base.recipes.additions import ADDED_LIMITS, added_env
 from sparkd.base.recipes.loader import LoadedRecipe
 from sparkd.base.recipes.schema import Recipe
-from sparkd.base.vllm.args import TABLES, JsonValue
+from sparkd.base.vllm.args import TABLE_CHECKS, JsonValue
 
 
 class Explained(Struct, frozen=True):
@@ -23,12 +23,12 @@ class Explained(Struct, frozen=True):
     """The recipe's own value, where settings override it."""
 
 
-def explain(loaded: LoadedRecipe, configured: config.Loaded | None) -> tuple[Explained, ...]:
+def explain(loaded: LoadedRecipe, configured: config.LoadedSettings | None) -> tuple[Explained, ...]:
     """The values that are set, in the order of the format."""
     from_recipe = _explain_recipe(loaded)
     values = from_recipe if configured is None else {**from_recipe, **_explain_settings(configured, from_recipe)}
     values = {**values, **_explain_additions(loaded.recipe, configured.settings if configured else config.Settings())}
-    sections = [*(key.partition(".")[0] for key in from_recipe), *TABLES, "container"]
+    sections = [*(key.partition(".")[0] for key in from_recipe), *TABLE_CHECKS, "container"]
     return tuple(sorted(values.values(), key=lambda value: sections.index(value.key.partition(".")[0])))
 
 
@@ -54,10 +54,10 @@ def _explain_additions(recipe: Recipe, settings: config.Settings) -> dict[str, E
     return added
 
 
-def _explain_settings(configured: config.Loaded, from_recipe: Mapping[str, Explained]) -> dict[str, Explained]:
+def _explain_settings(configured: config.LoadedSettings, from_recipe: Mapping[str, Explained]) -> dict[str, Explained]:
     engine, explained = configured.settings.engine, dict[str, Explained]()
     values: dict[str, JsonValue] = {"image.ref": engine.image} if engine.image else {}
-    for table in TABLES:
+    for table in TABLE_CHECKS:
         values |= {f"{table}.{name}": value for name, value in getattr(engine, table).items()}
     for key, value in values.items():
         where = configured.origins["engine.image" if key == "image.ref" else f"engine.{key}"]

@@ -14,14 +14,14 @@ from sparkd.base.recipes.image import TAGS
 from sparkd.base.recipes.lookup import find_file
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.recipes.yaml import Document, YamlError, parse_yaml
-from sparkd.base.vllm.args import TABLES, describe_repeat
+from sparkd.base.vllm.args import TABLE_CHECKS, describe_repeat
 
 HINT = "`sparkd recipe schema` describes the format"
 OWN = ("schema", "name", "description", "extends", "expect")
 """Keys that describe the recipe itself and are never inherited."""
 STAND_IN: Mapping[Key, object] = {("schema",): 1, ("name",): "x", ("model", "path"): "x", ("image", "ref"): "x"}
 """Values for the required keys, in place of wrong or missing ones: so the other values are checked, too."""
-_TABLES: dict[Key, TableCheck] = {("caches",): dict, **{(name,): check for name, check in TABLES.items()}}
+_TABLES: dict[Key, TableCheck] = {("caches",): dict, **{(name,): check for name, check in TABLE_CHECKS.items()}}
 EXAMPLES = {"args": ", such as max-num-seqs: 4", "env": ", such as NCCL_DEBUG: INFO"}
 """An entry of each table, as people write it."""
 

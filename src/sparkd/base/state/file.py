@@ -40,9 +40,34 @@ def ignore_report(_: str) -> None:
     """Report nothing, for callers that treat an unusable file as a missing one."""
 
 
-class StateFile(msgspec.Struct, Generic[Content], frozen=True):
-    name: str
+class Codec(msgspec.Struct, Generic[Content], frozen=True):
+    """One JSON object with a schema number, as a file or an answer has it."""
+
     kind: type[Content]
+
+    def decode(self, content: bytes) -> Content:
+        """The content of a document's bytes. Raises ValueError."""
+        document = parse_json(content)
+        if not isinstance(document, dict) or document.get("schema") != VERSION:
+            raise ValueError(f"it is no object of schema {VERSION}")
+        try:
+            return self.convert(document)
+        except RecursionError:
+            raise ValueError("it is nested too deep") from None
+
+    def convert(self, fields: dict[str, object]) -> Content:
+        """The content of JSON fields. Raises ValueError."""
+        return msgspec.convert(fields, prepared(self.kind), dec_hook=_convert_model)
+
+    def encode(self, value: Content) -> str:
+        fields: dict[str, object] = msgspec.to_builtins(
+            value, enc_hook=lambda model: model.model_dump(mode="json", by_alias=True)
+        )
+        return json.dumps({"schema": VERSION, **fields}, indent=1) + "\n"
+
+
+class StateFile(Codec[Content], Generic[Content], frozen=True):
+    name: str
     mode: int = PRIVATE
     folder: str = FOLDER
     notice: str = ""
@@ -84,26 +109,6 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
         except OSError as error:
             report(str(error))
             return None
-
-    def decode(self, content: bytes) -> Content:
-        """The content of a file's bytes. Raises ValueError."""
-        document = parse_json(content)
-        if not isinstance(document, dict) or document.get("schema") != VERSION:
-            raise ValueError(f"it is no object of schema {VERSION}")
-        try:
-            return self.convert(document)
-        except RecursionError:
-            raise ValueError("it is nested too deep") from None
-
-    def convert(self, fields: dict[str, object]) -> Content:
-        """The content of JSON fields. Raises ValueError."""
-        return msgspec.convert(fields, prepared(self.kind), dec_hook=_convert_model)
-
-    def encode(self, value: Content) -> str:
-        fields: dict[str, object] = msgspec.to_builtins(
-            value, enc_hook=lambda model: model.model_dump(mode="json", by_alias=True)
-        )
-        return json.dumps({"schema": VERSION, **fields}, indent=1) + "\n"
 
 
 def _convert_model(kind: type, fields: object) -> object:

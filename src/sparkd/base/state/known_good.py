@@ -61,7 +61,7 @@ class KnownGood(Struct, frozen=True):
     known_good: tuple[Entry, ...] = ()
 
 
-FILE = StateFile("known-good.json", KnownGood)
+FILE = StateFile(KnownGood, "known-good.json")
 
 
 def read_known_good(files: Files, report: Report = ignore_report) -> tuple[Entry, ...]:

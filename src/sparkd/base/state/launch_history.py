@@ -226,7 +226,7 @@ def _asserts_key(image_id: str, program: str) -> str:
     return sha256(f"{image_id}\n{program}".encode()).hexdigest()
 
 
-FILE = StateFile("launch-history.json", LaunchHistory, PUBLIC)
+FILE = StateFile(LaunchHistory, "launch-history.json", PUBLIC)
 
 
 def read_history(files: Files, report: Report = ignore_report) -> LaunchHistory:

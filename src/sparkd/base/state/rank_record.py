@@ -54,7 +54,7 @@ class RankRecord(Struct, frozen=True):
     """Times when an agent took the rank over from a crashed one, in seconds since boot."""
 
 
-RANK_FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
+RANK_FILE = StateFile(RankRecord, "rank.json", folder="/run/sparkd/private")
 LOG_POSITION = f"{RANK_FILE.folder}/log-position"
 """File that says how far its log is in the journal, in docker's notation."""
 

@@ -20,9 +20,9 @@ from sparkd.base.config.settings import Cluster, Readiness, Supervise
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.recipes.schema import Recipe
-from sparkd.base.state.file import StateFile
+from sparkd.base.state.file import Codec, StateFile
 from sparkd.base.state.known_good import ImageId
-from sparkd.base.vllm.args import LONGEST_TEXT_BYTES, check_variable_name
+from sparkd.base.vllm.args import LONGEST_ARGUMENT, check_variable_name
 
 PATH = "/config"
 """The path at which a head serves the document to its workers."""
@@ -39,7 +39,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "supervise": SUPERVISE_KEYS,
 }
 """Keys that the head decides, by section; an empty list means all of its keys."""
-_Path = Annotated[str, Meta(max_length=LONGEST_TEXT_BYTES)]
+_Path = Annotated[str, Meta(max_length=LONGEST_ARGUMENT)]
 
 
 class SharedConfig(Struct, frozen=True):
@@ -111,7 +111,7 @@ class Kept(Struct, frozen=True):
     digest: str
 
 
-_DOCUMENT = StateFile("head-config.json", SharedConfig)
+_CODEC = Codec(SharedConfig)
 
 
 class _KeptFile(StateFile[Kept], frozen=True):
@@ -119,7 +119,7 @@ class _KeptFile(StateFile[Kept], frozen=True):
 
     def decode(self, content: bytes) -> Kept:
         """The document as `dump` made it, within its bounds. Raises ValueError."""
-        config = _DOCUMENT.decode(content)
+        config = _CODEC.decode(content)
         for name in config.secrets:
             check_variable_name(name)
         sizes = [len(file) for file in config.files.values()]
@@ -128,7 +128,7 @@ class _KeptFile(StateFile[Kept], frozen=True):
         return Kept(config, digest_of(content))
 
 
-FILE = _KeptFile(_DOCUMENT.name, Kept)
+FILE = _KeptFile(Kept, "head-config.json")
 
 
 def make_shared(settings: Settings, recipe: Recipe, image_id: str, script: str, files: Files) -> SharedConfig:

@@ -178,7 +178,7 @@ def _settle(switch: Switch, chosen: Chosen | None, back: tuple[Chosen, ...]) -> 
 
 
 NOTICE = "/run/sparkd/switch.changed"
-FILE = StateFile("switch.json", Switch, notice=NOTICE)
+FILE = StateFile(Switch, "switch.json", notice=NOTICE)
 
 
 def make_rollback(entry: Entry, replaces: str, image_id: str) -> Switch | None:

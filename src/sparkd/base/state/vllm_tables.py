@@ -37,7 +37,7 @@ class VllmTables(Struct, frozen=True):
         return VllmTables(kept, {name: self.queried_by.get(name, "") for name in kept} | {image_id: __version__})
 
 
-FILE = StateFile("vllm-tables.json", VllmTables, PUBLIC)
+FILE = StateFile(VllmTables, "vllm-tables.json", PUBLIC)
 
 
 def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:

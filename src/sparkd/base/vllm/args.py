@@ -36,8 +36,8 @@ OTHER_HOMES = {
 }
 """Flags that are refused, each with the reason or its own place."""
 
-LONGEST_TEXT_BYTES = 100_000
-"""Linux limits one argument or variable to 128 KiB."""
+LONGEST_ARGUMENT = 100_000
+"""In bytes, or in characters before they are encoded: Linux limits one argument or variable to 128 KiB."""
 
 _FLAG = re.compile(r"[a-z][a-z0-9]*(?:-[a-zA-Z0-9]+)*(?:\.[A-Za-z0-9_-]+)*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -83,8 +83,8 @@ def check_text(text: str, what: str = "text") -> str:
         size_bytes = len(text.encode())
     except UnicodeEncodeError:
         raise ValueError(f"{what} is not valid Unicode") from None
-    if size_bytes > LONGEST_TEXT_BYTES:
-        raise ValueError(f"{what} is {size_bytes} bytes long, at most {LONGEST_TEXT_BYTES} can be passed")
+    if size_bytes > LONGEST_ARGUMENT:
+        raise ValueError(f"{what} is {size_bytes} bytes long, at most {LONGEST_ARGUMENT} can be passed")
     return text
 
 
@@ -191,7 +191,7 @@ def check_path(raw: str, what: str = "a path") -> str:
     return raw.rstrip("/") or "/"
 
 
-TABLES: Mapping[str, Callable[[Mapping[str, object]], Mapping[str, object]]] = {
+TABLE_CHECKS: Mapping[str, Callable[[Mapping[str, object]], Mapping[str, object]]] = {
     "args": parse_flags,
     "env": parse_variables,
     "secrets": parse_secret_files,

@@ -10,8 +10,7 @@ from sparkd.agent.preflight.hooks import check_program
 from sparkd.agent.status.token_file import read_token
 from sparkd.base.cluster import auth, following, membership
 from sparkd.base.cluster.membership import NodeContext
-from sparkd.base.config import Loaded as LoadedSettings
-from sparkd.base.config import Settings, load_with_origins, reference
+from sparkd.base.config import LoadedSettings, Settings, load_with_origins, reference
 from sparkd.base.host import Host
 from sparkd.base.host.ownership import read_private
 from sparkd.base.lib.errors import ConfigError, SparkdError

@@ -18,6 +18,8 @@ from sparkd.base.status.model import NodeReport, dump
 from sparkd.base.status.publisher import Published
 from sparkd.base.status.view import View
 from sparkd.tools.cli import console
+from sparkd.tools.node.status_text import render
+from sparkd.tools.support.log_meaning import render_explanations
 
 STATES = ("serving", "loading", "blocked", "degraded")
 WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -77,9 +79,6 @@ def demo(args: argparse.Namespace) -> None:
 
 def _print_example(state: str) -> Published:
     """Print what the commands print on that node. Returns its report."""
-    from sparkd.tools.cli.explain import render_explanations
-    from sparkd.tools.cli.status import render
-
     now = datetime.now(UTC)
     example = read_example(state, now)
     print(f"\n--- {state}: sparkd status", flush=True)

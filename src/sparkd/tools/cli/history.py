@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from sparkd.agent.actions import history as store
+from sparkd.agent.actions import history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.text import Table, sanitize
@@ -23,11 +23,11 @@ def add_history(parser: argparse.ArgumentParser) -> None:
 
 
 def show_history(args: argparse.Namespace) -> None:
-    if not 1 <= args.last <= store.ROWS_KEPT:
-        raise UsageError(f"--last: needed is a number from 1 to {store.ROWS_KEPT}")
+    if not 1 <= args.last <= history.ROWS_KEPT:
+        raise UsageError(f"--last: needed is a number from 1 to {history.ROWS_KEPT}")
     files = Host().files
     try:
-        rows, totals = store.read(files), store.read_totals(files)
+        rows, totals = history.read(files), history.read_totals(files)
     except PermissionError:
         raise UsageError(f"{PATH} may be read by root and its group alone", AS_ROOT) from None
     except OSError as error:

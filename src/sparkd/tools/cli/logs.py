@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, time, timedelta
 
-from sparkd.agent.cluster.failure_marks import FailureMarker
-from sparkd.agent.cluster.node_logs import Entry, merge, open_logs
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Query
@@ -23,6 +21,8 @@ from sparkd.base.lib.log import PRIORITIES
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import parse_time
 from sparkd.tools.cli import console
+from sparkd.tools.support.log_meaning import FailureMarker
+from sparkd.tools.support.node_logs import Entry, merge, open_logs
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:

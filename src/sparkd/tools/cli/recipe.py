@@ -146,7 +146,7 @@ def _print_built(ref: str) -> None:
         _print_value(f"image.built[{number}]: {json.dumps(line)}", source)
 
 
-def _load_settings() -> config.Loaded | None:
+def _load_settings() -> config.LoadedSettings | None:
     """The settings; None where they are wrong, with the reason printed."""
     try:
         return config.load_with_origins(os.environ)

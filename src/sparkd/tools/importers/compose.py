@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.marks import unknown
-from sparkd.tools.importers.options import Launch, LaunchError, Option, port_text
+from sparkd.tools.importers.options import Launch, LineError, Option, port_text
 from sparkd.tools.importers.source import as_mapping, shorten
 from sparkd.tools.importers.variables import CommandError, Variables
 
@@ -32,18 +32,18 @@ _IGNORED_KEYS = (
 
 
 def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping[str, str]) -> list[Launch]:
-    """Read every service, or only the one that is wanted. Raises LaunchError."""
+    """Read every service, or only the one that is wanted. Raises LineError."""
     try:
         document = parse_as_pyyaml(text, aliases=True)
     except YamlError as error:
-        raise LaunchError(error.line, error.reason) from None
+        raise LineError(error.line, error.reason) from None
     services = document.data.get("services")
     if not isinstance(services, dict):
-        raise LaunchError(document.line(("services",)), "services: must be a mapping")
+        raise LineError(document.line(("services",)), "services: must be a mapping")
     if len(services) > _MOST_SERVICES:
-        raise LaunchError(document.line(("services",)), f"services: more than {_MOST_SERVICES}: keep the engine's")
+        raise LineError(document.line(("services",)), f"services: more than {_MOST_SERVICES}: keep the engine's")
     if wanted and wanted not in services:
-        raise LaunchError(document.line(("services",)), f"no service is named {wanted}: {', '.join(services)[:200]}")
+        raise LineError(document.line(("services",)), f"no service is named {wanted}: {', '.join(services)[:200]}")
     chosen = ((name, data) for name, data in services.items() if wanted in ("", name) and isinstance(data, dict))
     return [_Service(document, name, data, variables, env_file).make_launch() for name, data in chosen]
 
@@ -64,7 +64,7 @@ class _Service(Struct):
         launch.entrypoint = [] if entrypoint is None and not self.data.get("image") else entrypoint
         if "extends" in self.data:
             reason = "extends: write the service out, or name another by --service"
-            raise LaunchError(self._find_line("extends"), reason)
+            raise LineError(self._find_line("extends"), reason)
         if self.document.data.get("include"):
             text = "include: not read: write what the engine needs of it into this file"
             launch.note(self.document.line(("include",)), text)
@@ -84,15 +84,15 @@ class _Service(Struct):
         return self.document.line(("services", self.name, *steps))
 
     def _fill_text(self, value: object, *steps: str) -> str:
-        """The text of a scalar, with variables filled in. `steps`: its key. Raises LaunchError."""
+        """The text of a scalar, with variables filled in. `steps`: its key. Raises LineError."""
         if isinstance(value, Mapping | list):
-            raise LaunchError(self._find_line(*steps), f"{'.'.join(steps)}: must be text")
+            raise LineError(self._find_line(*steps), f"{'.'.join(steps)}: must be text")
         if isinstance(value, bool):
             return str(value).lower()
         try:
             return self.variables.fill("" if value is None else str(value))
         except CommandError as error:
-            raise LaunchError(self._find_line(*steps), f"{'.'.join(steps)}: {error}") from None
+            raise LineError(self._find_line(*steps), f"{'.'.join(steps)}: {error}") from None
 
     def _read_words(self, name: str) -> list[str] | None:
         value = self.data.get(name)
@@ -101,7 +101,7 @@ class _Service(Struct):
         try:
             return None if value is None else shlex.split(self._fill_text(value, name))
         except ValueError as error:
-            raise LaunchError(self._find_line(name), f"{name}: {str(error).lower()}") from None
+            raise LineError(self._find_line(name), f"{name}: {str(error).lower()}") from None
 
     def _list_entries(self, name: str) -> Iterator[tuple[object, tuple[str, ...]]]:
         """Each entry of a list, or a single value, with its key."""

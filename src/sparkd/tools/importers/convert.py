@@ -30,7 +30,7 @@ from sparkd.tools.importers.launch import read_inner_engine
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
 from sparkd.tools.importers.nvidia_measurement import is_measurement
-from sparkd.tools.importers.options import Launch, LaunchError, make_fault, redact
+from sparkd.tools.importers.options import Launch, LineError, make_fault, redact
 from sparkd.tools.importers.ranks import combine
 from sparkd.tools.importers.recipe_text import render
 from sparkd.tools.importers.source import COMMAND, ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
@@ -170,7 +170,7 @@ def _convert_recipe(source: Source, name: str, overrides: Overrides) -> Recipe:
         foreign = next(filter(None, (read(source, overrides) for read in _READERS)))
         launch = Launch(source.document.line(COMMAND), foreign.image)
         engine = read_inner_engine(launch, foreign.command, foreign.env, overrides)
-    except (CommandError, LaunchError) as error:
+    except (CommandError, LineError) as error:
         raise UnusableRecipeError(COMMAND, f"command: {redact(str(error))}") from None
     source.notes += [replace(note, text=f"command: {note.text}") for note in launch.notes]
     foreign = replace(foreign, env={**foreign.env, **engine.env}, secrets={**foreign.secrets, **engine.secrets})

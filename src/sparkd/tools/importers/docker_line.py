@@ -8,7 +8,7 @@ from sparkd.tools.importers.command import find_server, is_ray
 from sparkd.tools.importers.inner_shell import find_script, inner_commands
 from sparkd.tools.importers.launch import note_condition
 from sparkd.tools.importers.marks import is_unknown, mark, shown, unknown
-from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
+from sparkd.tools.importers.options import Launch, LineError, Option, redact
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_state import ShellState
 from sparkd.tools.importers.simple_command import Command
@@ -32,13 +32,13 @@ _OWN_OPTION = re.compile(r"(?!(?:-D|--debug|--tls|--tlsverify)\Z)(?:-\w|--[^=]+)
 
 
 def read_script(text: str, variables: Variables, read_beside: Callable[[str], str] = lambda _: "") -> list[Launch]:
-    """Read what the commands of a script start. `read_beside`: reads a file that it sources. Raises LaunchError."""
+    """Read what the commands of a script start. `read_beside`: reads a file that it sources. Raises LineError."""
     script = Script(text, ShellState(variables), read_beside=read_beside)
     try:
         overrides = {name: variables.values[name] for name in variables.fixed}
         return [launch for command in script.read() for launch in find_launches(command, overrides)]
     except CommandError as error:
-        raise LaunchError(script.line, str(error)) from None
+        raise LineError(script.line, str(error)) from None
 
 
 def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
@@ -101,7 +101,7 @@ def _find_verb(words: list[str], at: int) -> int:
 
 
 def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[str, str]) -> Launch:
-    """Read the options, image and words. `at`: where the options of run, create or exec begin. Raises LaunchError."""
+    """Read the options, image and words. `at`: where the options of run, create or exec begin. Raises LineError."""
     launch, verb = Launch(lines[at - 1]), words[at - 1]
     while at < len(words) and (words[at].startswith("-") or is_unknown(words[at], "[@]}")) and words[at] != "--":
         word, line, at = words[at], lines[at], at + 1
@@ -112,7 +112,7 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
         options, needs_value = _parse_options(word, line)
         if needs_value:
             if at >= len(words):
-                raise LaunchError(line, f"{word[:60]} needs a value")
+                raise LineError(line, f"{word[:60]} needs a value")
             options[-1] = options[-1]._replace(value=words[at])
             at += 1
         for option in options:
@@ -120,7 +120,7 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
     at += words[at : at + 1] == ["--"]
     name, launch.words = "".join(words[at : at + 1]), words[at + 1 :]
     if not name:
-        raise LaunchError(launch.line, f"docker {verb} names no {'container' if verb == 'exec' else 'image'}: write it")
+        raise LineError(launch.line, f"docker {verb} names no {'container' if verb == 'exec' else 'image'}: write it")
     if verb == "exec":
         launch.entrypoint = []
     else:
@@ -137,7 +137,7 @@ def _parse_options(word: str, line: int) -> tuple[list[Option], bool]:
     for place, letter in enumerate(word[1:], 1):
         name = _SHORT_OPTIONS.get(letter, "")
         if not name:
-            raise LaunchError(line, f"docker's option {word[:60]} is not known: write its long form")
+            raise LineError(line, f"docker's option {word[:60]} is not known: write its long form")
         if name not in _SWITCHES:
             value = word[place + 1 :].removeprefix("=")
             return [*options, Option(name, value, line)], not value

@@ -18,7 +18,7 @@ from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import read_script
 from sparkd.tools.importers.files_beside import read_env_file, read_sourced
 from sparkd.tools.importers.kinds import find_kind, may_be_markdown, unreadable_error
-from sparkd.tools.importers.options import Launch, LaunchError, make_fault
+from sparkd.tools.importers.options import Launch, LineError, make_fault
 from sparkd.tools.importers.source import Overrides
 from sparkd.tools.importers.systemd_unit import read_unit
 from sparkd.tools.importers.variables import Variables
@@ -57,7 +57,7 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     variables = Variables(values, frozenset(overrides))
     try:
         launches = _read_launches(text, kind, variables, service, path, owner)
-    except LaunchError as error:
+    except LineError as error:
         fault = make_fault(str(path), error.line, str(error))
         raise (unreadable_error(text, path, "") if is_markdown else fault) from None
     if is_markdown and not launches:
@@ -68,7 +68,7 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
 def _read_launches(
     text: str, kind: str, variables: Variables, service: str, path: Path, owner: int | None
 ) -> list[Launch]:
-    """Read the launches; for a compose file also the file `.env` beside it. Raises LaunchError."""
+    """Read the launches; for a compose file also the file `.env` beside it. Raises LineError."""
     if kind == "systemd unit":
         return read_unit(text, variables)
     if kind == "command line":

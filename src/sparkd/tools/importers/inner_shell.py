@@ -6,7 +6,7 @@ from itertools import pairwise, takewhile
 
 from sparkd.tools.importers.command import BEFORE
 from sparkd.tools.importers.marks import hide, mark
-from sparkd.tools.importers.options import LaunchError
+from sparkd.tools.importers.options import LineError
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_state import ShellState
 from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
@@ -28,7 +28,7 @@ TEXT_FOLLOWS = re.compile(r"-[a-z]*c")
 def inner_commands(
     words: list[str], env: Mapping[str, str], overrides: Mapping[str, str], line: int
 ) -> list[Command] | None:
-    """The commands in the text of `bash -c` or `eval`; None for others, and an eval without end. Raises LaunchError."""
+    """The commands in the text of `bash -c` or `eval`; None for others, and an eval without end. Raises LineError."""
     env, shell = _find_shell(words, env)
     option_at = next((place for place, word in enumerate(shell) if TEXT_FOLLOWS.fullmatch(word)), 0)
     # Further options may come before the text: bash -c -i TEXT.
@@ -40,7 +40,7 @@ def inner_commands(
     except CommandError as error:
         if words[0] == "eval":
             return None
-        raise LaunchError(line, f"{shell[0]} {shell[option_at]}: {error}") from None
+        raise LineError(line, f"{shell[0]} {shell[option_at]}: {error}") from None
 
 
 def _find_shell(words: list[str], env: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:

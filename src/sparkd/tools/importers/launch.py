@@ -15,7 +15,7 @@ from sparkd.tools.importers.endpoint import DRAFT, SNAPSHOT
 from sparkd.tools.importers.inner_shell import TEXT_FOLLOWS, inner_commands
 from sparkd.tools.importers.kept_settings import KeptSettings
 from sparkd.tools.importers.marks import is_unknown, shown, unknown
-from sparkd.tools.importers.options import Launch, LaunchError, redact
+from sparkd.tools.importers.options import Launch, LineError, redact
 from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError
 
@@ -46,22 +46,22 @@ class Engine(Struct):
 
 
 def find_engine(launch: Launch, folder: str, overrides: Mapping[str, str]) -> Engine | None:
-    """Find the engine of a launch; None where that starts no vLLM server. Raises LaunchError.
+    """Find the engine of a launch; None where that starts no vLLM server. Raises LineError.
 
     `folder`: of relative paths. `overrides`: variables that the user sets for a shell in the container.
     """
     if len(launch.options) + len(launch.env) > _MOST_OPTIONS:
-        raise LaunchError(launch.line, f"has more than {_MOST_OPTIONS} options and variables")
+        raise LineError(launch.line, f"has more than {_MOST_OPTIONS} options and variables")
     return _choose_engine(launch, _list_commands(launch, overrides), folder)
 
 
 def _choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engine | None:
-    """The engine that one of the commands starts. The other commands become notes. Raises LaunchError."""
+    """The engine that one of the commands starts. The other commands become notes. Raises LineError."""
     places = [place for place, command in enumerate(commands) if find_server(command.words)[1]]
     if not places:
         return None
     if len(places) > 1:
-        raise LaunchError(launch.line, "more than one `vllm serve` may run: write one plainly")
+        raise LineError(launch.line, "more than one `vllm serve` may run: write one plainly")
     starter = commands[places[0]]
     note_condition(launch, starter.block)
     for place, command in enumerate(commands):
@@ -104,7 +104,7 @@ def _list_commands(launch: Launch, overrides: Mapping[str, str]) -> list[Command
 
 
 def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrides: Mapping[str, str]) -> Engine:
-    """Find the engine that a shell in the container starts by `text`. Raises CommandError, LaunchError."""
+    """Find the engine that a shell in the container starts by `text`. Raises CommandError, LineError."""
     commands = inner_commands(["bash", "-c", text], env, overrides, launch.line)
     engine = _choose_engine(launch, commands or [], "")
     if engine is None:
@@ -122,13 +122,13 @@ def _put_program_first(words: list[str], image: str) -> list[str]:
 
 
 def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
-    """The engine of a command, with what a recipe keeps of the launch. The rest becomes notes. Raises LaunchError."""
+    """The engine of a command, with what a recipe keeps of the launch. The rest becomes notes. Raises LineError."""
     entrypoint, program_end = find_server(command.words)
     try:
         serve = parse_serve(entrypoint, _drop_unknown(command.words[program_end:], launch))
     except CommandError as error:
         _refuse_unknown(command.words, launch.line)
-        raise LaunchError(launch.line, shown(str(error))) from None
+        raise LineError(launch.line, shown(str(error))) from None
     # env NAME=VALUE before the program
     assignments = (word.partition("=") for word in command.words[:program_end])
     env = {**command.env, **{name: value for name, equals, value in assignments if equals and name.isidentifier()}}
@@ -141,7 +141,7 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     # A blank that no shell fills in, or quotes as pages print them.
     if re.search(r"<[^<>]+>|\A[\u2018-\u201d]|[\u2018-\u201d]\Z", serve.model):
-        raise LaunchError(launch.line, f"names the model {serve.model[:80]}: write its name there, in plain letters")
+        raise LineError(launch.line, f"names the model {serve.model[:80]}: write its name there, in plain letters")
     server_flags = (Flag("served-model-name", (serve.model,)), *flags)  # a name in `flags` counts instead
     server = Serve(_make_entrypoint(launch, entrypoint, extended), model, server_flags)
     launch.notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]
@@ -176,9 +176,9 @@ def _make_entrypoint(launch: Launch, entrypoint: tuple[str, ...], extended: Mapp
 
 
 def _refuse_unknown(words: Iterable[str], line: int) -> None:
-    """Raise LaunchError for the first word with a part that is not known."""
+    """Raise LineError for the first word with a part that is not known."""
     for word in filter(unknown, words):
-        raise LaunchError(line, explain_missing(word))
+        raise LineError(line, explain_missing(word))
 
 
 def explain_missing(word: str) -> str:

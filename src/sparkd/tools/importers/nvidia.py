@@ -12,7 +12,7 @@ from sparkd.tools.importers.nvidia_container import (
     split_environment,
 )
 from sparkd.tools.importers.nvidia_measurement import pin_image, pin_model, read_figures, read_measurement
-from sparkd.tools.importers.options import Launch, LaunchError, redact
+from sparkd.tools.importers.options import Launch, LineError, redact
 from sparkd.tools.importers.ranks import find_differences
 from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, as_mapping
 from sparkd.tools.importers.templates import Values
@@ -93,7 +93,7 @@ def _compare_workers(source: Source, command: str, env: Mapping[str, str], overr
     for worker_command in worker_commands[:_MOST_NODES]:
         try:
             lines |= _compare_worker(command, worker_command, env, overrides)
-        except (CommandError, LaunchError) as error:
+        except (CommandError, LineError) as error:
             lines[f"not compared: {redact(str(error))}"] = False
     if len(worker_commands) > _MOST_NODES:
         lines[f"{len(worker_commands) - _MOST_NODES} of {len(worker_commands)} are not compared"] = False
@@ -104,7 +104,7 @@ def _compare_workers(source: Source, command: str, env: Mapping[str, str], overr
 def _compare_worker(command: str, worker_command: str, env: Mapping[str, str], overrides: Overrides) -> dict[str, bool]:
     """Lines on what a worker's command has else than the head's, and whether each keeps the recipe from an endpoint.
 
-    Raises CommandError, LaunchError for a command that cannot be read.
+    Raises CommandError, LineError for a command that cannot be read.
     """
     head, worker = (read_inner_engine(Launch(1), text, env, overrides) for text in (command, worker_command))
     notes = [note for note in worker.launch.notes if note not in head.launch.notes]

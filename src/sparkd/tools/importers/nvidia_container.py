@@ -10,7 +10,7 @@ from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.container_options import convert_option, explain_reach, why_unused
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.marks import shown
-from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, secret_file
+from sparkd.tools.importers.options import OF_RANK, Launch, LineError, merge_keys, secret_file
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_state import ShellState
 from sparkd.tools.importers.source import Source, UnusableRecipeError
@@ -41,7 +41,7 @@ def read_docker_run(source: Source) -> Launch:
         if len(runs) == 1:
             return read_docker(runs[0], [1] * len(runs[0]), 2, {})  # its options begin behind two words
         raise CommandError(f"has `docker run` {len(runs)} times, and once is needed")
-    except (CommandError, LaunchError) as error:
+    except (CommandError, LineError) as error:
         raise UnusableRecipeError(("runtime",), f"{_SETUP}: {error}") from None
 
 

@@ -14,7 +14,7 @@ OF_RANK = "sparkd sets what a node's rank needs"
 redact = Redaction()
 
 
-class LaunchError(Exception):
+class LineError(Exception):
     def __init__(self, line: int, reason: str, file: str = "") -> None:
         """`file`: the file of the line, where the caller has several."""
         super().__init__(reason)

@@ -15,7 +15,7 @@ from sparkd.tools.importers.forms import CONTAINER, Form
 from sparkd.tools.importers.inner_shell import find_script
 from sparkd.tools.importers.launch import Engine, explain_missing, find_engine
 from sparkd.tools.importers.marks import shown, unknown
-from sparkd.tools.importers.options import Launch, LaunchError, make_fault, redact
+from sparkd.tools.importers.options import Launch, LineError, make_fault, redact
 from sparkd.tools.importers.source import ForeignRecipe, Source
 from sparkd.tools.importers.variables import SET_BY_IMAGE
 
@@ -43,7 +43,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve
             raise make_fault(form.path, launches[0].line, f"vLLM is started by {len(launches)} {starters}")
     try:
         engine = _merge(engines)
-    except LaunchError as error:
+    except LineError as error:
         raise make_fault(error.file, error.line, str(error)) from None
     launch, kind = engine.launch, forms[0].kind
     known_texts = {note.text for note in launch.notes}
@@ -87,7 +87,7 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
                 launch.note(launch.env.pop(variable), f"{variable}: left out: the image has its own")
         try:
             engine = find_engine(launch, form.folder, form.overrides)
-        except LaunchError as error:
+        except LineError as error:
             raise make_fault(form.path, error.line, str(error)) from None
         if engine is None:
             idle_containers += [(form.path, launch)] if is_container else []
@@ -129,14 +129,14 @@ def _explain_no_engine(forms: list[Form]) -> ConfigError:
 def _merge(engines: list[tuple[str, Engine]]) -> Engine:
     """Give the first rank's engine the notes and secrets of the others. Each comes with the path of its file.
 
-    Raises LaunchError where ranks differ in a setting that all need the same.
+    Raises LineError where ranks differ in a setting that all need the same.
     """
     file, first = engines[0]
     notes = [replace(note, file=note.file or file) for note in first.launch.notes]
     for other_file, other in engines[1:]:
         for setting, value, other_value in find_differences(first, other):
             both = f"{setting}: {value} in {file}, {other_value} in {other_file}"
-            raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same", other_file)
+            raise LineError(other.launch.line, f"{both}: ranks of one engine need the same", other_file)
         first.secrets |= other.secrets
         known_notes = {(note.text, note.is_missing) for note in notes}
         new_notes = (note for note in other.launch.notes if (note.text, note.is_missing) not in known_notes)

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from msgspec import Struct, field
 
-from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.base.vllm.args import LONGEST_ARGUMENT
 from sparkd.tools.importers.marks import mark, shown
 from sparkd.tools.importers.shell_state import COST_CHARACTERS, KEYWORDS, ShellState
 from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
@@ -230,8 +230,8 @@ class Script(Struct):
             self.current.lines.append(self.at_line or self.line)
             self.masked = ""
         self.word, self.masked = (self.word or "") + text, self.masked + masked
-        if len(self.word) > LONGEST:
-            raise CommandError(f"a word is longer than {LONGEST} characters")
+        if len(self.word) > LONGEST_ARGUMENT:
+            raise CommandError(f"a word is longer than {LONGEST_ARGUMENT} characters")
 
     def _end_word(self) -> None:
         if self.word is None:

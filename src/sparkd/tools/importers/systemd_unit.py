@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from sparkd.tools.importers.docker_line import find_launches
 from sparkd.tools.importers.marks import mark
-from sparkd.tools.importers.options import Launch, LaunchError, redact
+from sparkd.tools.importers.options import Launch, LineError, redact
 from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.variables import CommandError, Variables
@@ -24,7 +24,7 @@ def is_unit(text: str) -> bool:
 
 
 def read_unit(text: str, variables: Variables) -> list[Launch]:
-    """Read what a unit starts. Raises LaunchError."""
+    """Read what a unit starts. Raises LineError."""
     home = "/root" if _SYSTEM_UNIT.search(text) else variables.value("HOME")
     env: dict[str, str] = {}
     launches: list[Launch] = []
@@ -45,7 +45,7 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                 words = _split_exec(_fill_specifiers(value.lstrip("-@:+!|"), home), variables)
                 launches += _find_engines(line, words, env) or [_make_other_launch(line, words, env)]
         except (CommandError, ValueError) as error:
-            raise LaunchError(line, f"{key}: {str(error).lower()}") from None
+            raise LineError(line, f"{key}: {str(error).lower()}") from None
     for launch in launches:
         launch.notes += notes
     return launches

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from sparkd.base.lib.text import did_you_mean
-from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.base.vllm.args import LONGEST_ARGUMENT
 from sparkd.tools.importers.marks import mark
 from sparkd.tools.importers.source import Overrides, UnusableRecipeError
 from sparkd.tools.importers.variables import CommandError
@@ -79,8 +79,8 @@ def _format_field(formatter: string.Formatter, name: str, spec: str, conversion:
 
 def _check_length(text: str, when: str = "") -> str:
     """Return the text. Raises CommandError where it is too long; `when` ends the message."""
-    if len(text) > LONGEST:
-        raise CommandError(f"is longer than {LONGEST} characters{when}")
+    if len(text) > LONGEST_ARGUMENT:
+        raise CommandError(f"is longer than {LONGEST_ARGUMENT} characters{when}")
     return text
 
 
@@ -117,8 +117,8 @@ def _substitute_once(text: str, values: Values) -> str:
         value = values.get(placeholder[1].strip("{"))
         replacement = placeholder[0] if value is None else str(value)
         size += len(replacement) - len(placeholder[0])
-        if size > LONGEST:
-            raise CommandError(f"is longer than {LONGEST} characters once it is filled in")
+        if size > LONGEST_ARGUMENT:
+            raise CommandError(f"is longer than {LONGEST_ARGUMENT} characters once it is filled in")
         return replacement
 
     # Only the part of each line up to its last } is searched: many unclosed { would take minutes.

@@ -7,7 +7,7 @@ from os.path import basename, dirname, normpath
 
 from msgspec import Struct
 
-from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.base.vllm.args import LONGEST_ARGUMENT
 from sparkd.tools.importers.marks import OPEN, hide, mark, unknown
 
 SET_BY_IMAGE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
@@ -74,7 +74,7 @@ class Variables(Struct):
         alternative = text[named.end() : end - 1] if named else ""
         alternative = re.sub(r'\\(["\\])', r"\1", alternative) if in_shell else alternative
         value = self._evaluate_named(named, alternative, depth) if named else self._evaluate_other(text[at:end], depth)
-        self.spend(len(value) if len(value) <= LONGEST else self.characters_left + 1)
+        self.spend(len(value) if len(value) <= LONGEST_ARGUMENT else self.characters_left + 1)
         return value, end
 
     def spend(self, size: int) -> None:

@@ -72,7 +72,7 @@ class Tuning(Struct, frozen=True):
     """How many processes have begun that step: each died before its end, or takes it now."""
 
 
-FILE = StateFile("tune-recipe.json", Tuning)
+FILE = StateFile(Tuning, "tune-recipe.json")
 
 
 class Climb:

@@ -27,7 +27,7 @@ LONG_TRIP_US = 1000.0
 JUMBO_MTU = 9000
 
 
-class Port(Struct, frozen=True):
+class PortFacts(Struct, frozen=True):
     """An address of a node, with its interface."""
 
     interface: Annotated[str, Meta(max_length=64)]
@@ -40,18 +40,18 @@ class Port(Struct, frozen=True):
     """Interfaces of the same physical port without an address: a part of its bandwidth that nothing reaches."""
 
 
-class Facts(Struct, frozen=True):
+class FabricFacts(Struct, frozen=True):
     """A node's report of its ports."""
 
     node: Annotated[str, Meta(max_length=256)]
-    ports: Annotated[tuple[Port, ...], Meta(max_length=2 * MOST)]
+    ports: Annotated[tuple[PortFacts, ...], Meta(max_length=2 * MOST)]
 
 
 class Pair(Struct, frozen=True):
     """A port of the first node and one of the other, with the figures between them."""
 
-    own: Port
-    other: Port
+    own: PortFacts
+    other: PortFacts
     measured: PairFigures | None
     trouble: Annotated[str, Meta(max_length=1000)] = ""
     """Why nothing was measured, or not RDMA."""
@@ -65,7 +65,7 @@ class Pair(Struct, frozen=True):
         return min(own_mbps, other_mbps) / 1000 if own_mbps and other_mbps else None
 
 
-class Verdict(Struct, frozen=True):
+class FabricVerdict(Struct, frozen=True):
     """Whether a pair carries what it should."""
 
     outcome: str
@@ -77,20 +77,20 @@ class Verdict(Struct, frozen=True):
 class Result(Struct, frozen=True):
     """The ports of two nodes; the first node measured."""
 
-    own: Facts
-    other: Facts
+    own: FabricFacts
+    other: FabricFacts
     ceiling_gbps: float
     pairs: Annotated[tuple[Pair, ...], Meta(max_length=2 * MOST)]
 
 
-def describe_ports(node: str, own_address: str, ports: Sequence[FabricPort], *, perftest: bool) -> Facts:
+def describe_ports(node: str, own_address: str, ports: Sequence[FabricPort], *, perftest: bool) -> FabricFacts:
     """The node's report: first the port of `own_address`, its address in cluster.nodes, then others with IPv4.
 
     The first one is there even if no interface has that address.
     """
     addressed = {port.link.name for port in ports if port.addresses}
     described = [
-        Port(
+        PortFacts(
             port.link.name,
             address,
             port.link.speed_mbps,
@@ -103,18 +103,19 @@ def describe_ports(node: str, own_address: str, ports: Sequence[FabricPort], *, 
         if address == own_address or ":" not in address
     ]
     if not any(port.address == own_address for port in described):
-        described.insert(0, Port("", own_address, None, 0))
-    return Facts(node, tuple(sorted(described, key=lambda port: port.address != own_address))[: 2 * MOST])
+        described.insert(0, PortFacts("", own_address, None, 0))
+    return FabricFacts(node, tuple(sorted(described, key=lambda port: port.address != own_address))[: 2 * MOST])
 
 
 def pair_ports(
-    own: Facts, other: Facts, peer_address: str, interfaces: Callable[[str], tuple[str, ...]]
-) -> Iterator[tuple[Port, Port]]:
+    own: FabricFacts, other: FabricFacts, peer_address: str, interfaces: Callable[[str], tuple[str, ...]]
+) -> Iterator[tuple[PortFacts, PortFacts]]:
     """Yield the pair of the addresses in cluster.nodes (the other node's is `peer_address`), then pairs of one subnet.
 
     `interfaces` returns the interfaces of this node that reach an address without a router.
     """
-    peer_port = next((port for port in other.ports if port.address == peer_address), Port("", peer_address, None, 0))
+    unnamed = PortFacts("", peer_address, None, 0)
+    peer_port = next((port for port in other.ports if port.address == peer_address), unnamed)
     yield own.ports[0], peer_port
     for other_port in other.ports:
         reaching = interfaces(other_port.address)
@@ -123,29 +124,31 @@ def pair_ports(
             yield own_ports[0], other_port
 
 
-def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
+def judge(pair: Pair, ceiling_gbps: float) -> FabricVerdict:
     """The verdict on a pair. `ceiling_gbps`: what iperf3 reaches on this node without a cable."""
     figures, link_gbps = pair.measured, pair.link_gbps
     if figures is None:
         hint = f"ping -I {pair.own.address} {pair.other.address}; does a firewall close sparkd's ports?"
-        return Verdict(SLOW, pair.trouble or "nothing was measured", hint)
+        return FabricVerdict(SLOW, pair.trouble or "nothing was measured", hint)
     reached_gbps, method = min(figures.sent_gbps, figures.received_gbps), ""
     if pair.rdma_gbps is not None:  # NCCL uses RDMA, and the programs for it are no limit
         reached_gbps, method, ceiling_gbps = pair.rdma_gbps, " by RDMA", inf
     if link_gbps is None:
-        return Verdict(UNKNOWN, f"{reached_gbps:.1f} Gb/s; the kernel reports no speed of the link", "ip -brief link")
+        return FabricVerdict(
+            UNKNOWN, f"{reached_gbps:.1f} Gb/s; the kernel reports no speed of the link", "ip -brief link"
+        )
     usual_gbps = min(link_gbps, USABLE_GBPS)
     compared = f"{reached_gbps:.1f} Gb/s{method} where {usual_gbps:g} are usual"
     if reached_gbps < LEAST_SHARE * usual_gbps:
         if reached_gbps >= CEILING_SHARE * ceiling_gbps:
             limit = f"more can't be seen, for this test reaches {ceiling_gbps:.1f} here"
             reason = f"at least {reached_gbps:.1f} Gb/s: {limit}"
-            return Verdict(UNKNOWN, f"{reason} without a cable", "end other work, or measure with ib_write_bw")
-        return Verdict(SLOW, compared, _find_hint(pair, reached_gbps, usual_gbps))
+            return FabricVerdict(UNKNOWN, f"{reason} without a cable", "end other work, or measure with ib_write_bw")
+        return FabricVerdict(SLOW, compared, _find_hint(pair, reached_gbps, usual_gbps))
     if figures.round_trip_us > LONG_TRIP_US:
         reason = f"a round trip takes {figures.round_trip_us:.0f} us, some 50 are usual"
-        return Verdict(SLOW, reason, f"is there more than a cable between them? tracepath {pair.other.address}")
-    return Verdict(OK, f"{reached_gbps:.1f} of {usual_gbps:g} Gb/s{method}")
+        return FabricVerdict(SLOW, reason, f"is there more than a cable between them? tracepath {pair.other.address}")
+    return FabricVerdict(OK, f"{reached_gbps:.1f} of {usual_gbps:g} Gb/s{method}")
 
 
 def _find_hint(pair: Pair, reached_gbps: float, usual_gbps: float) -> str:

@@ -20,7 +20,7 @@ from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import parse_json, sanitize
-from sparkd.tools.measure.fabric import Facts, Pair, Port, Result, describe_ports, pair_ports
+from sparkd.tools.measure.fabric import FabricFacts, Pair, PortFacts, Result, describe_ports, pair_ports
 from sparkd.tools.measure.interrupts import report_progress
 from sparkd.tools.measure.traffic import PORTS, RESULT, Keys, Measurer, measure_ceiling, receive_result
 from sparkd.tools.measure.traffic_programs import IB_WRITE_BW, IPERF3, TrafficError
@@ -52,7 +52,7 @@ def measure_all(settings: Settings, host: Host) -> tuple[list[Result], list[Bloc
         return measure_peers(facts, peers, port, keys, host)
 
 
-def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float = WAIT_SECONDS) -> Result:
+def await_result(facts: FabricFacts, port: int, keys: Keys, head: str, seconds: float = WAIT_SECONDS) -> Result:
     """What the head has measured with this node. Raises BlockedError."""
     report_progress(f"waits for {head}, for {seconds:.0f} s: sudo sparkd fabric test there, too")
     devices = {own_port.address: own_port.hca for own_port in facts.ports}
@@ -71,7 +71,7 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float 
 
 
 def measure_peers(
-    facts: Facts, peers: Iterable[Peer], port: int, keys: Keys, host: Host, seconds: float = WAIT_SECONDS
+    facts: FabricFacts, peers: Iterable[Peer], port: int, keys: Keys, host: Host, seconds: float = WAIT_SECONDS
 ) -> tuple[list[Result], list[BlockedError]]:
     """Measure with each other node once it listens, which has the result then too.
 
@@ -101,7 +101,7 @@ def measure_peers(
     return results, failures
 
 
-def _measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Result | str:
+def _measure(facts: FabricFacts, peer: Peer, port: int, keys: Keys, host: Host) -> Result | str:
     """Measure with one other node. Returns why it does not listen yet, if it does not. Raises BlockedError."""
     address = facts.ports[0].address
     peer_facts = _request_ports(Measurer(address, peer.address, port, keys))
@@ -124,7 +124,7 @@ def _measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Res
     return measurement
 
 
-def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
+def measure_pair(own: PortFacts, other: PortFacts, port: int, keys: Keys) -> Pair:
     """Figures of one pair of ports; the reason in it where a measurement fails."""
     figures, measurer = None, Measurer(own.address, other.address, port, keys)
     try:
@@ -135,11 +135,11 @@ def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
         return Pair(own, other, figures, sanitize(reason or str(error)))
 
 
-def _request_ports(measurer: Measurer) -> Facts | str:
+def _request_ports(measurer: Measurer) -> FabricFacts | str:
     """The other node's ports, or why it does not listen yet. Raises BlockedError where it refuses."""
     try:
         answer = measurer.request(PORTS)
-        facts = msgspec.convert(parse_json(answer), prepared(Facts), strict=False) if answer else None
+        facts = msgspec.convert(parse_json(answer), prepared(FabricFacts), strict=False) if answer else None
     except UnsignedError as error:
         hint = "the same /etc/sparkd/cluster.key on all nodes? sudo sparkd init --invite brings it"
         raise BlockedError(f"{measurer.other_address}: {error}", hint) from None

@@ -12,8 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkd import __version__
-from sparkd.agent.actions import files
-from sparkd.agent.actions import history as store
+from sparkd.agent.actions import files, history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
@@ -39,7 +38,7 @@ SPARE_TOKENS = 32
 def read_rows(host: Host) -> tuple[Row, ...]:
     """Read the history for a measurement, which continues without it."""
     try:
-        return store.read(host.files)
+        return history.read(host.files)
     except OSError as error:
         report_progress(f"the history can't be read: {error}")
         return ()
@@ -48,8 +47,8 @@ def read_rows(host: Host) -> tuple[Row, ...]:
 def keep(row: Row) -> None:
     """Write the row to the history, or report why not: a command prints its result all the same."""
     try:
-        if store.write(Host().files, row):
-            report_progress(f"the history was broken, and is {PATH}{store.ASIDE} now")
+        if history.write(Host().files, row):
+            report_progress(f"the history was broken, and is {PATH}{history.ASIDE} now")
     except OSError as error:
         report_progress(f"the result is not kept: {error}")
 

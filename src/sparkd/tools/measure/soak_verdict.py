@@ -19,16 +19,16 @@ LEAST_POINTS, MOST_POINTS = 6, 240
 STEADY, NOT_STEADY, UNKNOWN = "steady", "not steady", "unknown"
 
 
-class Verdict(Struct, frozen=True):
+class SoakVerdict(Struct, frozen=True):
     outcome: str
     """STEADY, NOT_STEADY or UNKNOWN."""
     lines: tuple[str, ...]
 
 
-def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
+def judge(samples: Sequence[Sample], first_failure: str) -> SoakVerdict:
     """The verdict, with a line for each figure. The last sample has the totals."""
     if not samples:
-        return Verdict(UNKNOWN, ("nothing was measured",))
+        return SoakVerdict(UNKNOWN, ("nothing was measured",))
     last_sample = samples[-1]
     nodes = sorted({name for sample in samples for name in sample.available_bytes})
     drifts = {node: find_drift(node, samples) for node in nodes}
@@ -43,8 +43,8 @@ def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
         lines.append(f"first failure {first_failure}")
     shrinks = any(drift and drift.shrinks for drift in drifts.values())
     if last_sample.failed or first_failure or shrinks or swapped_bytes > NOISE_BYTES:
-        return Verdict(NOT_STEADY, tuple(lines))
-    return Verdict(STEADY if last_sample.answered and all(drifts.values()) else UNKNOWN, tuple(lines))
+        return SoakVerdict(NOT_STEADY, tuple(lines))
+    return SoakVerdict(STEADY if last_sample.answered and all(drifts.values()) else UNKNOWN, tuple(lines))
 
 
 class Drift(Struct, frozen=True):

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.checks.docker import UNIT as DOCKER_UNIT
-from sparkd.agent.preflight.checks.docker import EngineImage
+from sparkd.agent.preflight.checks.docker import DOCKER_UNIT, EngineImage
 from sparkd.agent.preflight.checks.weights import ModelWeights
 from sparkd.base.config import Settings
 from sparkd.base.host import CachedHost, Host

@@ -10,8 +10,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkd.agent.actions import files
-from sparkd.agent.cluster.inventory_comparison import Inventories, find_missing_elsewhere
-from sparkd.agent.cluster.inventory_requests import request_inventories
 from sparkd.agent.preflight.check import Finding
 from sparkd.agent.preflight.runner import build_checks, by_policy, examine, uncleared, without_skipped
 from sparkd.base.cluster import membership
@@ -27,6 +25,8 @@ from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
 from sparkd.base.status.model import Phase, parse, read_living_report, read_report
+from sparkd.tools.node.inventory_comparison import Inventories, find_missing_elsewhere
+from sparkd.tools.node.inventory_requests import request_inventories
 from sparkd.tools.node.next_start import NextStart
 
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sparkd.base.config import Loaded, Settings, load_with_origins, units
+from sparkd.base.config import LoadedSettings, Settings, load_with_origins, units
 from sparkd.base.config.layers import Key
 from sparkd.base.config.reference import format_line
 from sparkd.base.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
@@ -54,7 +54,7 @@ class NodeFiles:
         """The file of the settings that `init` writes."""
         return str(Path(self.persons_file).parent / FOLDER / INIT_FILE)
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedSettings:
         return load_with_origins(self.env, self.root)
 
     def changes(self, values: Values, settings: Settings, files: Sequence[SecretFile] = ()) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from sparkd.agent.actions import files as file_actions
+from sparkd.agent.actions import files
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.state.file import StateFile
@@ -40,7 +40,7 @@ class Manifest(Struct, frozen=True):
     files: tuple[WrittenFile, ...]
 
 
-FILE = StateFile("setup.json", Manifest)
+FILE = StateFile(Manifest, "setup.json")
 
 
 class Setup:
@@ -54,7 +54,7 @@ class Setup:
 
     def hold_lock(self) -> AbstractContextManager[None]:
         """The lock for changes. Raises UsageError while another process has it."""
-        return file_actions.hold_command_lock(self._root)
+        return files.hold_command_lock(self._root)
 
     def written(self) -> tuple[WrittenFile, ...]:
         """The entries of the manifest, in the order of their changes."""
@@ -81,11 +81,11 @@ class Setup:
         `own`: as in `record`.
         """
         self.record(path, text, own=own)
-        with file_actions.usage_error(f"{path} can't be written"):
+        with files.usage_error(f"{path} can't be written"):
             if (current_text := self.read(path)) is not None and mode & 0o077:
                 mode = self.files.lstat(path).permissions
             if current_text != text:
-                file_actions.write(self._root / path.lstrip("/"), text, mode, durable=True)
+                files.write(self._root / path.lstrip("/"), text, mode, durable=True)
 
     def record(self, path: str, text: str, *, own: bool = False) -> None:
         """Record in the manifest that this file is about to be written, with this text.
@@ -105,7 +105,7 @@ class Setup:
     def take_back(self) -> Iterator[str]:
         """Remove or restore each file, and yield a line on it; remove the manifest at the end. Raises UsageError."""
         for file in reversed(self.written()):
-            with file_actions.usage_error(f"{file.path} can't be changed"):
+            with files.usage_error(f"{file.path} can't be changed"):
                 yield self._take_back(file)
         remove(self._root, FILE.path)
 
@@ -116,12 +116,12 @@ class Setup:
         if file.is_edited(current_text):
             return f"left {file.path}: it was changed since"
         if file.before is None or not file.before.strip():
-            file_actions.remove(path)
+            files.remove(path)
             if path.parent.name.endswith(".service.d"):
                 with suppress(OSError):  # it has other files
                     path.parent.rmdir()
             return f"removed {file.path}"
-        file_actions.write(path, file.before, self.files.lstat(file.path).permissions, durable=True)
+        files.write(path, file.before, self.files.lstat(file.path).permissions, durable=True)
         return f"restored {file.path}"
 
     def _save(self, entries: tuple[WrittenFile, ...]) -> None:

@@ -29,7 +29,7 @@ class Saved(Struct, frozen=True):
     ]
 
 
-FILE = StateFile("tune.json", Saved, PUBLIC)
+FILE = StateFile(Saved, "tune.json", PUBLIC)
 
 
 class SysctlManager:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sparkd.agent.cluster.inventory_comparison import Inventories, find_missing_elsewhere
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.runner import blocking
 from sparkd.base.cluster import head_key
@@ -27,6 +26,7 @@ from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.tools.models.ssh import SshHost
 from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.node.fit import Fit
+from sparkd.tools.node.inventory_comparison import Inventories, find_missing_elsewhere
 from sparkd.tools.node.recipe_lint import try_recipe
 from sparkd.tools.node.render import CONFIGURATION, PreflightReport, summarise
 from sparkd.tools.setup import cluster_key

@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from sparkd import __version__
-from sparkd.agent.actions import history as store
+from sparkd.agent.actions import history
 from sparkd.agent.actions.shared_folders import run_as_owner
 from sparkd.base.cluster import head_key, membership
 from sparkd.base.config import Settings, load_settings
@@ -184,7 +184,7 @@ class Collector:
 
     def _read_history(self) -> str:
         files = self.host.files
-        return f"{history_as_json(store.read(files), store.read_totals(files), 100)}\n"
+        return f"{history_as_json(history.read(files), history.read_totals(files), 100)}\n"
 
     def _describe_containers(self) -> str:
         """JSON on sparkd's containers, without the values of their environment, with the beginning of their command."""

@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeAlias
 
 from sparkd.agent.cluster import inventory
 from sparkd.agent.cluster.client import Source, UnsignedError
-from sparkd.agent.cluster.node_logs import Entry, NodeLog, merge, open_logs
 from sparkd.agent.cluster.peer_reader import PeerReader, parse_peer_report
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.auth import KeyRing
@@ -21,6 +20,7 @@ from sparkd.base.lib.slow_document import ANSWER_SECONDS
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state import launch_history
 from sparkd.base.status import model
+from sparkd.tools.support.node_logs import Entry, NodeLog, merge, open_logs
 
 OpenLogs: TypeAlias = Callable[[Settings, Host], AbstractAsyncContextManager[tuple[list[NodeLog], str]]]
 

@@ -19,7 +19,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import AssertResult
 
-UNIT = "docker.service"
+DOCKER_UNIT = "docker.service"
 
 
 def docker_unknown(reason: str) -> Verdict:
@@ -48,7 +48,7 @@ class Docker(Check[DockerEngineFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     def probe(self, host: Host) -> DockerEngineFacts:
-        installed = host.unit(UNIT) is not None
+        installed = host.unit(DOCKER_UNIT) is not None
         try:
             engine = docker.query(host, gpu_access.read_engine)
         except DockerError as error:

@@ -15,9 +15,9 @@ from sparkd.base.state import vllm_tables
 from sparkd.base.vllm.command import FirstValues, first_values, parse_command
 from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint import script as scripts
 from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
+from sparkd.base.vllm.lint.script import Script, find_misplaced, parse_script
 from sparkd.base.vllm.releases import known_release
 
 SCRIPT_LIMIT_BYTES = 64 << 10
@@ -29,7 +29,7 @@ class PlanFacts(Struct, frozen=True):
     model: ModelLimits
     own_command: bool
     """Whether engine.script starts an engine of its own, rather than the plan's."""
-    _script: scripts.Script | None
+    _script: Script | None
     _resolved: Mapping[str, str]
     """Each path that the container gets, with its symlinks on this node resolved."""
     _vllm: FlagTable = SHIPPED
@@ -60,7 +60,7 @@ class PlanLint(Check[PlanFacts], frozen=True):
         node, script, port = self.plan.node, facts._script, self.plan.master_port
         issues = list[rules.Issue]()
         if script is not None:
-            issues += scripts.find_misplaced(script, node.rank, node.cluster_size, node.head_address, port)
+            issues += find_misplaced(script, node.rank, node.cluster_size, node.head_address, port)
         launch = _build_launch(self.plan, script if facts.own_command else None)
         issues += rules.find_issues(replace(launch, model=facts.model, vllm=facts._vllm))
         secret_files = {f"secrets.{secret.name}": secret.file for secret in self.plan.secrets}
@@ -81,7 +81,7 @@ def is_doubtful(plan: LaunchPlan) -> bool:
     return (release is None and not plan.user_script) or rules.is_doubtful(launch)
 
 
-def _build_launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
+def _build_launch(plan: LaunchPlan, script: Script | None) -> Launch:
     """The engine that will run: the script's, or the plan's where that is None."""
     launch = Launch(
         flags=first_values(plan.argv),
@@ -115,12 +115,12 @@ def _merge_flags(commands: Sequence[FirstValues]) -> FirstValues:
     return {name: texts.pop() if len(texts) == 1 else None for name, texts in values.items()}
 
 
-def _read_script(files: Files, plan: LaunchPlan) -> scripts.Script | None:
+def _read_script(files: Files, plan: LaunchPlan) -> Script | None:
     """Parse engine.script; None where there is none to read: script-paths reports a missing one. Raises OSError."""
     if not plan.user_script:
         return None
     try:
-        return scripts.parse_script(files.text(plan.user_script, SCRIPT_LIMIT_BYTES), dict(plan.env))
+        return parse_script(files.text(plan.user_script, SCRIPT_LIMIT_BYTES), dict(plan.env))
     except OSError as error:
         if error.errno in (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP, EISDIR, ENXIO):
             return None

@@ -4,12 +4,12 @@ import asyncio
 
 from sparkd.agent.cluster.client import SLOW_ANSWER_SECONDS, Source, UnsignedError, fetch
 from sparkd.agent.cluster.inventory import CODEC, PATH, Inventory, read_inventory
-from sparkd.agent.cluster.inventory_comparison import Inventories
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.cluster.membership import Peer, peers_of
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.http_client import HttpError
+from sparkd.tools.node.inventory_comparison import Inventories
 
 TRIES = 3
 """Requests to one node: a slow read times out there, and the page cache speeds up the next one."""

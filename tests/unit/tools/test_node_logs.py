@@ -12,9 +12,8 @@ from tests.unit.cluster.log_lines import line, page
 from tests.unit.cluster_nodes import addresses, machine, settings
 from tests.unit.nodes import KEY, node, served
 
-from sparkd.agent.cluster import log_pages, node_logs
+from sparkd.agent.cluster import log_pages
 from sparkd.agent.cluster.log_pages import CODEC, LogPage
-from sparkd.agent.cluster.node_logs import BusyError, Entry, NewLines, NodeLog, merge, open_logs
 from sparkd.base.cluster import auth
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -22,6 +21,8 @@ from sparkd.base.host.journal import LATEST_US, Line, Query
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.http_connection import Request, Response
 from sparkd.base.lib.slow_document import SlowDocument
+from sparkd.tools.support import node_logs
+from sparkd.tools.support.node_logs import BusyError, Entry, NewLines, NodeLog, merge, open_logs
 
 ALL = Query(0)
 

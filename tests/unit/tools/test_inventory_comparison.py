@@ -6,9 +6,9 @@ from tests.unit.cluster.inventories import GOOD
 from tests.unit.plans import HEAD, configured, plan
 
 from sparkd.agent.cluster.inventory import Image, Inventory, Model
-from sparkd.agent.cluster.inventory_comparison import Lack, find_missing
 from sparkd.base.config.settings import Allow
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.tools.node.inventory_comparison import Lack, find_missing
 
 WANTED = plan(HEAD)
 

@@ -32,6 +32,8 @@ REPLACEMENTS = {
     r"\blie[sn]? in wait\b|\bin vain\b": "without effect",
     r"\bhence\b|\bthereof\b|\btherein\b|\bthereby\b|\bwhereof\b|\bere\b": "a plain connective",
     r"\bthe like\b": "name it, or: similar",
+    r"\bwants? a yes\b": "waits for confirmation",
+    r"\bwithout a word\b": "without a log line, an error, or output",
     r"\bcan't be looked at\b|\bcould not be looked at\b|\bbe looked at\b": "unreadable, can't be inspected",
 }
 SUFFIXES = {".py", ".js", ".md", ".toml", ".yaml", ".service", ".in", ".sh"}

@@ -1,4 +1,4 @@
-"""Functions by size and branches, and where code waits, locks and keeps state.
+"""Functions by size and branches, where code waits, locks and keeps state, and what reads badly.
 
 A place is `path:function`, without a line's number: it stays where lines above it change.
 """
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tests.count.source import FunctionNode, Module, functions, qualified_name
+from tests.count.source import FunctionNode, Module, functions, qualified_name, statements
 
 MAX_BRANCHES = 12
 BRANCHES = (*(ast.If, ast.For, ast.AsyncFor, ast.While, ast.IfExp, ast.ExceptHandler, ast.match_case, ast.Assert),)
@@ -95,6 +95,17 @@ def list_calls(modules: Iterable[Module], *names: str) -> list[str]:
         if any(name in module.text for name in names)
         for place, call in _calls(module.tree, module.path)
         if f".{ast.unparse(call.func)}".endswith(tuple(f".{name}" for name in names))
+    ]
+
+
+def list_openings(modules: Iterable[Module], *words: str) -> list[str]:
+    """Places with a docstring that begins with one of these words; the place of a field is its class."""
+    return [
+        f"{module.path}:{scope}"
+        for module in modules
+        for scope, node in statements(module.tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if str(node.value.value).partition(" ")[0] in words
     ]
 
 

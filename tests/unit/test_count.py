@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.count.__main__ import Report, count, find_moved, render
+from tests.count.__main__ import ROOT, SOURCE, Report, count, find_moved, list_places, render
 from tests.count.lines import Lines, count_code_tokens, count_docstring_words, count_lines
 from tests.count.shape import count_branches, measure_functions, percentile
 from tests.count.source import Module, functions, import_closure, read_modules
@@ -50,6 +50,10 @@ TREE = {
     "host/docker/client.py": "",
     "plan.py": "",
 }
+KEPT = (
+    *("modules over 320 lines", "modules under 40 lines", "functions over 12 branches"),
+    "docstrings that begin with Of, For or As",
+)
 
 
 @pytest.fixture
@@ -148,6 +152,12 @@ def test_places_have_no_line_numbers(top: Path) -> None:
     assert report.places["locks"] == ["cli/run.py:start"]
     assert report.places["modules under 40 lines"][:2] == ["agent/daemon/deps.py 3", "agent/history.py 0"]
     assert report.figures["locks"] == 1
+
+
+def test_the_source_has_no_place_that_reads_badly() -> None:
+    modules = read_modules(ROOT / SOURCE)
+    places = list_places(modules, measure_functions(modules))
+    assert [(title, place) for title in KEPT for place in places[title]] == []
 
 
 def test_the_rooms_of_a_subject_are_named_for_it(top: Path) -> None:

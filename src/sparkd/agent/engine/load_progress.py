@@ -80,7 +80,7 @@ class LoadProgress(Struct, frozen=True):
         return bool(self.symptom and ended_itself)
 
     def proven_cause(self, now: float) -> str:
-        """As `root_cause`, but never a client's text."""
+        """The part of `root_cause` that can't be a client's text; empty without one."""
         return self.cause if self.is_failing(now) else ""
 
     def stopped_by_signal(self, now: float) -> bool:

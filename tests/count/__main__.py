@@ -21,6 +21,7 @@ from tests.count.lines import Lines, count_code_tokens, count_docstring_words, c
 from tests.count.shape import (
     MAX_BRANCHES,
     Function,
+    list_bare_numbers,
     list_calls,
     list_openings,
     list_rooms,
@@ -105,6 +106,7 @@ def list_places(modules: tuple[Module, ...], functions: tuple[Function, ...]) ->
         f"functions over {MAX_BRANCHES} branches": [
             _branched(function) for function in ranked if function.branches > MAX_BRANCHES
         ],
+        "numbers used once without a docstring or comment": list_bare_numbers(modules),
         "docstrings that begin with Of, For or As": list_openings(modules, "Of", "For", "As"),
     }
 

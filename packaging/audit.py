@@ -42,18 +42,18 @@ def _crates(wheel: Path) -> Iterator[str]:
 
 def find_advisories(packages: Sequence[str], osv: str = OSV) -> dict[str, list[str]]:
     """Ids by package URL; those without any are left out. Raises OSError, ValueError."""
-    found: dict[str, list[str]] = {}
+    advisories: dict[str, list[str]] = {}
     for begin in range(0, len(packages), MOST_QUERIES):
         some = packages[begin : begin + MOST_QUERIES]
-        body = json.dumps({"queries": [{"package": {"purl": one}} for one in some]}).encode()
+        body = json.dumps({"queries": [{"package": {"purl": package}} for package in some]}).encode()
         request = urllib.request.Request(f"{osv}/v1/querybatch", body, {"Content-Type": "application/json"})  # noqa: S310
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - the address is ours
             results = json.loads(answer.read(LIMIT_BYTES))["results"]
         if len(results) != len(some):
             raise ValueError(f"{len(results)} results for {len(some)} packages")
-        ids = ([str(one["id"]) for one in result.get("vulns", ())] for result in results)
-        found |= {package: names for package, names in zip(some, ids, strict=True) if names}
-    return found
+        ids = ([str(vulnerability["id"]) for vulnerability in result.get("vulns", ())] for result in results)
+        advisories |= {package: names for package, names in zip(some, ids, strict=True) if names}
+    return advisories
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -65,14 +65,14 @@ def main(words: Sequence[str] | None = None) -> int:
     if not wheels.is_dir():
         print("audit: no Rust crates are looked up: make deb fetches the wheels that they are in", file=sys.stderr)
     try:
-        found = find_advisories(packages, osv)
+        advisories = find_advisories(packages, osv)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         print(f"audit: {osv} can't be read: {error}; run it where that address can be reached", file=sys.stderr)
         return 2
-    for package, names in found.items():
+    for package, names in advisories.items():
         print(f"{package}: " + " ".join(f"https://osv.dev/{name}" for name in names))
-    print(f"{len(packages)} packages, {len(found)} with advisories")
-    return 1 if found else 0
+    print(f"{len(packages)} packages, {len(advisories)} with advisories")
+    return 1 if advisories else 0
 
 
 if __name__ == "__main__":

@@ -63,13 +63,18 @@ def options(name: str) -> str:
     """Of a command's page: what `--help` prints of it, or of each of its actions."""
     parts = []
     for words, parser in leaves(inner_parsers(whole_parser())[name], (name,)):
-        shown = [one for one in parser._actions if one.help not in (None, argparse.SUPPRESS) and one.dest != "help"]
+        shown = [
+            action
+            for action in parser._actions
+            if action.help not in (None, argparse.SUPPRESS) and action.dest != "help"
+        ]
         if shown and len(words) > 1:
             parts.append(f"## sparkd {' '.join(words)}\n")
-        for one in shown:
-            names = ", ".join(f"`{name}`" for name in one.option_strings)
-            text = _escape(parser._get_formatter()._expand_help(one))
-            parts.append(f"{names} {_value(one)}".strip() + f"\n: {text}{' (required)' * one.required * bool(names)}\n")
+        for action in shown:
+            names = ", ".join(f"`{name}`" for name in action.option_strings)
+            required = " (required)" if action.required and names else ""
+            text = _escape(parser._get_formatter()._expand_help(action))
+            parts.append(f"{names} {_value(action)}".strip() + f"\n: {text}{required}\n")
     return "\n".join(parts)
 
 

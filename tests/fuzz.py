@@ -93,38 +93,38 @@ class Finding(NamedTuple):
 
 
 def mutate(random_: random.Random, seeds: tuple[bytes, ...]) -> bytes:
-    data = bytearray(random_.choice(seeds))
+    content = bytearray(random_.choice(seeds))
     for _ in range(random_.choice((0, 1, 1, 2, 3, 6))):
-        at = random_.randrange(len(data) + 1)
-        end = min(len(data), at + random_.choice((1, 4, 16, 200)))
+        at = random_.randrange(len(content) + 1)
+        end = min(len(content), at + random_.choice((1, 4, 16, 200)))
         match random_.randrange(6):
             case 0:
-                del data[at:end]
+                del content[at:end]
             case 1:
-                data[at:at] = data[at:end] * random_.choice((1, 2, 20, 500))
+                content[at:at] = content[at:end] * random_.choice((1, 2, 20, 500))
             case 2 | 3:
-                data[at : random_.choice((at, end))] = random_.choice(TOKENS)
+                content[at : random_.choice((at, end))] = random_.choice(TOKENS)
             case 4:
                 other = random_.choice(seeds)
-                data[at:end] = other[random_.randrange(len(other) + 1) :][:200]
-            case _ if data:
-                data[min(at, len(data) - 1)] = random_.randrange(256)
-        del data[MOST_BYTES * 4 :]
-    return bytes(data[: random_.choice((MOST_BYTES, MOST_BYTES * 4))])
+                content[at:end] = other[random_.randrange(len(other) + 1) :][:200]
+            case _ if content:
+                content[min(at, len(content) - 1)] = random_.randrange(256)
+        del content[MOST_BYTES * 4 :]
+    return bytes(content[: random_.choice((MOST_BYTES, MOST_BYTES * 4))])
 
 
-def attempt(name: str, parser: Parser, data: bytes, limit_seconds: float) -> Finding | None:
+def attempt(name: str, parser: Parser, content: bytes, limit_seconds: float) -> Finding | None:
     began = time.thread_time()
     try:
-        parser.run(data)
+        parser.run(content)
     except parser.handled:
         pass
     except BaseException as error:  # what else it raises is what is looked for
         if isinstance(error, KeyboardInterrupt):
             raise
-        return Finding(name, f"{type(error).__name__}: {str(error)[:120]}", data)
+        return Finding(name, f"{type(error).__name__}: {str(error)[:120]}", content)
     took = time.thread_time() - began
-    return Finding(name, f"took {took:.1f} s", data) if took > limit_seconds else None
+    return Finding(name, f"took {took:.1f} s", content) if took > limit_seconds else None
 
 
 def fuzz(name: str, parser: Parser, count: int, seed: int, limit_seconds: float = LIMIT_SECONDS) -> tuple[Finding, ...]:
@@ -150,15 +150,15 @@ def main() -> int:
     total, seed = int(sys.argv[1]), int(sys.argv[2])
     only = sys.argv[3:]
     with tempfile.TemporaryDirectory(prefix="sparkd-fuzz-") as folder:
-        made = {name: one for name, one in parsers(Path(folder)).items() if not only or name in only}
-        whole, problems = total / sum(one.share for one in made.values()), 0
+        made = {name: parser for name, parser in parsers(Path(folder)).items() if not only or name in only}
+        whole, problems = total / sum(parser.share for parser in made.values()), 0
         for name, parser in made.items():
             began, each = time.monotonic(), round(whole * parser.share) + 1
-            found = fuzz(name, parser, each, seed)
-            problems += len(found)
+            findings = fuzz(name, parser, each, seed)
+            problems += len(findings)
             print(f"{name:26} {each:8} inputs {time.monotonic() - began:7.1f} s", flush=True)
-            for one in found:
-                print(f"  {one.problem}; {len(one.data)} bytes:\n    {one.data[:300]!r}", flush=True)
+            for finding in findings:
+                print(f"  {finding.problem}; {len(finding.data)} bytes:\n    {finding.data[:300]!r}", flush=True)
     return 1 if problems else 0
 
 

@@ -128,13 +128,13 @@ class Machine:
         self.root = root
         self.files = Host(root).files
 
-    def put(self, path: str, data: bytes) -> Path:
+    def put(self, path: str, content: bytes) -> Path:
         real = self.root / path.lstrip("/")
         try:
-            real.write_bytes(data)
+            real.write_bytes(content)
         except FileNotFoundError:
             real.parent.mkdir(parents=True, exist_ok=True)
-            real.write_bytes(data)
+            real.write_bytes(content)
         return real
 
     def at(self, path: str, read: Callable[[], object], mode: int = 0o600) -> Callable[[bytes], object]:
@@ -288,11 +288,11 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
     chosen = Chosen(recipe, engine, until="2026-11-22T00:00:00+00:00")
 
     def step_switch() -> None:
-        found = SWITCH.read(files)
-        if found is not None:
-            found.expired(datetime(2026, 1, 1, tzinfo=UTC))
-            steps = [step(found, event) for event in Event]
-            assert all(one is None or one.chosen in (found.to, found.before) for one in steps)
+        choice = SWITCH.read(files)
+        if choice is not None:
+            choice.expired(datetime(2026, 1, 1, tzinfo=UTC))
+            steps = [step(choice, event) for event in Event]
+            assert all(after is None or after.chosen in (choice.to, choice.before) for after in steps)
 
     yield (
         "switch",
@@ -311,9 +311,9 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
     place = Inventory("n", 1, True, Allow(), ("i:",), "/srv/models", (Model("m", 1),), (Image("i:1", "x"),))
     wanted = make_plan(recipe, Settings(), Node(0, "127.0.0.1", "127.0.0.1", 1))
 
-    def judge_inventory(data: bytes) -> None:
-        found = inventory.CODEC.decode(data)
-        assert all(reason and hint for reason, hint in find_missing(wanted, int, Settings(), place, found))
+    def judge_inventory(content: bytes) -> None:
+        other = inventory.CODEC.decode(content)
+        assert all(reason and hint for reason, hint in find_missing(wanted, int, Settings(), place, other))
 
     line = Line(1, "2b", 6, "engine| INFO: ready")
     yield (
@@ -475,8 +475,8 @@ def parsers(root: Path) -> dict[str, Parser]:
     machine.put(f"/.sparkd/docker/containers/{CONTAINER}/json.json", detail)
     handled = (OSError, DockerError, SparkdError)
 
-    def kernel_line(data: bytes) -> object:
-        record = kernel.parse_record(data)
+    def kernel_line(content: bytes) -> object:
+        record = kernel.parse_record(content)
         return parse_event(record) if record else None
 
     return {

@@ -15,11 +15,11 @@ def lines(pattern: re.Pattern[str] | re.Pattern[bytes], length: int) -> Iterator
     """Each about `length` characters long. For a pattern of bytes, in Latin-1."""
     source = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
     flags = pattern.flags & ~re.UNICODE
-    seen = set()
+    keys = set()
     for way in islice(_ways(parser.parse(source, flags)), MOST_WAYS):
-        pieces = [one for one in way if one]
+        pieces = [piece for piece in way if piece]
         count = len(pieces)
-        for first, last in ((one, last) for one in range(count) for last in {one + 1, one + 2, one + 3, count}):
+        for first, last in ((start, end) for start in range(count) for end in {start + 1, start + 2, start + 3, count}):
             if last > count:
                 continue
             head, body = "".join(pieces[:first]), "".join(pieces[first:last])
@@ -29,8 +29,8 @@ def lines(pattern: re.Pattern[str] | re.Pattern[bytes], length: int) -> Iterator
             rest = "".join(pieces[last:-1])
             for tail in (*TAILS, rest):
                 key = (head, body, tail)
-                if key not in seen:
-                    seen.add(key)
+                if key not in keys:
+                    keys.add(key)
                     yield head + body * (length // len(body)) + tail
 
 
@@ -47,13 +47,13 @@ def _ways(parsed: object) -> Iterator[list[str]]:
 
 def _joined(pieces: list[str]) -> list[str]:
     """Characters that follow each other literally are one piece."""
-    found: list[str] = []
+    joined: list[str] = []
     for text in pieces:
-        if found and text.startswith("\x01"):
-            found[-1] += text[1:]
+        if joined and text.startswith("\x01"):
+            joined[-1] += text[1:]
         else:
-            found.append(text.removeprefix("\x01"))
-    return found
+            joined.append(text.removeprefix("\x01"))
+    return joined
 
 
 def _node(op: object, argument: object) -> list[list[str]]:
@@ -66,7 +66,7 @@ def _node(op: object, argument: object) -> list[list[str]]:
         case ops.ANY:
             return [["x"], [" "]]
         case ops.IN:
-            return [[one] for one in _members(argument)]
+            return [[member] for member in _members(argument)]
         case ops.BRANCH:
             return [way for branch in argument[1] for way in _ways(branch)]  # type: ignore[index]  # of the parser
         case ops.SUBPATTERN:
@@ -75,7 +75,7 @@ def _node(op: object, argument: object) -> list[list[str]]:
             return list(_ways(argument))
         case ops.MAX_REPEAT | ops.MIN_REPEAT | ops.POSSESSIVE_REPEAT:
             least, inner = argument[0], argument[2]  # type: ignore[index]  # as above
-            return [["".join(one.removeprefix("\x01") for one in way)] * max(1, least) for way in _ways(inner)]
+            return [["".join(piece.removeprefix("\x01") for piece in way)] * max(1, least) for way in _ways(inner)]
         case ops.ASSERT:
             return list(_ways(argument[1]))  # type: ignore[index]  # as above
         case _:
@@ -87,14 +87,14 @@ def _members(members: object) -> list[str]:
     negated = members[0][0] is ops.NEGATE  # type: ignore[index]  # of the parser
     if negated:
         allowed = re.compile(f"[{re.escape(''.join(_members(members[1:])))}]") if members[1:] else None  # type: ignore[index]
-        return [one for one in "x 1.:/" if not (allowed and allowed.match(one))][:3] or ["~"]
-    found = []
+        return [character for character in "x 1.:/" if not (allowed and allowed.match(character))][:3] or ["~"]
+    chars = []
     for kind, value in members:  # type: ignore[attr-defined]  # as above
         match kind:
             case ops.LITERAL:
-                found.append(chr(value))
+                chars.append(chr(value))
             case ops.RANGE:
-                found.append(chr(value[0]))
+                chars.append(chr(value[0]))
             case ops.CATEGORY:
-                found.append({"DIGIT": "1", "SPACE": " ", "WORD": "x"}.get(str(value).removeprefix("CATEGORY_"), "~"))
-    return found[:6]
+                chars.append({"DIGIT": "1", "SPACE": " ", "WORD": "x"}.get(str(value).removeprefix("CATEGORY_"), "~"))
+    return chars[:6]

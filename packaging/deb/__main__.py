@@ -15,7 +15,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def main() -> int:
-    names = [one.debian for one in ARCHITECTURES]
+    names = [architecture.debian for architecture in ARCHITECTURES]
     parser = argparse.ArgumentParser(prog="deb", description="Build the Debian packages of this checkout.")
     parser.add_argument("architectures", nargs="*", metavar="ARCHITECTURE", help=f"of {', '.join(names)}; else all")
     parser.add_argument("--out", type=Path, default=CHECKOUT / "dist", help="folder of the packages")
@@ -23,7 +23,7 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.architectures) - set(names):
         parser.error(f"no architecture {', '.join(sorted(unknown))}")
-    wanted = [one for one in ARCHITECTURES if one.debian in (args.architectures or names)]
+    wanted = [architecture for architecture in ARCHITECTURES if architecture.debian in (args.architectures or names)]
     try:
         for package in build(source.read(CHECKOUT), args.downloads, args.out, wanted):
             print(f"{package} {package.stat().st_size / 1e6:.2f} MB")

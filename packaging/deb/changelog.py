@@ -42,12 +42,12 @@ def _entry(version: str, when: datetime, bullets: list[str]) -> str:
 
 
 def _sections(markdown: str) -> list[tuple[str, str | None, list[str]]]:
-    found: list[tuple[str, str | None, list[str]]] = []
+    sections: list[tuple[str, str | None, list[str]]] = []
     for line in markdown.splitlines():
         if match := _SECTION.match(line):
-            found.append((match["version"], match["date"], []))
-        elif found and line.startswith("- "):
-            found[-1][2].append(line.removeprefix("- "))
-        elif found and line.startswith("  ") and found[-1][2]:
-            found[-1][2][-1] += f" {line.strip()}"
-    return [section for section in found if section[2]]
+            sections.append((match["version"], match["date"], []))
+        elif sections and line.startswith("- "):
+            sections[-1][2].append(line.removeprefix("- "))
+        elif sections and line.startswith("  ") and sections[-1][2]:
+            sections[-1][2][-1] += f" {line.strip()}"
+    return [section for section in sections if section[2]]

@@ -22,29 +22,29 @@ cut off. 11 MB, and on arm64 no release of it is for glibc 2.17. pycparser serve
 
 def fetch(dependencies: Iterable[str], lock: Lock, folder: Path) -> tuple[Pin, ...]:
     """Walk the dependencies level by level; in the end all their files are in `folder`."""
-    found: dict[str, Pin] = {}
+    pinned: dict[str, Pin] = {}
     level = _needed(dependencies)
     while level:
         pins = [lock.pin(canonicalize_name(requirement.name)) for requirement in level]
         for requirement, pin in zip(level, pins, strict=True):
             if not requirement.specifier.contains(pin.version, prereleases=True):
                 raise BuildError(f"requirements.lock has {pin.name} {pin.version}, needed is {requirement}: make lock")
-            found[pin.name] = pin
+            pinned[pin.name] = pin
         downloads.fetch(pins, folder)
         texts = (text for pin in pins for text in _requires(pin, folder))
-        level = [requirement for requirement in _needed(texts) if canonicalize_name(requirement.name) not in found]
-    return tuple(found[name] for name in sorted(found))
+        level = [requirement for requirement in _needed(texts) if canonicalize_name(requirement.name) not in pinned]
+    return tuple(pinned[name] for name in sorted(pinned))
 
 
 def _needed(texts: Iterable[str]) -> list[Requirement]:
     """Those that some Python on some architecture needs."""
-    environments = [one for architecture in ARCHITECTURES for one in architecture.environments()]
+    environments = [environment for architecture in ARCHITECTURES for environment in architecture.environments()]
     needed = []
     for requirement in map(Requirement, texts):
         marker = requirement.marker
         if canonicalize_name(requirement.name) in LEFT_OUT:
             continue
-        if marker is not None and not any(marker.evaluate(one) for one in environments):
+        if marker is not None and not any(marker.evaluate(environment) for environment in environments):
             continue
         if requirement.extras:
             raise BuildError(f"{requirement}: extras are not followed")

@@ -145,12 +145,12 @@ def _of_sbom(sbom: Sbom) -> Iterator[Component]:
         yield Component(entry.name, entry.version, " AND ".join(terms), _source(entry), entry.author, entry.purl)
 
 
-def _source(entry: _Entry) -> str:
-    urls = {reference.type: reference.url for reference in entry.external_references}
+def _source(component: _Entry) -> str:
+    urls = {reference.type: reference.url for reference in component.external_references}
     for kind in ("vcs", "distribution", "website"):
         if kind in urls:
             return urls[kind]
-    return f"https://crates.io/crates/{entry.name}" if entry.purl.startswith("pkg:cargo/") else ""
+    return f"https://crates.io/crates/{component.name}" if component.purl.startswith("pkg:cargo/") else ""
 
 
 def _joined(listed: Component, notice: Component | None) -> Component | None:

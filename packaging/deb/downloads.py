@@ -47,12 +47,12 @@ def _fetch(pins: Iterable[Pin], folder: Path) -> None:
 
 def files(pin: Pin, folder: Path, architecture: Architecture) -> tuple[Path, ...]:
     """The files of `pin` that serve `architecture`, their content checked."""
-    found = tuple(file for file in _all(pin, folder) if _serves(file, architecture))
-    for file in found:
+    matches = tuple(file for file in _all(pin, folder) if _serves(file, architecture))
+    for file in matches:
         pin.check(file)
-    if not found:
+    if not matches:
         raise BuildError(f"{pin.name} {pin.version} is not in {folder}")
-    return found
+    return matches
 
 
 def _complete(pin: Pin, folder: Path) -> bool:

@@ -19,7 +19,7 @@ class Answer:
 
 def connect(pid: int, address: str, port: int, timeout: float) -> socket.socket:
     """A connection made in the network namespace of process `pid`; a socket stays where it was born."""
-    result: list[socket.socket | Exception] = []
+    outcomes: list[socket.socket | Exception] = []
 
     def there() -> None:
         try:
@@ -28,14 +28,14 @@ def connect(pid: int, address: str, port: int, timeout: float) -> socket.socket:
                 namespaces.setns(handle, namespaces.NEW_NET)
             finally:
                 os.close(handle)
-            result.append(socket.create_connection((address, port), timeout))
+            outcomes.append(socket.create_connection((address, port), timeout))
         except Exception as error:  # raised below, in the caller's thread
-            result.append(error)
+            outcomes.append(error)
 
     thread = threading.Thread(target=there)  # setns moves only the thread that calls it
     thread.start()
     thread.join()
-    (outcome,) = result
+    (outcome,) = outcomes
     if isinstance(outcome, Exception):
         raise outcome
     return outcome

@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
         if self.code == ExitCode.BUG and self.err.count("sparkd: ") != 1:
             return "exit code 1 without one line that says why"
         if self.code not in SILENT and not text.strip():
-            return f"exit code {self.code} without a word"
+            return f"exit code {self.code} without any output"
         lines = COLOUR.sub("", self.out.replace("\r", "")).splitlines()
         if condition == "80 columns" and name in TABLES and any(len(line) > COLUMNS for line in lines):
             return f"a line of {max(map(len, lines))} columns"

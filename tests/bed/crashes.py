@@ -50,14 +50,14 @@ class Streams:
 @contextmanager
 def streaming(node: Node, clients: int = CLIENTS, tokens: int = TOKENS) -> Iterator[Streams]:
     """Clients that stream from now on. Once left, what came of their requests, the last ones too."""
-    found = Streams()
+    streams = Streams()
     node.put(PROGRAM, "/root/streams.py")
     command = node.entered("python3", "-IBS", "/root/streams.py", str(clients), str(tokens))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield found
+        yield streams
         output, _ = process.communicate("over\n", timeout=LONGEST_SECONDS)
     answer = json.loads(output)
-    found.requests, found.wrong = answer["requests"], answer["wrong"]
+    streams.requests, streams.wrong = answer["requests"], answer["wrong"]
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,9 @@ def run(crash: Crash, cluster: Cluster) -> tuple[float, list[str]]:
             again = all(now[rank] is not None and reports[rank] != now[rank] for rank in crash.ranks)
             pids = [member.main_pid() for member in cluster.members]
             new = all((pids[rank] != before.agents[rank]) == crash.new_pid for rank in crash.ranks)
-            living = all(one is not None and one.pid == pid for one, pid in zip(now, pids, strict=True))
-            serves = all(one is not None and one.phase.value == "serving" for one in now)
-            contact = all(peer.contact.value == "answers" for one in now if one for peer in one.peers)
+            living = all(report is not None and report.pid == pid for report, pid in zip(now, pids, strict=True))
+            serves = all(report is not None and report.phase.value == "serving" for report in now)
+            contact = all(peer.contact.value == "answers" for report in now if report for peer in report.peers)
             return again and new and living and serves and contact
 
         wait_for(back, crash.back_seconds + 60, f"every agent to be back\n{cluster.describe()}", LOOK_SECONDS)
@@ -259,7 +259,7 @@ def run(crash: Crash, cluster: Cluster) -> tuple[float, list[str]]:
         for member in members:
             crash.after(member)
         time.sleep(QUIET_SECONDS)
-    complaints = [f"{one} of {streams.requests} requests" for one in streams.wrong]
+    complaints = [f"{wrong} of {streams.requests} requests" for wrong in streams.wrong]
     if any(not process.alive for rank in before.ranks for process in rank):
         complaints.append("a process of a rank has ended")
     if [member.containers() for member in cluster.members] != containers:

@@ -77,12 +77,12 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def children(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):  # it, or one of its threads, ended meanwhile
         for task in Path(f"/proc/{pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
-                found += [int(word) for word in task.read_text().split()]
-    return found
+                pids += [int(word) for word in task.read_text().split()]
+    return pids
 
 
 def nested_pids(pid: int) -> list[int]:

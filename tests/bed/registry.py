@@ -87,15 +87,15 @@ def forget(entry: Entry) -> None:
 def reap() -> list[str]:
     """Clear away the beds whose owner is dead. Their disks go when the pool is mounted next."""
     gone = []
-    for entry in list(entries()):
-        if entry.owner.alive:
+    for bed in list(entries()):
+        if bed.owner.alive:
             continue
         try:
-            if entry.keeper:
-                entry.keeper.end()
-            forget(entry)
+            if bed.keeper:
+                bed.keeper.end()
+            forget(bed)
         except BedError as error:
-            say(f"{entry.name}: not all of it is gone: {error}")
+            say(f"{bed.name}: not all of it is gone: {error}")
         else:
-            gone.append(entry.name)
+            gone.append(bed.name)
     return gone

@@ -55,13 +55,13 @@ class Session:
         """False at its end."""
         if not select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise BedError(f"{self._command}: not at its end in time:\n{self.text}")
-        data = b""
+        chunk = b""
         with suppress(OSError):  # EIO: nobody has the other end open
-            data = os.read(self._ours, 65536)
-        self.text += data.decode("utf-8", "replace").replace("\r\n", "\n")
+            chunk = os.read(self._ours, 65536)
+        self.text += chunk.decode("utf-8", "replace").replace("\r\n", "\n")
         for prompt, line in answers.items():
             at = self.text.find(prompt, self._answered)
             if at >= 0:
                 self._answered = at + len(prompt)
                 os.write(self._ours, f"{line}\n".encode())
-        return bool(data)
+        return bool(chunk)

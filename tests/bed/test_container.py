@@ -109,13 +109,13 @@ def test_mounts_are_read_only_except_caches_of_this_image(serving: SparkdNode) -
 
 
 def test_the_image_was_checked_without_network_mounts_and_capabilities(serving: SparkdNode) -> None:
-    (line,) = [one for one in serving.node.journal(HEAD).splitlines() if one.startswith("engine.image.checked")]
+    (line,) = [line for line in serving.node.journal(HEAD).splitlines() if line.startswith("engine.image.checked")]
     assert "fault=" not in line, line
     print(line)
     (result,) = json.loads(serving.node.read("/var/lib/sparkd/launch-history.json"))["asserts"].values()
     assert result["fault"] == ""
     checks = json.loads(serving.node.run("sparkd", "preflight", "--dry-run", "--json", check=False).stdout)["checks"]
-    assert [one["level"] for one in checks if one["id"] == "image"] == ["ok"]
+    assert [check["level"] for check in checks if check["id"] == "image"] == ["ok"]
 
 
 def test_labels_say_whose_it_is(serving: SparkdNode) -> None:
@@ -145,7 +145,7 @@ def test_a_key_works_and_is_never_shown(serving: SparkdNode) -> None:
     assert not complete(serving.node), "the endpoint wants its key"
     answer = serving.node.http(8000, "/v1/models", headers={"Authorization": f"Bearer {key}"})
     assert answer.status == 200
-    seen = "\n".join(
+    shown = "\n".join(
         (
             serving.node.journal(HEAD),
             json.dumps(inspected(serving)),
@@ -156,8 +156,8 @@ def test_a_key_works_and_is_never_shown(serving: SparkdNode) -> None:
             serving.node.run("systemctl", "status", HEAD).stdout,
         )
     )
-    assert key not in seen
-    assert "s3cret" not in seen
+    assert key not in shown
+    assert "s3cret" not in shown
 
 
 def test_a_wrong_key_is_said_at_once(serving: SparkdNode) -> None:

@@ -141,22 +141,22 @@ def end_by_hand(node: Node) -> None:
 def differences(form: Form, ours: Started, theirs: Started) -> list[str]:
     wanted = {name: values for name, values in theirs.flags.items() if name not in ("", "host", "port")}
     wanted["served-model-name"] = [form.served]
-    found = [
+    differing = [
         f"--{name}: {ours.flags.get(name)} instead of {wanted.get(name)}"
         for name in sorted({*wanted, *ours.flags} - {"", "host", "port"})
         if ours.flags.get(name) != wanted.get(name)
     ]
-    found += [
+    differing += [
         f"{name}: {ours.env.get(name)} instead of {value}"
         for name, value in theirs.env.items()
         if name not in OF_THE_SYSTEM and ours.env.get(name) != value
     ]
-    found += [
+    differing += [
         f"{name}: {ours.rights.get(name)} instead of {value}"
         for name, value in theirs.rights.items()
         if ours.rights.get(name) != value
     ]
-    return found
+    return differing
 
 
 def serves(node: Node, form: Form) -> bool:

@@ -87,15 +87,15 @@ def test_what_stops_it_is_said_in_one_line_and_nothing_is_written(
 
 @pytest.mark.whole
 def test_without_root_or_docker_a_plan_shows_what_can_be_seen(node: Node) -> None:
-    seen = node.run("runuser", "-u", "nobody", "--", "sparkd", "init", "--plan", "--recipe", "tiny-cpu").stdout
-    assert "engine.recipe = tiny-cpu" in seen
+    shown = node.run("runuser", "-u", "nobody", "--", "sparkd", "init", "--plan", "--recipe", "tiny-cpu").stdout
+    assert "engine.recipe = tiny-cpu" in shown
     node.sh("systemctl stop docker.socket docker.service")
     try:
-        seen = node.run("sparkd", "init", "--plan", "--recipe", "tiny-cpu").stdout
+        shown = node.run("sparkd", "init", "--plan", "--recipe", "tiny-cpu").stdout
     finally:
         node.sh("systemctl start docker.service")
-    assert "recipe    tiny-cpu: docker: away" in seen
-    assert "next      sudo systemctl start docker" in seen
+    assert "recipe    tiny-cpu: docker: away" in shown
+    assert "next      sudo systemctl start docker" in shown
 
 
 @pytest.mark.whole

@@ -90,18 +90,18 @@ def fabric_test(cluster: Cluster) -> list[subprocess.CompletedProcess[str]]:
 def test_a_slow_fabric_is_found_by_both_nodes_while_nothing_serves(cluster: Cluster) -> None:
     """Here a cable of 10 Gb/s, as its cards say, which carries that or is limited by the method on busy cores."""
     good = fabric_test(cluster)
-    assert [one.returncode for one in good] == [0, 0], good
-    found = [json.loads(one.stdout) for one in good]
+    assert [run.returncode for run in good] == [0, 0], good
+    found = [json.loads(run.stdout) for run in good]
     assert found[0] == found[1]
     (pair,), (verdict,) = found[0]["pairs"], found[0]["verdicts"]
-    addresses = [one.node.fabric_address for one in cluster.members]
+    addresses = [member.node.fabric_address for member in cluster.members]
     assert [pair["own"]["address"], pair["other"]["address"]] == addresses
     assert verdict["outcome"] in ("ok", "unknown")
     assert min(pair["measured"]["sent_gbps"], pair["measured"]["received_gbps"]) > 1, pair
     cluster.worker.node.fabric.slow(50)
     slowed = fabric_test(cluster)
     cluster.worker.node.fabric.clear()
-    assert [one.returncode for one in slowed] == [10, 10], slowed
+    assert [run.returncode for run in slowed] == [10, 10], slowed
     (pair,), (verdict,) = (json.loads(slowed[0].stdout)[key] for key in ("pairs", "verdicts"))
     assert verdict["outcome"] == "slow", pair
     assert max(pair["measured"]["sent_gbps"], pair["measured"]["received_gbps"]) < 0.6, pair
@@ -172,20 +172,20 @@ def test_a_pairs_loss_and_its_return_are_one_message_each(serving: Cluster, reco
 
 def test_the_logs_of_both_nodes_are_one(serving: Cluster) -> None:
     """After the loss above. A line that comes later is followed, from the other node too."""
-    head, worker = (one.node for one in serving.members)
+    head, worker = (member.node for member in serving.members)
     shown = head.run("sparkd", "logs", "--since=30m", "--json")
     lines = [json.loads(line) for line in shown.stdout.splitlines()]
     assert not shown.stderr
-    assert [one["at"] for one in lines] == sorted(one["at"] for one in lines)
-    assert {(one["node"], one["engine"]) for one in lines} == {
+    assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
+    assert {(line["node"], line["engine"]) for line in lines} == {
         (name, engine) for name in (head.name, f"{worker.name} ({worker.fabric_address})") for engine in (True, False)
     }
-    failed = [one for one in lines if one["text"].startswith("agent.run.failed")]
+    failed = [line for line in lines if line["text"].startswith("agent.run.failed")]
     assert failed and failed[0]["node"] in (head.name, f"{worker.name} ({worker.fabric_address})")
-    assert any(one["first_failure"] for one in lines[: lines.index(failed[0]) + 1])
+    assert any(line["first_failure"] for line in lines[: lines.index(failed[0]) + 1])
     assert {
-        one["level"]
-        for one in map(json.loads, head.run("sparkd", "logs", "--json", "--level=error").stdout.splitlines())
+        line["level"]
+        for line in map(json.loads, head.run("sparkd", "logs", "--json", "--level=error").stdout.splitlines())
     } == {"error"}
     plain = worker.run("sparkd", "logs", "--since=30m", "--engine").stdout.splitlines()
     assert plain and all("engine| " in line or line.lstrip().startswith("^ ") for line in plain)
@@ -199,12 +199,12 @@ def test_the_logs_of_both_nodes_are_one(serving: Cluster) -> None:
 
 def test_a_capture_has_what_a_helper_needs_and_nothing_secret(serving: Cluster, tmp_path: Path) -> None:
     """After the same loss. Secrets of many kinds lie where it looks, and clients send some."""
-    head, worker = (one.node for one in serving.members)
+    head, worker = (member.node for member in serving.members)
     planted = "\n".join(f"# {CARRIERS[how].format(SECRETS[kind])}" for how in CARRIERS for kind in SECRETS)
     assert planted.count("\n") >= 200
     for path in ("/etc/sparkd/recipes/planted.yaml", "/etc/sysctl.d/99-planted.conf"):
         head.write(path, planted.replace("\0", " "))
-    words = "".join(f"exec -a 'python3 --api-key {one}' sleep 120 >/dev/null 2>&1 & " for one in SECRETS.values())
+    words = "".join(f"exec -a 'python3 --api-key {secret}' sleep 120 >/dev/null 2>&1 & " for secret in SECRETS.values())
     head.run("bash", "-c", f"{words} sleep 0.2")
     for secret in SECRETS.values():
         url = f"http://127.0.0.1:8000/v1/models?api_key={quote(secret)}"
@@ -225,10 +225,12 @@ def test_a_capture_has_what_a_helper_needs_and_nothing_secret(serving: Cluster, 
     for node, cause in ((head, "killed-from-outside"), (worker, "peer-failed")):
         summary = node.run("sparkd", "capture", "--issue").stdout
         assert cause in summary and node.name not in summary
-    live = {one["id"]: one["level"] for one in json.loads(head.read(f"{top}/preflight.json"))["checks"]}
+    live = {check["id"]: check["level"] for check in json.loads(head.read(f"{top}/preflight.json"))["checks"]}
     replayed = json.loads(head.run("sparkd", "preflight", "--root", f"{top}/tree", "--json", check=False).stdout)
     differ = {
-        one["id"]: (live[one["id"]], one["level"]) for one in replayed["checks"] if one["level"] != live[one["id"]]
+        check["id"]: (live[check["id"]], check["level"])
+        for check in replayed["checks"]
+        if check["level"] != live[check["id"]]
     }
     assert set(differ) <= NOT_IN_A_TREE, differ
     assert head.sh("stat -c %a /root/c/c.tar.gz").stdout.strip() == "600"

@@ -211,15 +211,15 @@ def test_what_docker_starts_by_itself_is_warned_of_and_the_hint_fixes_it(install
     installed.node.run(*create, engine_image.NAME, "vllm", "serve", "/models/x")
     code, checks = preflight(installed)
     assert code == 0
-    assert {checks[one]["level"] for one in ("docker", "image", "ports")} == {"ok"}
+    assert {checks[name]["level"] for name in ("docker", "image", "ports")} == {"ok"}
     image_id = installed.node.run("docker", "image", "inspect", "--format", "{{.Id}}", engine_image.NAME).stdout.strip()
     assert image_id in json.dumps(checks["image"]["facts"])
-    for one in ("stale-container", "foreign-units"):
-        assert checks[one]["level"] == "warn"
-        assert str(checks[one]["hint"]).endswith("docker update --restart=no theirs")
+    for name in ("stale-container", "foreign-units"):
+        assert checks[name]["level"] == "warn"
+        assert str(checks[name]["hint"]).endswith("docker update --restart=no theirs")
     installed.node.run("docker", "update", "--restart=no", "theirs")
     after = preflight(installed)[1]
-    assert {after[one]["level"] for one in ("stale-container", "foreign-units")} == {"ok"}
+    assert {after[name]["level"] for name in ("stale-container", "foreign-units")} == {"ok"}
 
 
 def test_a_dry_run_starts_no_docker(installed: SparkdNode) -> None:

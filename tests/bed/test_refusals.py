@@ -218,12 +218,12 @@ def test_an_image_that_was_built_again_is_checked_once_and_serves(spark: SparkdN
     try:
         spark.node.sh(f"{build} && docker rm made", timeout=60)
         spark.await_serving()
-        checked = [one for one in spark.journal_since(cursor).splitlines() if one.startswith("engine.image.checked")]
+        checked = [line for line in spark.journal_since(cursor).splitlines() if line.startswith("engine.image.checked")]
         print(*checked, sep="\n")
         assert len(checked) == 1
         spark.stop()
         spark.start()
-        assert len([one for one in spark.journal_since(cursor).splitlines() if "engine.image.checked" in one]) == 1
+        assert len([line for line in spark.journal_since(cursor).splitlines() if "engine.image.checked" in line]) == 1
     finally:
         spark.stop()
         spark.node.run("docker", "tag", original, image)

@@ -68,22 +68,22 @@ def serving(spark: SparkdNode) -> SparkdNode:
 
 
 def test_a_cold_start_blocks_until_a_completion_works(spark: SparkdNode) -> None:
-    seen: list[str] = []
+    statuses: list[str] = []
     with spark.starting() as start:
         while start.poll() is None:
             active, status = spark.active(), spark.status_text()
             if active:
                 start.wait(2)  # systemctl hears of it a moment later on a busy machine
-            if status not in seen:
-                seen.append(status)
+            if status not in statuses:
+                statuses.append(status)
             time.sleep(0.2)
     assert start.returncode == 0, spark.node.journal(HEAD)
     assert spark.active()
     assert complete(spark.node), "active, but no token"
-    steps = {re.split(r"[,;]| \d", status)[0] for status in seen if status.startswith("loading: ")}
+    steps = {re.split(r"[,;]| \d", status)[0] for status in statuses if status.startswith("loading: ")}
     # Of ten steps a fast machine shows only those longer than the second between two reports: the imports, and one more
     # that the engine's log has named. tests/unit/engine/test_load_progress.py has all of them, of recorded logs.
-    assert "loading: starting" in steps and len(steps) >= 2, seen
+    assert "loading: starting" in steps and len(steps) >= 2, statuses
     report = spark.report()
     assert report is not None
     assert report.engine.kv_cache_tokens == 524_288, "which the load has shown, for less than a second"

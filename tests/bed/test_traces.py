@@ -28,13 +28,13 @@ with Bed() as bed:
 def traces(name: str) -> list[str]:
     """Of the bed of this name: processes, mounts, loop devices, groups, notes."""
     loops = subprocess.run(["losetup", "--noheadings", "--output", "NAME,BACK-FILE"], capture_output=True, text=True)
-    found = [line for line in loops.stdout.splitlines() if f"/{name}/" in line]
-    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
+    lines = [line for line in loops.stdout.splitlines() if f"/{name}/" in line]
+    lines += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
     groups = Path("/sys/fs/cgroup")
-    found += [str(path) for pattern in ("*", "*/*") for path in groups.glob(pattern) if name in path.name]
-    found += [str(path) for path in [registry.HOME / name] if path.exists()]
+    lines += [str(path) for pattern in ("*", "*/*") for path in groups.glob(pattern) if name in path.name]
+    lines += [str(path) for path in [registry.HOME / name] if path.exists()]
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
-    return found + [f"{pid} {command_line(pid)}" for pid in pids if name in command_line(pid) or in_group(pid, name)]
+    return lines + [f"{pid} {command_line(pid)}" for pid in pids if name in command_line(pid) or in_group(pid, name)]
 
 
 def in_group(pid: int, name: str) -> bool:

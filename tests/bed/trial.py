@@ -219,14 +219,14 @@ def misnamed(ends: Ends, fault: Fault, cluster: Cluster) -> list[str]:
     """
     complaints = []
     for side, allowed in fault.causes.items():
-        found = [match[1] for line in ends[side] if (match := re.search(r"\bcause=(\S+)", line))]
+        causes = [match[1] for line in ends[side] if (match := re.search(r"\bcause=(\S+)", line))]
         report = member(cluster, side).report()
         recorded = report.last_cause_code if report else "no report"
-        first = found[0] if found else recorded if fault.ends_surely else ""
+        first = causes[0] if causes else recorded if fault.ends_surely else ""
         if first and first not in allowed:
             complaints.append(f"{side}: the cause is {first}, not of {allowed}")
-        if found and recorded != found[-1]:
-            complaints.append(f"{side}: {recorded} is on record, and the last event has {found[-1]}")
+        if causes and recorded != causes[-1]:
+            complaints.append(f"{side}: {recorded} is on record, and the last event has {causes[-1]}")
     for side, lines in ends.items():
         if not lines or not fault.codes:
             continue

@@ -33,17 +33,17 @@ TIMEOUT_SECONDS = 900
 
 
 def measure() -> tuple[Figure, ...]:
-    found: list[Figure] = []
+    figures: list[Figure] = []
     with tempfile.NamedTemporaryFile("w", suffix=".key") as key:
         key.write(os.urandom(32).hex())
         key.flush()
         for findings in FINDINGS:
             output = _run("exchanged", str(findings), str(RUNS), key.name)
-            found += of_cost(findings, TypeAdapter(Cost).validate_json(output), load())
+            figures += of_cost(findings, TypeAdapter(Cost).validate_json(output), load())
     for size in SIZES:
         before = load()  # the load of the nodes themselves is no foreign load
-        found += of_result(TypeAdapter(Result).validate_json(_run("simulated", str(size))), before)
-    return tuple(found)
+        figures += of_result(TypeAdapter(Result).validate_json(_run("simulated", str(size))), before)
+    return tuple(figures)
 
 
 def _run(name: str, *arguments: str) -> str:
@@ -81,27 +81,27 @@ def of_cost(findings: int, cost: Cost, load: float) -> tuple[Figure, ...]:
     )
 
 
-def of_result(found: Result, load: float) -> tuple[Figure, ...]:
-    limited = found.nodes in LIMITED
+def of_result(group: Result, load: float) -> tuple[Figure, ...]:
+    limited = group.nodes in LIMITED
 
     def figure(name: str, what: str, unit: str, runs: tuple[float, ...], limit: Limit | None = None) -> Figure:
-        return Figure(f"cluster.{found.nodes}.{name}", what, unit, Spread(runs), limit if limited else None, load=load)
+        return Figure(f"cluster.{group.nodes}.{name}", what, unit, Spread(runs), limit if limited else None, load=load)
 
     def of_state(name: str, state: State, cpu: Limit | None) -> tuple[Figure, ...]:
-        each = round(state.exchanges_per_second / found.nodes, 2)
+        each = round(state.exchanges_per_second / group.nodes, 2)
         return (
             figure(f"cpu-{name}", f"  CPU of a node, {name}", "% of a core", state.cpu_percent, cpu),
             figure(f"exchanges-{name}", f"  reports that it reads, {name}", "/s", (each,)),
         )
 
     news = Limit(NEWS_SECONDS, by=By.WORST)
-    memory = figure("pss", f"{found.nodes} nodes: memory added to each (PSS)", "MiB", found.grown_mib, Limit(PSS_MIB))
-    serving = of_state("serving", found.serving, Limit(CPU_PERCENT))
-    phase = figure("news", "  a change of phase, until all have it", "s", found.serving.latency_seconds, news)
-    if found.loading is None:
+    memory = figure("pss", f"{group.nodes} nodes: memory added to each (PSS)", "MiB", group.grown_mib, Limit(PSS_MIB))
+    serving = of_state("serving", group.serving, Limit(CPU_PERCENT))
+    phase = figure("news", "  a change of phase, until all have it", "s", group.serving.latency_seconds, news)
+    if group.loading is None:
         return (memory, *serving, phase)
-    progress = figure("progress", "  progress, until all have it", "s", found.loading.latency_seconds)
-    return (memory, *serving, phase, *of_state("loading", found.loading, None), progress)
+    progress = figure("progress", "  progress, until all have it", "s", group.loading.latency_seconds)
+    return (memory, *serving, phase, *of_state("loading", group.loading, None), progress)
 
 
 def _rounded(seconds: tuple[float, ...]) -> Spread:

@@ -23,15 +23,15 @@ def measure() -> tuple[Figure, ...]:
     command = [*namespaces, sys.executable, str(PROGRAMS / "crowd.py"), str(RUNS), *map(str, SIZES)]
     env = {**environment(), "PYTHONPATH": str(REPOSITORY / "src")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
-    seen = [json.loads(line) for line in done.stdout.splitlines()]
-    if len(seen) < len(SIZES):
-        raise BedError(f"the crowd of {SIZES[len(seen)]:,} was not looked at: {done.stderr.strip()}")
+    costs = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(costs) < len(SIZES):
+        raise BedError(f"the crowd of {SIZES[len(costs)]:,} was not looked at: {done.stderr.strip()}")
     return tuple(
         figure
-        for size, one in zip(SIZES, seen, strict=True)
+        for size, cost in zip(SIZES, costs, strict=True)
         for figure in (
-            _figure(size, "free", "", one["free"], LIMIT if size == SIZES[-1] else None, before),
-            _figure(size, "held", ", the port held by another", one["held"], None, before),
+            _figure(size, "free", "", cost["free"], LIMIT if size == SIZES[-1] else None, before),
+            _figure(size, "held", ", the port held by another", cost["held"], None, before),
         )
     )
 

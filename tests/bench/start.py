@@ -73,40 +73,40 @@ def _bare(bench: BenchNode, like: Inspected) -> Start:
 
 
 def figures(with_sparkd: tuple[Start, ...], bare: tuple[Start, ...], load: float) -> tuple[Figure, ...]:
-    bare_start = Beside("the container by docker run, whole", spread(*(one.whole for one in bare)))
-    bare_docker = Beside("docker run", spread(*(one.running - one.requested for one in bare)))
+    bare_start = Beside("the container by docker run, whole", spread(*(start.whole for start in bare)))
+    bare_docker = Beside("docker run", spread(*(start.running - start.requested for start in bare)))
 
     def figure(name: str, what: str, values: list[float], beside: Beside, limit: Limit | None = None) -> Figure:
         return Figure(f"start.{name}", what, "s", spread(*values), limit, beside, load)
 
     return (
-        figure("share", "sparkd's own share of a start", [one.share for one in with_sparkd], bare_start, SHARE),
+        figure("share", "sparkd's own share of a start", [start.share for start in with_sparkd], bare_start, SHARE),
         figure(
             "container",
             "  systemctl start to container running",
-            [one.running - one.requested for one in with_sparkd],
+            [start.running - start.requested for start in with_sparkd],
             bare_docker,
         ),
         figure(
             "before",
             "    before the request to docker",
-            [one.created - one.requested for one in with_sparkd],
-            Beside("docker run", spread(*(one.created - one.requested for one in bare))),
+            [start.created - start.requested for start in with_sparkd],
+            Beside("docker run", spread(*(start.created - start.requested for start in bare))),
         ),
         figure(
             "docker",
             "    docker's create and start",
-            [one.running - one.created for one in with_sparkd],
-            Beside("docker run", spread(*(one.running - one.created for one in bare))),
+            [start.running - start.created for start in with_sparkd],
+            Beside("docker run", spread(*(start.running - start.created for start in bare))),
         ),
         Figure(
             "start.ready",
             "  first possible completion to READY",
             "s",
-            spread(*(one.ready - one.first_completion for one in with_sparkd)),
+            spread(*(start.ready - start.first_completion for start in with_sparkd)),
             load=load,
         ),
-        figure("whole", "systemctl start to READY", [one.whole for one in with_sparkd], bare_start),
+        figure("whole", "systemctl start to READY", [start.whole for start in with_sparkd], bare_start),
     )
 
 

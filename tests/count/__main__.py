@@ -18,7 +18,17 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.count.lines import Lines, count_code_tokens, count_docstring_words, count_lines
-from tests.count.shape import MAX_BRANCHES, Function, list_calls, list_rooms, list_waits, measure_functions, percentile
+from tests.count.shape import (
+    MAX_BRANCHES,
+    Function,
+    list_bare_numbers,
+    list_calls,
+    list_openings,
+    list_rooms,
+    list_waits,
+    measure_functions,
+    percentile,
+)
 from tests.count.source import Module, import_closure, read_modules
 
 ROOT = Path(__file__).parents[2]
@@ -96,6 +106,8 @@ def list_places(modules: tuple[Module, ...], functions: tuple[Function, ...]) ->
         f"functions over {MAX_BRANCHES} branches": [
             _branched(function) for function in ranked if function.branches > MAX_BRANCHES
         ],
+        "numbers used once without a docstring or comment": list_bare_numbers(modules),
+        "docstrings that begin with Of, For or As": list_openings(modules, "Of", "For", "As"),
     }
 
 

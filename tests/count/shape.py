@@ -1,14 +1,16 @@
-"""Functions by size and branches, and where code waits, locks and keeps state.
+"""Functions by size and branches, where code waits, locks and keeps state, and what reads badly.
 
 A place is `path:function`, without a line's number: it stays where lines above it change.
 """
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
-from tests.count.source import FunctionNode, Module, functions, qualified_name
+from tests.count.source import FunctionNode, Module, functions, qualified_name, statements
 
 MAX_BRANCHES = 12
 BRANCHES = (*(ast.If, ast.For, ast.AsyncFor, ast.While, ast.IfExp, ast.ExceptHandler, ast.match_case, ast.Assert),)
@@ -23,6 +25,8 @@ WAITS = (
     *(f"base/lib/event_loop.py:{name}" for name in ("read_in_thread", "run_in_thread")),
 )
 """The functions by which code waits or leaves work to others, now or in earlier commits. New ones are added by hand."""
+NUMBERS = re.compile(r"(?=.*\d)[A-Z\d_e .,()*/+<-]+")
+"""An expression of numbers and of constants, or a tuple of them."""
 SUBJECTS = {
     "history": "(launch_)?history",
     "notify": "notify|notify_[a-z]+|notices?|notice_[a-z]+|messages?|webhook",
@@ -98,6 +102,33 @@ def list_calls(modules: Iterable[Module], *names: str) -> list[str]:
     ]
 
 
+def list_openings(modules: Iterable[Module], *words: str) -> list[str]:
+    """Places with a docstring that begins with one of these words; the place of a field is its class."""
+    return [
+        f"{module.path}:{scope}"
+        for module in modules
+        for scope, node in statements(module.tree)
+        if _docstring(node).partition(" ")[0] in words
+    ]
+
+
+def list_bare_numbers(modules: tuple[Module, ...]) -> list[str]:
+    """Constants by NUMBERS that are used once or never, and that neither a docstring nor a comment explains.
+
+    The comment may stand above, or behind the value.
+    """
+    uses = Counter(name for module in modules for name in _uses(module))
+    return [
+        f"{module.path} {node.id}"
+        for module in modules
+        for statement, following in pairwise([*module.tree.body, ast.Pass()])
+        if isinstance(statement, ast.Assign) and NUMBERS.fullmatch(ast.unparse(statement.value))
+        if not _docstring(following) and not _has_comment(module, statement)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and uses[f"{module.name}.{node.id}"] < 2
+    ]
+
+
 def list_rooms(modules: Iterable[Module]) -> list[Room]:
     """Each subject with the packages and modules that are named for it, without `__init__.py`."""
     rooms = []
@@ -109,6 +140,29 @@ def list_rooms(modules: Iterable[Module]) -> list[Room]:
         ]
         rooms.append(Room(subject, len({module.package for module in members}), len(members)))
     return rooms
+
+
+def _uses(module: Module) -> Iterator[str]:
+    """What the module reads, of itself and by its imports, each as the dotted name of its module and its own."""
+    imports = (node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom))
+    origins = {alias.asname or alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            yield origins.get(node.id, f"{module.name}.{node.id}")
+        elif isinstance(node, ast.Attribute):
+            yield f"{origins.get(ast.unparse(node.value))}.{node.attr}"
+
+
+def _docstring(statement: ast.stmt) -> str:
+    match statement:
+        case ast.Expr(ast.Constant(str(text))):
+            return text
+    return ""
+
+
+def _has_comment(module: Module, statement: ast.stmt) -> bool:
+    above, *own = ["", *module.text.splitlines()][statement.lineno - 1 : (statement.end_lineno or 0) + 1]
+    return above.startswith("#") or any("  # " in line for line in own)
 
 
 def _calls(tree: ast.AST, path: str, scope: str = "") -> Iterator[tuple[str, ast.Call]]:

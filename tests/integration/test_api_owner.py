@@ -97,12 +97,12 @@ def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(po
     with rank("0.0.0.0", port, "loading", "bound") as loading:
         with Stranger(SERVER, "127.0.0.1", str(port), "") as stranger:
             stranger.wait_for("listens")  # the kernel let another user take it: this is the attack
-            result = probe_as(loading, port, journal=journal)
+            outcome = probe_as(loading, port, journal=journal)
         output = stranger.output()
     assert not [line for line in output if KEY in line or line.startswith("got")]
-    assert result.failed is ReadinessStage.PORT
-    assert f"held by pid {stranger.pid} (" in result.answer
-    assert f"of uid {UID}" in result.answer
+    assert outcome.failed is ReadinessStage.PORT
+    assert f"held by pid {stranger.pid} (" in outcome.answer
+    assert f"of uid {UID}" in outcome.answer
     (line,) = journal
     assert "engine.port.foreign" in line
     assert f"pid={stranger.pid}" in line

@@ -160,7 +160,7 @@ def test_a_page_that_is_not_there_is_signed_too(target: Target) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
+    "payload",
     [
         b"POST /report HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 1_000_000,
         b"GET /" + b"x" * 1_000_000 + b" HTTP/1.1\r\n\r\n",
@@ -172,40 +172,40 @@ def test_a_page_that_is_not_there_is_signed_too(target: Target) -> None:
 )
 @pytest.mark.parametrize("source", [PEER, STRANGER])
 def test_data_that_is_too_large_or_no_request_is_cut_off_and_news_continue(
-    target: Target, data: bytes, source: str
+    target: Target, payload: bytes, source: str
 ) -> None:
     with peak_bytes() as peak:
         for _ in range(10):
             with target.connect(source) as sock, contextlib.suppress(OSError):
-                sock.sendall(data)
+                sock.sendall(payload)
                 assert b" 200 " not in message(sock)
         assert peak() < 2 << 20
     target.news_come()
 
 
-def crowd(target: Target, source: str, data: bytes, *, count: int = 1000) -> Iterator[socket.socket]:
+def crowd(target: Target, source: str, payload: bytes, *, count: int = 1000) -> Iterator[socket.socket]:
     for _ in range(count):
         sock = socket.socket()
         sock.bind((source, 0))
         sock.setblocking(False)  # whom the kernel has no room for would be waited for
         sock.connect_ex((OWN, target.port))
         with contextlib.suppress(OSError):
-            sock.send(data)
+            sock.send(payload)
         yield sock
 
 
 @pytest.mark.parametrize(
-    ("source", "data"),
+    ("source", "payload"),
     [(STRANGER, b""), (PEER, b""), (PEER, b"GET /report HTTP/1.1\r\nHost: a\r\n"), (OTHER_PEER, b"\0" * 9000)],
     ids=["a stranger's", "a peer's", "a peer's, slow", "a peer's, too large"],
 )
 def test_a_thousand_connections_take_no_place_from_those_that_read_and_no_memory(
-    target: Target, source: str, data: bytes
+    target: Target, source: str, payload: bytes
 ) -> None:
     threads, crowded = threading.active_count(), []
     try:
         with peak_bytes() as peak:
-            for number, sock in enumerate(crowd(target, source, data)):
+            for number, sock in enumerate(crowd(target, source, payload)):
                 crowded.append(sock)
                 if number % 250 == 249:
                     target.news_come()
@@ -218,14 +218,14 @@ def test_a_thousand_connections_take_no_place_from_those_that_read_and_no_memory
 
 
 @contextmanager
-def hogged(target: Target, source: str, data: bytes) -> Iterator[None]:
+def hogged(target: Target, source: str, payload: bytes) -> Iterator[None]:
     """Connections from many threads, each of which keeps what it has got."""
     ended = threading.Event()
 
     def run() -> None:
         kept: deque[socket.socket] = deque(maxlen=40)  # who falls out is closed
         while not ended.is_set():
-            kept.extend(crowd(target, source, data, count=1))
+            kept.extend(crowd(target, source, payload, count=1))
             time.sleep(0.005)  # they share one interpreter with the server and its readers
 
     threads = [threading.Thread(target=run) for _ in range(8)]
@@ -240,14 +240,14 @@ def hogged(target: Target, source: str, data: bytes) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "data",
+    "payload",
     [b"", b"GET /report HTTP/1.1\r\nHost: a\r\n", request("/report", "0" * 32)],
     ids=["silent", "slow", "recorded on another connection"],
 )
 def test_a_program_that_takes_all_connections_of_a_nodes_address_keeps_its_agent_from_no_news(
-    target: Target, data: bytes
+    target: Target, payload: bytes
 ) -> None:
-    with hogged(target, PEER, data):
+    with hogged(target, PEER, payload):
         for _ in range(5):
             time.sleep(0.2)
             target.news_come(2.0)

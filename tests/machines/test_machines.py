@@ -86,7 +86,7 @@ def test_a_healthy_machine_is_good(
         compare(f"healthy-{shown['role']}/{name}", one)
 
 
-@pytest.mark.parametrize("fault", [pytest.param(one, id=one.name) for one in FAULTS])
+@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in FAULTS])
 def test_a_fault_is_found(copy_node: Callable[[int], Tree], fault: Fault, capsys: pytest.CaptureFixture[str]) -> None:
     if fault.of_root and os.getuid() != 0:
         pytest.skip("its files are root's")
@@ -94,15 +94,17 @@ def test_a_fault_is_found(copy_node: Callable[[int], Tree], fault: Fault, capsys
     fault.cause(tree)
     shown = run_preflight(tree, capsys)
     shown.pop("owner")  # the same on all of them
-    found = findings(shown)
-    seen = found.pop(fault.check)
-    assert seen["level"] == fault.level.value
-    assert fault.says in f"{seen['reason']} {seen['hint']}"
-    others = {name: one["level"] for name, one in found.items() if name not in fault.also}
+    reported = findings(shown)
+    judged = reported.pop(fault.check)
+    assert judged["level"] == fault.level.value
+    assert fault.says in f"{judged['reason']} {judged['hint']}"
+    others = {name: other["level"] for name, other in reported.items() if name not in fault.also}
     assert others == dict.fromkeys(others, "ok"), "a check that has nothing to do with it"
     (judging,) = (check for check in CHECKS if check.id == fault.check)
     assert fault.level is Level.UNKNOWN or fault.level in judging.levels, "docs/sparkd-checks.7.md says otherwise"
-    compare(fault.name, {**shown, "checks": [seen, *(one for one in found.values() if one["level"] != "ok")]})
+    compare(
+        fault.name, {**shown, "checks": [judged, *(other for other in reported.values() if other["level"] != "ok")]}
+    )
 
 
 def test_every_check_finds_a_fault() -> None:

@@ -29,12 +29,12 @@ def promtool(*words: str, stdin: str = "") -> str:
 class Prometheus:
     """One server with a configuration, until the end of `with`."""
 
-    def __init__(self, config: Path, data: Path) -> None:
+    def __init__(self, config: Path, storage: Path) -> None:
         self._kept = ExitStack()
         self._address = f"127.0.0.1:{self._kept.enter_context(reserved_port())}"
-        self._log = (data.parent / "prometheus.log").open("w+")
-        words = (f"--config.file={config}", f"--storage.tsdb.path={data}", f"--web.listen-address={self._address}")
-        self._process = subprocess.Popen([TOOLS / "prometheus", *words], stderr=self._log, cwd=data.parent)
+        self._log = (storage.parent / "prometheus.log").open("w+")
+        words = (f"--config.file={config}", f"--storage.tsdb.path={storage}", f"--web.listen-address={self._address}")
+        self._process = subprocess.Popen([TOOLS / "prometheus", *words], stderr=self._log, cwd=storage.parent)
 
     def __enter__(self) -> Self:
         deadline = time.monotonic() + PATIENCE_SECONDS

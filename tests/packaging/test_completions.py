@@ -86,12 +86,12 @@ def terminal(command: tuple[str, ...], env: dict[str, str]) -> Iterator[int]:
 
 
 def read_until(terminal: int, wanted: str) -> str:
-    seen, deadline = "", time.monotonic() + DEADLINE_SECONDS
-    while wanted not in seen and (left := deadline - time.monotonic()) > 0:
+    shown, deadline = "", time.monotonic() + DEADLINE_SECONDS
+    while wanted not in shown and (left := deadline - time.monotonic()) > 0:
         if select.select([terminal], [], [], left)[0]:
-            seen += os.read(terminal, 65536).decode(errors="replace").replace("\x07", "")
-    assert wanted in seen, seen
-    return seen
+            shown += os.read(terminal, 65536).decode(errors="replace").replace("\x07", "")
+    assert wanted in shown, shown
+    return shown
 
 
 @pytest.mark.parametrize("shell", STARTS)

@@ -218,13 +218,13 @@ def test_the_first_boot_of_an_image_enables_no_unit(unpacked: Path) -> None:
 
 
 def test_all_data_of_the_source_are_where_the_program_reads_them(unpacked: Path) -> None:
-    data = CHECKOUT / "src/sparkd/data"
-    files = [file for path in data.iterdir() for file in (path.iterdir() if path.is_dir() else [path])]
+    source = CHECKOUT / "src/sparkd/data"
+    files = [file for path in source.iterdir() for file in (path.iterdir() if path.is_dir() else [path])]
     assert {"vllm-flags.json", "sparkd-checks.7.md", "tiny-cpu.yaml", "sparkd.service.in"} <= {
         file.name for file in files
     }
     for file in files:
-        assert (unpacked / "usr/share/sparkd" / file.relative_to(data)).read_bytes() == file.read_bytes()
+        assert (unpacked / "usr/share/sparkd" / file.relative_to(source)).read_bytes() == file.read_bytes()
     assert (unpacked / "usr/lib/sparkd/app/sparkd/data").resolve() == (unpacked / "usr/share/sparkd").resolve()
 
 

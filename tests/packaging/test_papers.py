@@ -73,13 +73,13 @@ def library(**changes: object) -> Library:
     return Library(**{**values, "modules": (), "sboms": (), **changes})  # type: ignore[arg-type]  # values of a table
 
 
-def sbom(**entry: object) -> Sbom:
+def sbom(**fields: object) -> Sbom:
     whole = {
         "name": "crate",
         "version": "1.2.3",
         "purl": "pkg:cargo/crate@1.2.3",
         "licenses": [{"expression": "MIT"}],
-        **entry,
+        **fields,
     }
     return Sbom("thing", json.dumps({"bomFormat": "CycloneDX", "components": [whole]}).encode())
 
@@ -94,20 +94,20 @@ def test_every_component_of_every_bill_of_materials_has_a_paragraph(
 ) -> None:
     names = [name for name in archive.getnames() if name.startswith(f"{DOC}/sbom/") and name.endswith(".json")]
     entries = [
-        entry
+        component
         for name in names
         if not name.endswith("/sparkd.cdx.json")
-        for entry in json.loads(content(archive, name)).get("components", [])
+        for component in json.loads(content(archive, name)).get("components", [])
     ]
-    labels = {(entry["name"], entry["version"]) for entry in entries}
+    labels = {(component["name"], component["version"]) for component in entries}
     assert {("pyo3", "0.29.2"), ("openssl", "4.0.3")} & labels
     assert len(labels) > 100
     libraries = json.loads(content(archive, f"{DOC}/sbom/sparkd.cdx.json"))["components"]
     assert labels <= {(part["name"], part["version"]) for library in libraries for part in library["components"]}
-    for entry in entries:
-        fields = component_paragraph(paragraphs, entry["name"], entry["version"])
+    for component in entries:
+        fields = component_paragraph(paragraphs, component["name"], component["version"])
         assert len(fields["License"].splitlines()) >= 4
-        for licence in entry.get("licenses", []):
+        for licence in component.get("licenses", []):
             assert licence["expression"] in fields["Comment"]
         assert "https://" in fields["Comment"]
 

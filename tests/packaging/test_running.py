@@ -23,13 +23,13 @@ def interpreters() -> list[str]:
     """CPythons of this machine in the supported versions; those of the nodes are tested in the bed."""
     places = ["/usr/bin", *os.environ["PATH"].split(":")]
     managed = sorted(Path.home().glob(".pyenv/versions/*/bin"))
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for folder in (*map(str, managed), *places):
         for version in PYTHONS:
             path = shutil.which(f"python{version}", path=folder)
             if path and "shims" not in path:
-                found.setdefault(version, path)
-    return [found[version] for version in sorted(found)]
+                paths.setdefault(version, path)
+    return [paths[version] for version in sorted(paths)]
 
 
 def run(unpacked: Path, interpreter: str, code: str) -> subprocess.CompletedProcess[str]:

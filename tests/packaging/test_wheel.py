@@ -45,14 +45,14 @@ def test_a_wheel_brings_its_own_program_and_every_recipe(installed: Path) -> Non
 
 
 def test_a_wheel_has_all_data_of_the_source(installed: Path) -> None:
-    data = CHECKOUT / "src/sparkd/data"
+    source = CHECKOUT / "src/sparkd/data"
     (shipped,) = installed.parent.glob("lib/python*/site-packages/sparkd/data")
-    files = [file for path in data.iterdir() for file in (path.iterdir() if path.is_dir() else [path])]
+    files = [file for path in source.iterdir() for file in (path.iterdir() if path.is_dir() else [path])]
     assert {"vllm-flags.json", "sparkd-checks.7.md", "tiny-cpu.yaml", "sparkd.service.in"} <= {
         file.name for file in files
     }
     for file in files:
-        assert (shipped / file.relative_to(data)).read_bytes() == file.read_bytes()
+        assert (shipped / file.relative_to(source)).read_bytes() == file.read_bytes()
 
 
 def test_a_wheel_renders_the_units_of_this_source(installed: Path) -> None:

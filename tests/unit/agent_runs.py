@@ -175,13 +175,13 @@ def record(work: Callable[[MainLoop, Notifier, Journal], T]) -> tuple[T, str]:
         journal, notifier = Journal(file.fileno()), Notifier()
         try:
             with MainLoop(notifier, {}) as loop:
-                result = work(loop, notifier, journal)
+                outcome = work(loop, notifier, journal)
         finally:
             journal.close(5)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         file.seek(0)
-        return result, io.TextIOWrapper(file).read()
+        return outcome, io.TextIOWrapper(file).read()
 
 
 def phases(journal: str) -> list[str]:

@@ -89,19 +89,19 @@ def connect(server: HttpServer, source: str = "127.0.0.1", data: bytes = b"") ->
 
 def answer(sock: socket.socket) -> tuple[int, bytes]:
     """One answer, by its Content-Length; status 0 where the connection was closed."""
-    data = b""
+    received = b""
     with suppress(ConnectionError):
-        while b"\r\n\r\n" not in data:
+        while b"\r\n\r\n" not in received:
             if not (more := sock.recv(1)):
                 return 0, b""
-            data += more
-        length = next(int(line[15:]) for line in data.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+            received += more
+        length = next(int(line[15:]) for line in received.split(b"\r\n") if line.lower().startswith(b"content-length:"))
         body = b""
         while len(body) < length:
             if not (more := sock.recv(length - len(body))):
                 return 0, b""
             body += more
-        return int(data.split(b" ")[1]), body
+        return int(received.split(b" ")[1]), body
     return 0, b""
 
 

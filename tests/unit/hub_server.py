@@ -71,13 +71,13 @@ class Hub:
         return json.dumps({"_id": "1", "id": REPO, "sha": COMMIT, "siblings": siblings}).encode()
 
     def described(self, path: str, size_bytes: int) -> dict[str, object]:
-        entry: dict[str, object] = {"rfilename": path, "blobId": sha1(path.encode()).hexdigest()}
+        fields: dict[str, object] = {"rfilename": path, "blobId": sha1(path.encode()).hexdigest()}
         if not self.sizes:
-            return entry
-        entry["size"] = size_bytes
+            return fields
+        fields["size"] = size_bytes
         if path.endswith(".safetensors"):
-            return {**entry, "lfs": {"sha256": self.etag(path), "size": size_bytes, "pointerSize": 135}}
-        return {**entry, "blobId": self.etag(path)}
+            return {**fields, "lfs": {"sha256": self.etag(path), "size": size_bytes, "pointerSize": 135}}
+        return {**fields, "blobId": self.etag(path)}
 
     def etag(self, path: str) -> str:
         content = self.files[path]

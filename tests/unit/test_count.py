@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.count.__main__ import Report, count, find_moved, render
+from tests.count.__main__ import ROOT, SOURCE, Report, count, find_moved, list_places, render
 from tests.count.lines import Lines, count_code_tokens, count_docstring_words, count_lines
-from tests.count.shape import count_branches, measure_functions, percentile
+from tests.count.shape import count_branches, list_bare_numbers, measure_functions, percentile
 from tests.count.source import Module, functions, import_closure, read_modules
 
 RUN = '''"""Start the agent."""
@@ -50,6 +50,10 @@ TREE = {
     "host/docker/client.py": "",
     "plan.py": "",
 }
+KEPT = (
+    *("modules over 320 lines", "modules under 40 lines", "functions over 12 branches"),
+    "docstrings that begin with Of, For or As",
+)
 
 
 @pytest.fixture
@@ -148,6 +152,35 @@ def test_places_have_no_line_numbers(top: Path) -> None:
     assert report.places["locks"] == ["cli/run.py:start"]
     assert report.places["modules under 40 lines"][:2] == ["agent/daemon/deps.py 3", "agent/history.py 0"]
     assert report.figures["locks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("A = 3\nprint(A)", ["A"]),
+        ("A, B = 3, 4 << 10\nprint(A, B, B)", ["A"]),
+        ("A = 3\nprint(A, A)", []),
+        ("# why\nA = 3", []),
+        ("A = 3  # why", []),
+        ("A = 3  # why\nB = 4", ["B"]),
+        ('A = 3\n"""In seconds."""', []),
+        ("A = 'x1'\nB = re.compile('1')", []),
+    ],
+)
+def test_a_number_used_once_is_bare_without_a_reason(text: str, names: list[str]) -> None:
+    assert list_bare_numbers((module(text),)) == [f"x.py {name}" for name in names]
+
+
+def test_uses_of_a_number_in_other_modules_count() -> None:
+    text = "from app import x\nfrom app.x import A\nprint(A, x.B)"
+    other = Module("app.y", "y.py", text, ast.parse(text))
+    assert list_bare_numbers((module("A, B, C = 1, 2, 3\nprint(A, B, C)"), other)) == ["x.py C"]
+
+
+def test_the_source_has_no_place_that_reads_badly() -> None:
+    modules = read_modules(ROOT / SOURCE)
+    places = list_places(modules, measure_functions(modules))
+    assert [(title, place) for title in KEPT for place in places[title]] == []
 
 
 def test_the_rooms_of_a_subject_are_named_for_it(top: Path) -> None:

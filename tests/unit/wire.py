@@ -12,12 +12,12 @@ END = b"\r\n\r\n"
 
 def message(sock: socket.socket) -> bytes:
     """One whole request or answer; what came of it, where the other side closes."""
-    data = b""
-    while END not in data:
+    received = b""
+    while END not in received:
         if not (more := sock.recv(65536)):
-            return data
-        data += more
-    head, _, body = data.partition(END)
+            return received
+        received += more
+    head, _, body = received.partition(END)
     length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
     while len(body) < length and (more := sock.recv(65536)):
         body += more

@@ -28,16 +28,16 @@ print(time.process_time() - began, len(sys.modules))
 
 def reached(first: str) -> list[str]:
     """Modules that `first` imports, at the top or in a function, directly or through other modules of sparkd."""
-    found, waiting = [first], [first]
+    modules, waiting = [first], [first]
     while waiting:
         spec = find_spec(waiting.pop())
         if spec is None or spec.origin is None or not spec.name.startswith("sparkd"):
             continue
         for name in imports(ast.parse(Path(spec.origin).read_text())):
-            if name not in found:
-                found.append(name)
+            if name not in modules:
+                modules.append(name)
                 waiting.append(name)
-    return found
+    return modules
 
 
 def imports(node: ast.AST) -> Iterator[str]:

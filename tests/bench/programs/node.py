@@ -76,7 +76,7 @@ def context(nodes: int, rank: int, key_file: str) -> NodeContext:
 
 def usual(report: NodeReport, findings: int = len(CHECKS)) -> NodeReport:
     """As long as the report of a node that loads."""
-    found = tuple(
+    reports = tuple(
         FindingReport(CHECKS[n % len(CHECKS)], "ok", f"{60 + n}.1 GiB available, 48.0 GiB needed", "stop other work")
         for n in range(findings)
     )
@@ -87,7 +87,7 @@ def usual(report: NodeReport, findings: int = len(CHECKS)) -> NodeReport:
         report,
         plan_digest="e" * 64,
         versions=versions,
-        findings=found,
+        findings=reports,
         engine=engine,
         memory=memory,
         phase=Phase.LOADING,
@@ -189,12 +189,12 @@ class Node:
         memory = MemoryReport(120 * GIB, 60 * GIB - self._count)
         self._reporter.update(activity=busy if report.rank == 0 else None, gpu=gpu, memory=memory)
 
-    def _meet(self, seen: tuple[PeerStatus, ...]) -> None:
+    def _meet(self, peers: tuple[PeerStatus, ...]) -> None:
         now = time.monotonic()
-        for one in seen:
-            if one.report is not None and self._is_new(one.report):
-                self._seen[one.report.message] = now
-        self._reporter.update(peers=seen)
+        for peer in peers:
+            if peer.report is not None and self._is_new(peer.report):
+                self._seen[peer.report.message] = now
+        self._reporter.update(peers=peers)
 
     def _to_file(self, published: Published) -> None:
         files.write(self._file, published.text, 0o644, durable=False)

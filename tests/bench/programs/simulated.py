@@ -83,13 +83,13 @@ class Log:
 def latencies(logs: Sequence[Log]) -> tuple[float, ...]:
     """Of every message that all others have seen: one that came too late for this log, or that a newer one overtook
     before it was read, is left out."""
-    found = []
+    delays = []
     for sender in logs:
         others = [log.seen for log in logs if log is not sender]
         for message, published_at in sender.published.items():
             if all(message in seen for seen in others):
-                found.append(round(max(seen[message] for seen in others) - published_at, 4))
-    return tuple(found)
+                delays.append(round(max(seen[message] for seen in others) - published_at, 4))
+    return tuple(delays)
 
 
 class Nodes:

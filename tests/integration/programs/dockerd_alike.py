@@ -158,12 +158,12 @@ class Handler(BaseHTTPRequestHandler):
             self.stream(container)
             return
         answer = self.daemon.answer(self.command, url.path, parse_qs(url.query), json.loads(raw) if raw else {})
-        data = json.dumps({"message": "no such thing"} if answer is None else answer).encode()
+        body = json.dumps({"message": "no such thing"} if answer is None else answer).encode()
         self.send_response(404 if answer is None else 200)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(body)
 
     do_GET = do_POST = do_DELETE = handle_request  # noqa: N815 - the names that http.server calls
 

@@ -57,14 +57,14 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     agent = started.agent
     agent.reporter.update_engine(image="sha256:i")
     serve(started)
-    (entry,) = kept_entries(started)
-    assert entry.plan_digest == agent.plan.digest
-    assert entry.agreement_digest == "agreed"
-    assert entry.image_id == "sha256:i"
-    assert entry.facts.values["weights.w"] == "5 bytes"
-    assert entry.facts.versions["driver"] == "580"
-    assert entry.facts.boot["boot.memory"] == "120.0 GiB"
-    rollback = make_rollback(entry, "f", "")
+    (kept,) = kept_entries(started)
+    assert kept.plan_digest == agent.plan.digest
+    assert kept.agreement_digest == "agreed"
+    assert kept.image_id == "sha256:i"
+    assert kept.facts.values["weights.w"] == "5 bytes"
+    assert kept.facts.versions["driver"] == "580"
+    assert kept.facts.boot["boot.memory"] == "120.0 GiB"
+    rollback = make_rollback(kept, "f", "")
     assert rollback is not None
     assert rollback.to is not None
     assert rollback.to.recipe == agent.context.recipe

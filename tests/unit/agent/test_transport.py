@@ -45,7 +45,7 @@ def test_all_ranks_use_tcp_where_one_node_has_no_rdma(
 
 
 @pytest.mark.parametrize("transport", ["rdma", ""], ids=["rdma", "unknown"])
-def test_what_all_nodes_have_is_used_without_a_word(
+def test_what_all_nodes_have_is_used_and_not_logged(
     planned_head: AgentUnderTest, transport_of_all: Callable[[str, str, str], str], transport: str
 ) -> None:
     assert transport_of_all(transport, transport, transport) == transport

@@ -97,7 +97,7 @@ def test_a_dead_core_is_the_cause_though_its_worker_loads_on_and_fails_later() -
 
 
 @pytest.mark.parametrize("log", ["E10a-head", "E10b-head", "E1b-worker", "ray-worker", "worker-killed-in-load"])
-def test_a_process_that_is_gone_without_a_word_was_killed(log: str) -> None:
+def test_a_process_that_ended_before_it_was_ready_and_logged_no_error_was_killed(log: str) -> None:
     assert kind_of_end(progress_of(log)) == "killed"
 
 

@@ -151,7 +151,7 @@ def test_a_client_that_closes_its_sending_half_gets_the_answer_to_what_it_sent()
 
 
 @pytest.mark.parametrize(
-    ("data", "status"),
+    ("raw", "status"),
     [
         (b"POST / HTTP/1.1\r\nHost: a\r\n\r\n", 405),
         (b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n", 405),
@@ -179,7 +179,7 @@ def test_a_client_that_closes_its_sending_half_gets_the_answer_to_what_it_sent()
         (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 20000, 431),
     ],
 )
-def test_other_than_a_small_get_is_refused_before_the_handler(data: bytes, status: int) -> None:
+def test_other_than_a_small_get_is_refused_before_the_handler(raw: bytes, status: int) -> None:
     requests = []
 
     async def handle(request: Request) -> Response:
@@ -187,7 +187,7 @@ def test_other_than_a_small_get_is_refused_before_the_handler(data: bytes, statu
         return Response(200)
 
     with serving(handle) as server:
-        with connect(server, data=data) as sock:
+        with connect(server, data=raw) as sock:
             assert answer(sock)[0] in (status, 0 if status in (413, 431) else status)
             rest(sock)
         assert requests == []

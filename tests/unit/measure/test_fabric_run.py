@@ -65,14 +65,14 @@ def test_a_node_that_does_not_come_costs_no_result_of_the_others(
 
 def test_both_nodes_have_the_result(worker: list[Result], programs: Programs, tree: Tree, port: int) -> None:
     host = Host(str(tree.root))
-    (result,), failures = measure(port, host)
+    (outcome,), failures = measure(port, host)
     assert not failures
     while not worker:
         threading.Event().wait(0.01)
-    assert worker == [result]
-    (pair,) = result.pairs
+    assert worker == [outcome]
+    (pair,) = outcome.pairs
     assert pair.measured is not None
-    assert round(pair.measured.sent_gbps, 1) == round(result.ceiling_gbps, 1) == 19.3
+    assert round(pair.measured.sent_gbps, 1) == round(outcome.ceiling_gbps, 1) == 19.3
 
 
 def test_a_node_that_does_not_come_is_named_on_both_sides(port: int, capsys: pytest.CaptureFixture[str]) -> None:

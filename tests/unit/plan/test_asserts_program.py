@@ -23,7 +23,7 @@ def test_an_assertion_that_holds_says_nothing(command: str) -> None:
     done = run_asserts(["true", command])
     assert done.returncode == 0
     assert done.stdout == ""
-    assert find_fault(done.stderr) == "it said nothing"
+    assert find_fault(done.stderr) == "the check printed nothing"
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,13 @@ def test_an_anchor_of_a_compose_file_may_be_defined_again(tmp_path: Path) -> Non
 def test_an_env_file_may_be_named_in_the_long_form(tmp_path: Path) -> None:
     text = COMPOSE + "    env_file: [{path: .env, required: false}, {path: more.env, required: false}]\n"
     more = ["line 5: env_file: more.env: not read: write its variables under env, secrets under secrets"]
-    result = imported(tmp_path, text)
-    assert result.recipe.env == {}
-    assert result.notes == more
+    conversion = imported(tmp_path, text)
+    assert conversion.recipe.env == {}
+    assert conversion.notes == more
     (tmp_path / "0" / ".env").write_text("A=1\n")
-    result = imported(tmp_path, text)
-    assert result.recipe.env == {"A": "1"}
-    assert result.notes == more
+    conversion = imported(tmp_path, text)
+    assert conversion.recipe.env == {"A": "1"}
+    assert conversion.notes == more
 
 
 def test_a_service_that_is_only_built_has_the_image_that_compose_makes(tmp_path: Path) -> None:

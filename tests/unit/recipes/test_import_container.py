@@ -54,13 +54,13 @@ def test_the_settings_of_a_container_are_taken(machine: Tree) -> None:
 
 
 def test_what_a_recipe_does_not_take_of_a_container_is_noted_without_its_secret(machine: Tree) -> None:
-    result = imported(machine)
-    assert {note.removeprefix("vllm: line 1: ").partition(": left out")[0] for note in result.notes} == {
+    conversion = imported(machine)
+    assert {note.removeprefix("vllm: line 1: ").partition(": left out")[0] for note in conversion.notes} == {
         "--volume /:/host", "--user 1000:1000", "--tmpfs /tmp:size=1g", "--tmpfs /t", "--cap-drop ALL",
         "--read-only true", "--group-add video", "--pid host", "--add-host a:1.2.3.4", "--publish [::1]:9001:8000",
         "HF_TOKEN: its value is not taken: put it into /etc/sparkd/hf_token",
     }  # fmt: skip
-    assert SECRET not in result.text + "".join(result.notes)
+    assert SECRET not in conversion.text + "".join(conversion.notes)
 
 
 def test_the_container_is_stopped_before_the_check_that_needs_its_port(machine: Tree) -> None:

@@ -13,17 +13,17 @@ from sparkd.base.recipes.schema import Model
 def test_a_revision_and_a_draft_model_are_pulled(root: Path) -> None:
     config = '{"method": "dflash", "model": "z-lab/M-DFlash", "num_speculative_tokens": 7}'
     text = f"{V2}model_revision: 60d8d70\ncommand: |\n  vllm serve {{model}} --speculative-config '{config}'\n"
-    recipe, result = imported(root, text)
+    recipe, conversion = imported(root, text)
     assert recipe.model == Model(path="m", repo="o/m", revision="60d8d70", served_name="o/m")
     assert '"model": "/models/M-DFlash"' in str(recipe.args["speculative-config"])
-    pulls = [step for step in result.steps if " model pull " in step]
+    pulls = [step for step in conversion.steps if " model pull " in step]
     # By the file: a name would be judged by the recipe that the settings name now.
     assert pulls == [
         "sudo sparkd model pull /etc/sparkd/recipes/given.yaml",
         "sudo sparkd model pull z-lab/M-DFlash --to /srv/models/M-DFlash",
     ]
-    assert result.steps[0] == "sudo docker pull r/i:1"
-    assert result.notes == ()
+    assert conversion.steps[0] == "sudo docker pull r/i:1"
+    assert conversion.notes == ()
 
 
 def serve_with_draft(revision: str) -> str:

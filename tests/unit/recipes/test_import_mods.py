@@ -52,10 +52,10 @@ def test_a_mod_that_does_anything_else_is_built(root: Path, more: str) -> None:
 def test_mods_become_steps_of_a_build_in_their_order(root: Path) -> None:
     add_mod(root / "mods/b", "patch -p1 < x.patch\n", x_patch="--- a\n")
     add_mod(root / "recipes/a", "true\n")
-    recipe, result = imported(root, f"{V1}mods: [mods/b, a]\nbuild_args: [--tf5, 'a b']\n{SERVES}")
+    recipe, conversion = imported(root, f"{V1}mods: [mods/b, a]\nbuild_args: [--tf5, 'a b']\n{SERVES}")
     build = recipe.image.build
     assert isinstance(build, Build)
-    (folder,) = {name.partition("/")[0] for name in result.files}
+    (folder,) = {name.partition("/")[0] for name in conversion.files}
     assert (build.base, [str(step) for step in build.steps]) == (
         "vllm-node-own",
         [
@@ -65,28 +65,28 @@ def test_mods_become_steps_of_a_build_in_their_order(root: Path) -> None:
             "run export WORKSPACE_DIR=$PWD && cd /workspace/mods/a && ./run.sh",
         ],
     )
-    assert result.text.count("\n      - {") == 4, "a step is a line"
-    assert {name: file.executable for name, file in result.files.items()} == {
+    assert conversion.text.count("\n      - {") == 4, "a step is a line"
+    assert {name: file.executable for name, file in conversion.files.items()} == {
         f"{folder}/a/run.sh": True,
         f"{folder}/b/run.sh": True,
         f"{folder}/b/x.patch": False,
     }
-    by_hand = shlex.split(result.steps[0])
+    by_hand = shlex.split(conversion.steps[0])
     assert by_hand[-4:] == ["-t", "vllm-node-own", "--tf5", "a b)"]
     assert "torch is built without CUDA" in str(recipe.image.asserts)
-    assert result.steps[1] == "sudo sparkd image build /etc/sparkd/recipes/given.yaml"
+    assert conversion.steps[1] == "sudo sparkd image build /etc/sparkd/recipes/given.yaml"
 
 
 def test_pre_exec_is_done_to_the_image_before_the_mods(root: Path) -> None:
     add_mod(root / "mods/b", "true\n")
     commands = ["pip install x", "sed -i s/a/b/ /usr/lib/vllm/models/y.py"]
-    recipe, result = imported(root, f"{V2}pre_exec: {commands}\nmods: [b]\n{SERVES}")
+    recipe, conversion = imported(root, f"{V2}pre_exec: {commands}\nmods: [b]\n{SERVES}")
     assert isinstance(recipe.image.build, Build)
     assert [step.run for step in recipe.image.build.steps][:2] == commands
-    assert [note.partition(": line ")[2] for note in result.notes] == [
+    assert [note.partition(": line ")[2] for note in conversion.notes] == [
         f"4: pre_exec: {text}: done once, to the image" for text in commands
     ]
-    assert any("sparkd image build" in step for step in result.steps) and not result.missing
+    assert any("sparkd image build" in step for step in conversion.steps) and not conversion.missing
 
 
 def test_a_mod_with_a_long_line_takes_no_time(root: Path) -> None:
@@ -99,12 +99,12 @@ def test_a_mod_with_a_long_line_takes_no_time(root: Path) -> None:
 def test_more_files_than_one_build_copies_are_missing(root: Path) -> None:
     for name in "abcd":
         add_mod(root / f"mods/{name}", "true\n", **{f"f{number}": "" for number in range(MOST_FILES - 1)})
-    _, result = imported(root, f"{V1}mods: [a, b, c]\n{SERVES}")
-    assert result.missing == ()
-    assert len(result.files) == 3 * MOST_FILES
-    recipe, result = imported(root, f"{V1}mods: [a, b, c, d]\n{SERVES}")
-    assert "mods: left out: together more than the 1000 files and 64" in result.missing[0]
-    assert result.files == {}
+    _, conversion = imported(root, f"{V1}mods: [a, b, c]\n{SERVES}")
+    assert conversion.missing == ()
+    assert len(conversion.files) == 3 * MOST_FILES
+    recipe, conversion = imported(root, f"{V1}mods: [a, b, c, d]\n{SERVES}")
+    assert "mods: left out: together more than the 1000 files and 64" in conversion.missing[0]
+    assert conversion.files == {}
     assert recipe.image.ref == "vllm-node-own"
 
 

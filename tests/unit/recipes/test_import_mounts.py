@@ -38,12 +38,12 @@ def test_a_folder_of_models_is_no_loss_where_sparkd_mounts_the_model_itself(tmp_
 def test_a_snapshot_in_the_hubs_cache_of_any_user_is_its_repository(tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     mount = f"-v /home/u/.cache/huggingface/hub/models--org--M-1--x:/m:ro {IMAGE}"
-    result = imported(tmp_path, f"docker run {mount} --model /m/snapshots/{commit}")
-    assert result.recipe.name == "m-1--x"
-    assert result.recipe.model == Model(
+    conversion = imported(tmp_path, f"docker run {mount} --model /m/snapshots/{commit}")
+    assert conversion.recipe.name == "m-1--x"
+    assert conversion.recipe.model == Model(
         path="M-1--x", repo="org/M-1--x", revision=commit, served_name=f"/m/snapshots/{commit}"
     )
-    assert result.notes == []
+    assert conversion.notes == []
 
 
 def test_a_mount_below_models_counts_for_its_content(tmp_path: Path) -> None:

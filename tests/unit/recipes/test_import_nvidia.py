@@ -81,7 +81,7 @@ def imported(folder: Path, text: str, measured: str = "", **overrides: str) -> t
 
 
 def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: Path) -> None:
-    recipe, result = imported(tmp_path, PAIR, MEASURED)
+    recipe, conversion = imported(tmp_path, PAIR, MEASURED)
     assert recipe.args == {
         "host": "0.0.0.0",
         "speculative-config": '{"method":"mtp","num_speculative_tokens":2}',
@@ -99,9 +99,9 @@ def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: 
     assert container.ulimits["stack"] == Limit(soft=1 << 26, hard=1 << 26)
     assert container.volumes == ()
     assert recipe.nodes == Nodes(min=2, max=2)
-    assert result.name == "m-dgx-spark-2gpu"
-    assert result.missing == ()
-    assert [note.partition(": line ")[2].partition(": ")[2] for note in result.notes] == [
+    assert conversion.name == "m-dgx-spark-2gpu"
+    assert conversion.missing == ()
+    assert [note.partition(": line ")[2].partition(": ")[2] for note in conversion.notes] == [
         "validation: validated_at 2026-08-31, driver 580.159.03, cuda 13.0",
         "security: for evaluation",
         "runtime.setup_command: HF_TOKEN: its value is not taken: put it into /etc/sparkd/hf_token",
@@ -131,12 +131,12 @@ UNPRIVILEGED = PAIR.replace("docker run", UNCONFINED).replace("      --privilege
 
 @pytest.mark.parametrize("run", ["docker run", "docker run --privileged=false"])
 def test_without_privileges_the_profiles_that_stay_are_noted_with_what_fails_by_them(tmp_path: Path, run: str) -> None:
-    _, result = imported(tmp_path, UNPRIVILEGED.replace("docker run", run), MEASURED)
-    seccomp, apparmor = (note for note in result.notes if "unconfined: left out: " in note)
+    _, conversion = imported(tmp_path, UNPRIVILEGED.replace("docker run", run), MEASURED)
+    seccomp, apparmor = (note for note in conversion.notes if "unconfined: left out: " in note)
     assert "docker's own seccomp profile stays, and what needs io_uring fails" in seccomp
     assert "VLLM_PLE_TABLE_MEMORY=disk" in seccomp
     assert apparmor.endswith("docker's own AppArmor profile stays; container.privileged has none")
-    assert result.missing == ()
+    assert conversion.missing == ()
 
 
 @pytest.mark.parametrize(
@@ -209,13 +209,15 @@ def test_a_worker_that_differs_in_rank_and_address_alone_is_not_noted(tmp_path: 
 def test_what_is_lost_of_a_worker_alone_is_noted_as_of_the_head(tmp_path: Path) -> None:
     lost = COMMAND.replace("--tensor", "--max-num-seqs $SEQS --tensor").replace('A="1"', 'A="1"\npip install y')
     head = PAIR.replace("--tensor", "--max-num-seqs 4 --tensor")
-    _, result = imported(tmp_path, with_worker(f"{lost.rstrip()} --headless $EXTRA").replace(PAIR, head))
-    assert [line.partition(".additional_commands: ")[2].partition(" is not known")[0] for line in result.missing] == [
+    _, conversion = imported(tmp_path, with_worker(f"{lost.rstrip()} --headless $EXTRA").replace(PAIR, head))
+    assert [
+        line.partition(".additional_commands: ")[2].partition(" is not known")[0] for line in conversion.missing
+    ] == [
         "not run: pip install y: do it in an image, and name that under image.ref",
         "left out: what $EXTRA stands for in $EXTRA",
         "--max-num-seqs: left out: what $SEQS stands for in $SEQS",
     ]
-    assert not any("not given for the others" in note for note in result.notes)
+    assert not any("not given for the others" in note for note in conversion.notes)
 
 
 def test_a_secret_that_a_worker_alone_has_is_named_without_a_file(tmp_path: Path) -> None:
@@ -226,12 +228,12 @@ def test_a_secret_that_a_worker_alone_has_is_named_without_a_file(tmp_path: Path
 
 def test_further_commands_are_bounded_and_each_line_is_printed_once(tmp_path: Path) -> None:
     ranked = "".join(f"  - {{command: vllm serve o/M --seed 4 --node-rank {n}}}\n" for n in range(1, 4))
-    _, result = imported(tmp_path, f"{PAIR}  additional_commands:\n{ranked}")
-    assert sum("--seed: not given for the head, 4 for the others" in note for note in result.notes) == 1
+    _, conversion = imported(tmp_path, f"{PAIR}  additional_commands:\n{ranked}")
+    assert sum("--seed: not given for the head, 4 for the others" in note for note in conversion.notes) == 1
     distinct = "".join(f"  - {{command: vllm serve o/M --seed {n}}}\n" for n in range(70))
-    _, result = imported(tmp_path, f"{PAIR}  additional_commands:\n{distinct}")
-    assert sum("--seed: not given for the head" in note for note in result.notes) == 64
-    assert any("6 of 70 are not compared" in note for note in result.notes)
+    _, conversion = imported(tmp_path, f"{PAIR}  additional_commands:\n{distinct}")
+    assert sum("--seed: not given for the head" in note for note in conversion.notes) == 64
+    assert any("6 of 70 are not compared" in note for note in conversion.notes)
 
 
 def test_the_name_of_a_model_is_cut_and_holds_no_secret(tmp_path: Path) -> None:

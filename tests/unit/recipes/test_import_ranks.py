@@ -51,13 +51,13 @@ def test_a_loss_of_any_file_is_named_with_its_file_and_counts(tmp_path: Path) ->
     head, worker = f"{LINE} -tp 2 --node-rank 0\n", f"\n{LINE} -tp 2 --node-rank 1 --headless $EXTRA\n"
     worker = worker.replace("--gpus all", "-v named:/t --user 1000 --gpus all")
     for files in ({"head": head, "worker": worker}, {"worker": worker, "head": head}):
-        result = import_named(tmp_path, **files)
-        assert [note.partition(": left out")[0] for note in result.notes] == [
+        conversion = import_named(tmp_path, **files)
+        assert [note.partition(": left out")[0] for note in conversion.notes] == [
             f"{tmp_path}/worker: line 2{loss}" for loss in ("", ": --volume named:/t", ": --user 1000")
         ]
-        assert result.missing == result.notes[:1]
-        assert f"# Imported from {', '.join(files)} (command line).\n" in result.text
-        assert f"#   {tmp_path}/worker: line 2: --user 1000: left out" in result.text
+        assert conversion.missing == conversion.notes[:1]
+        assert f"# Imported from {', '.join(files)} (command line).\n" in conversion.text
+        assert f"#   {tmp_path}/worker: line 2: --user 1000: left out" in conversion.text
 
 
 def test_what_one_rank_alone_runs_before_the_engine_is_missing(tmp_path: Path) -> None:

@@ -69,12 +69,12 @@ def test_the_forums_compose_file_with_both_env_files_is_the_shipped_recipe(tmp_p
     for number, role in enumerate(("head", "worker")):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / ".env").write_text((REPORTS / f"forum-{role}.env").read_text())
-    result = imported(tmp_path, compose, compose)
+    conversion = imported(tmp_path, compose, compose)
     expected = shipped("deepseek-v4-flash-b12x-1m")
-    assert differences(result.recipe, expected) == {name: value for name, (value, _) in FORUM.items()}
-    assert result.recipe.model == expected.model
-    assert result.missing == []
-    assert left_out(result.notes) == [
+    assert differences(conversion.recipe, expected) == {name: value for name, (value, _) in FORUM.items()}
+    assert conversion.recipe.model == expected.model
+    assert conversion.missing == []
+    assert left_out(conversion.notes) == [
         "line 15: --volume /home/user/.cache/huggingface:/cache/huggingface",
         "line 30: NCCL_IB_HCA",
         "line 31: NCCL_SOCKET_IFNAME",
@@ -88,11 +88,11 @@ def test_the_reports_docker_run_and_both_scripts_are_the_shipped_recipe(tmp_path
     commands, head = ((REPORTS / f"blog-{name}.sh").read_text() for name in ("commands", "head"))
     # The report prints what differs: "Identical to head, except two lines".
     worker = head.replace("192.168.1.11", "192.168.1.12").replace("--node-rank 0", "--node-rank 1").rstrip()
-    result = imported(tmp_path, commands, head, f"{worker} \\\n--headless\n")
+    conversion = imported(tmp_path, commands, head, f"{worker} \\\n--headless\n")
     expected = shipped("deepseek-v4-flash-latency")
-    assert differences(result.recipe, expected) == {name: value for name, (value, _) in BLOG.items()}
-    assert result.missing == [f"line 17: model: no repository is named: put it into {MODEL}"]
-    assert left_out(result.notes) == [
+    assert differences(conversion.recipe, expected) == {name: value for name, (value, _) in BLOG.items()}
+    assert conversion.missing == [f"line 17: model: no repository is named: put it into {MODEL}"]
+    assert left_out(conversion.notes) == [
         f"line 6: --volume {Path.home()}/.cache/vllm:/root/.cache/vllm",
         f"line 7: --volume {Path.home()}/.cache/flashinfer:/root/.cache/flashinfer",
         "line 17: VLLM_HOST_IP",

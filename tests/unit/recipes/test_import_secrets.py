@@ -37,12 +37,12 @@ def test_a_secret_becomes_a_file_and_is_nowhere(text: str, names: list[str], tmp
 def test_a_token_in_the_overrides_of_a_configuration_is_left_out_and_its_numbers_stay(tmp_path: Path) -> None:
     line = f"docker run {IMAGE} --model org/m --hf-overrides "
     numbers = '{"eos_token_id": 151645, "pad_token": "<pad>"}'
-    result = imported(tmp_path, f"{line}'{numbers}'")
-    assert result.recipe.args == {"hf-overrides": numbers}
-    assert result.notes == []
-    result = imported(tmp_path, line + f"""'{{"token": "hf_{SECRET}"}}'""")
-    assert result.recipe.args == {}
-    assert result.notes == ["line 1: --hf-overrides: left out: its value looks like a secret"]
+    conversion = imported(tmp_path, f"{line}'{numbers}'")
+    assert conversion.recipe.args == {"hf-overrides": numbers}
+    assert conversion.notes == []
+    conversion = imported(tmp_path, line + f"""'{{"token": "hf_{SECRET}"}}'""")
+    assert conversion.recipe.args == {}
+    assert conversion.notes == ["line 1: --hf-overrides: left out: its value looks like a secret"]
 
 
 def test_a_fault_names_no_secret(tmp_path: Path) -> None:

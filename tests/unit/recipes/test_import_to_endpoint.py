@@ -56,16 +56,16 @@ def test_keys_that_neither_tool_knows_are_named(root: Path, head: str) -> None:
 
 def test_hostile_words_stay_words(root: Path) -> None:
     text = f"{V1}build_args: ['; touch /x; $(id)']\n{SERVES}"
-    _, result = imported(root, text)
-    assert result.steps[0].endswith("-t vllm-node-own '; touch /x; $(id)')")
-    _, result = imported(
+    _, conversion = imported(root, text)
+    assert conversion.steps[0].endswith("-t vllm-node-own '; touch /x; $(id)')")
+    _, conversion = imported(
         root,
         f"{V2}container: nowhere\ncommand: vllm serve /cache/huggingface/hub/models--o--../snapshots/0123456\n",
     )
-    assert result.steps[0].startswith("sparkd recipe check ")
-    assert "no registry has it" in result.notes[1]
-    _, result = imported(root, text.replace("; touch", "\\u001b[2J").replace("'", '"'))
-    assert "build_args: left out" in result.notes[0]
+    assert conversion.steps[0].startswith("sparkd recipe check ")
+    assert "no registry has it" in conversion.notes[1]
+    _, conversion = imported(root, text.replace("; touch", "\\u001b[2J").replace("'", '"'))
+    assert "build_args: left out" in conversion.notes[0]
 
 
 def test_what_is_written_is_whole_and_its_commands_name_it(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,11 +134,11 @@ def test_a_folder_that_is_not_roots_is_left_before_the_recipe_is_used(
 
 def test_only_what_is_forced_replaces_or_hides_anything(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = add_mod(root / "mods/b", "true\n") / "run.sh"
-    given, folder = root / "recipes/given.yaml", root.parent / "out"
+    source, folder = root / "recipes/given.yaml", root.parent / "out"
     folder.mkdir()
-    given.write_text(f"{V1}mods: [b]\n{SERVES}")
+    source.write_text(f"{V1}mods: [b]\n{SERVES}")
     (folder / "given.yaml").write_text("mine\n")
-    words = ["recipe", "import", str(given), "--write", str(folder)]
+    words = ["recipe", "import", str(source), "--write", str(folder)]
     assert main.main(words) == 78
     assert [path.name for path in folder.iterdir()] == ["given.yaml"]
     assert "given.yaml: exists already" in capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_only_what_is_forced_replaces_or_hides_anything(root: Path, capsys: pyte
     script.write_text("false\n")
     assert main.main([*words, "--force"]) == 0
     assert f"{first}: of an earlier import" in capsys.readouterr().err
-    shipped = given.rename(given.with_name("deepseek-v4-flash-balanced.yaml"))
+    shipped = source.rename(source.with_name("deepseek-v4-flash-balanced.yaml"))
     hides = "deepseek-v4-flash-balanced is a recipe of sparkd, which this one would hide"
     assert main.main([*words[:2], str(shipped), *words[3:]]) == 0
     assert f"{hides} in /etc/sparkd/recipes\n" in capsys.readouterr().err, "that folder is not searched"
@@ -191,17 +191,19 @@ def test_a_worker_with_the_recipes_file_and_the_printed_settings_runs_what_its_h
 ) -> None:
     add_mod(root / "mods/a", "touch /opt/a\n")
     add_mod(root / "mods/b", TEMPLATE, chat_jinja="{{ x }}")
-    recipe, result = imported(root, f"{V1}mods: [a, b]\ncommand: vllm serve o/m -tp 2 --chat-template fixed.jinja\n")
-    allow = written_settings(result.steps, "90-allow.toml")["cluster"]["allow"]
+    recipe, conversion = imported(
+        root, f"{V1}mods: [a, b]\ncommand: vllm serve o/m -tp 2 --chat-template fixed.jinja\n"
+    )
+    allow = written_settings(conversion.steps, "90-allow.toml")["cluster"]["allow"]
     assert allow == {"privileged": True}
-    for name, file in result.files.items():
+    for name, file in conversion.files.items():
         tree.file(f"/node0/etc/sparkd/recipes/{name}", file.content.decode())
     sent = make_shared(settings(addresses(2), port), recipe, "", "", Files(str(tree.root / "node0")))
     keep_document(tree, dump(sent))
     worker, own = machine(tree, 1), following(addresses(2), port, allow=allow)
     with pytest.raises(HeadAwaitedError, match="no recipe on this node has it"):
         resolve_context(own, None, worker)
-    tree.file(f"/node1/etc/sparkd/recipes/{recipe.name}.yaml", result.text)
+    tree.file(f"/node1/etc/sparkd/recipes/{recipe.name}.yaml", conversion.text)
     plan = resolve_context(own, None, worker).plan
     assert [volume.source.rpartition("/")[0] for volume in plan.container.volumes[1:]] == [HEAD_FILES]
 

@@ -309,7 +309,7 @@ def test_a_folder_of_cluster_config_is_the_model_and_the_model_the_name(tmp_path
         assert (recipe.model.path, recipe.model.served_name) == ("/srv/m", "o/m")
 
 
-def test_lines_without_a_word_are_no_end_to_eugrs_launcher(tmp_path: Path) -> None:
+def test_blank_lines_are_no_end_to_eugrs_launcher(tmp_path: Path) -> None:
     lines = ("vllm serve m \\", "", "  -tp 2 \\", "  \\", "  --distributed-executor-backend ray", "  --seed 1 \\")
     command = "".join(f"  {line}\n" for line in lines)
     assert imported(tmp_path, f"{V1}command: |\n{command}")[0].args == {"tensor-parallel-size": 2, "seed": 1}

@@ -131,16 +131,16 @@ assert calls == [7, "emptied"], calls
 
 
 def test_the_fix_of_the_load_is_made_once_where_an_image_lacks_it(tmp_path: Path) -> None:
-    given = SETUP.format(name="GptOss") + SETUP.format(name="Mxfp4")
-    for text in (given, "torch.accelerator.empty_cache()\n", "torch.cuda.empty_cache()\n" * 2):
+    unfixed = SETUP.format(name="GptOss") + SETUP.format(name="Mxfp4")
+    for text in (unfixed, "torch.accelerator.empty_cache()\n", "torch.cuda.empty_cache()\n" * 2):
         write_modules(tmp_path, {MXFP4: text, "vllm/__init__.py": ""})
         for _ in range(2):
             done = run_step(steps("deepseek-v4-flash-built")[1], tmp_path)
             assert done.returncode == 0, done.stderr
         code, fault = check_asserts(tmp_path, shipped("deepseek-v4-flash-built").image.asserts)
         assert code == 0, fault
-        assert ((tmp_path / MXFP4).read_text() == text) is (text != given)
-        if text == given:
+        assert ((tmp_path / MXFP4).read_text() == text) is (text != unfixed)
+        if text == unfixed:
             loaded = run_step(f"python3 -c '{LOAD.format(path=tmp_path / MXFP4)}'", tmp_path)
             assert loaded.returncode == 0, loaded.stderr
 

@@ -76,12 +76,12 @@ def test_hermes_gets_url_model_and_lengths(model: str) -> None:
 @pytest.mark.parametrize("model", ["m", HOSTILE])
 def test_continue_gets_url_model_and_lengths(model: str) -> None:
     endpoint = offer(model)
-    (entry,) = document("continue", endpoint)["models"]
-    assert entry["model"] == model
-    assert entry["apiBase"] == endpoint.url
-    assert entry["apiKey"] == f"${{{{ secrets.{KEY_VARIABLE} }}}}"
+    (listed,) = document("continue", endpoint)["models"]
+    assert listed["model"] == model
+    assert listed["apiBase"] == endpoint.url
+    assert listed["apiKey"] == f"${{{{ secrets.{KEY_VARIABLE} }}}}"
     lengths = {"contextLength": endpoint.context_tokens, "maxTokens": endpoint.answer_tokens}
-    assert entry["defaultCompletionOptions"] == lengths
+    assert listed["defaultCompletionOptions"] == lengths
 
 
 @pytest.mark.parametrize("model", ["m", HOSTILE])

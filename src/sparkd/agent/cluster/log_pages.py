@@ -69,7 +69,8 @@ def parse(body: bytes) -> LogPage:
     """The page of another node, printable. Raises ValueError."""
     page = CODEC.decode(body)
     lines = (
-        Line(line.at_us, sanitize(line.place, 64), line.priority, printable(line.text)) for line in page.lines.lines
+        Line(line.at_us, sanitize(line.place, NAME_LIMIT), line.priority, printable(line.text))
+        for line in page.lines.lines
     )
     name, is_cut = sanitize(page.node, NAME_LIMIT), page.lines.cut
     return LogPage(name, page.now_us, Lines(tuple(lines), is_cut), sanitize(page.trouble))

@@ -26,9 +26,8 @@ from sparkd.base.plan.model import Node
 from sparkd.base.status.model import PEER_LIMIT_BYTES, NodeReport, fit, without_figures
 from sparkd.base.status.publisher import Published, Sink
 
-HOLD_SECONDS = 5.0
 HOLD_SHARE = 0.25
-"""Share of the peer timeout: the longest hold, so that four tries fit into the timeout."""
+"""Share of the peer timeout: the longest hold, so that four tries fit into the timeout. It takes 5 s at most."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """`MainLoop.spawn`: runs a coroutine that never ends by itself."""
@@ -62,7 +61,7 @@ def join_cluster(
     own_address, port = node.address, settings.cluster.report_port
     keys = _open_key_ring(settings, host, known, events).latest
     head_keys = _open_head_keys(host, events).keys
-    hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
+    hold_seconds = min(5.0, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
     documents = _make_slow_documents(settings, host, events)
     peer_api = PeerApi(own_address, keys, hold_seconds, slow=documents, head_keys=head_keys)
     spawn(_make_server(own_address, port, peer_api, peers, events).serve())

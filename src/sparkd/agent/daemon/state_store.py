@@ -57,7 +57,7 @@ class StateStore(Struct):
         return content
 
     def try_read(self, reading: Callable[[Files, Report], T]) -> T | None:
-        """As `read`. Where that raises OSError, this reports it and returns None."""
+        """Read as `read` does; None where that raises OSError, which is logged."""
         try:
             return self.read(reading)
         except OSError as error:

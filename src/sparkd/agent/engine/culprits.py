@@ -32,7 +32,7 @@ class _Report(Struct, frozen=True, forbid_unknown_fields=True):
     """What it did, with {} for the pattern's groups."""
     pattern: str
     service: str = ""
-    """That of a program which watches memory, as sparkd's guard does."""
+    """The units of a program that watches memory as sparkd's guard does: the hint disables them. Empty for others."""
     quotes_victim: bool = False
     """Whether it prints its victim's command line as it is: the lines behind it may be forged by that."""
 

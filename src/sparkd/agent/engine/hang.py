@@ -57,7 +57,7 @@ class HangState(Struct, frozen=True):
 
     last: HangLook
     still_since: float
-    """Since when the processes are the same and idle."""
+    """Start of the time in which the same processes have been idle."""
     halted: Mapping[str, float] = {}
     """What is halted, and since when."""
 

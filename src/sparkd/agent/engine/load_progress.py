@@ -80,7 +80,7 @@ class LoadProgress(Struct, frozen=True):
         return bool(self.symptom and ended_itself)
 
     def proven_cause(self, now: float) -> str:
-        """As `root_cause`, but never a client's text."""
+        """The part of `root_cause` that can't be a client's text; empty without one."""
         return self.cause if self.is_failing(now) else ""
 
     def stopped_by_signal(self, now: float) -> bool:
@@ -143,22 +143,27 @@ def _follow_trace(progress: LoadProgress, source: str, text: str) -> tuple[LoadP
 
 def _note_own_text(progress: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
     """The progress after a line that is vLLM's own, and no client's text."""
-    progress, ends_trace = _follow_trace(progress, source, text)
+    traced, ends_trace = _follow_trace(progress, source, text)
     notable = log_patterns.ERROR if progress.serving else log_patterns.NOTABLE
     is_notable = ends_trace or notable.match(text)
-    # After a worker's death the processes that are left may load on for minutes.
-    if is_notable and not progress.serving and not progress.worker_died:
-        for step, pattern in log_patterns.STEPS:
-            if match := pattern.match(text):
-                return _enter_step(progress, step, match.groupdict(), now)
-    if _belongs_to_cause(progress, source, text, now):
-        return replace(progress, cause=f"{progress.cause.rstrip(': ')}: {text.strip()}"[:SEARCHED])
-    if _reports_gone_process(progress, text, now):
-        cause = _find_real_cause(progress) or log_patterns.GONE
-        return replace(progress, cause=cause, failing_since=now, worker_died=True)
+    if is_notable and (stepped := _note_step(traced, text, now)) is not None:
+        return stepped
+    if _belongs_to_cause(traced, source, text, now):
+        return replace(traced, cause=f"{traced.cause.rstrip(': ')}: {text.strip()}"[:SEARCHED])
+    if _reports_gone_process(traced, text, now):
+        cause = _find_real_cause(traced) or log_patterns.GONE
+        return replace(traced, cause=cause, failing_since=now, worker_died=True)
     if not is_notable or log_patterns.NO_CAUSE.search(text):
-        return progress
-    return _note_error(progress, source, text, now)
+        return traced
+    return _note_error(traced, source, text, now)
+
+
+def _note_step(progress: LoadProgress, text: str, now: float) -> LoadProgress | None:
+    """Enter or count the step of the load that the line is of; None for other lines."""
+    if progress.serving or progress.worker_died:  # after a worker's death the others may load on for minutes
+        return None
+    matches = ((step, pattern.match(text)) for step, pattern in log_patterns.STEPS)
+    return next((_enter_step(progress, step, match.groupdict(), now) for step, match in matches if match), None)
 
 
 def _reports_gone_process(progress: LoadProgress, text: str, now: float) -> bool:

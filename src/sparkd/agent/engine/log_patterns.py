@@ -44,7 +44,7 @@ NCCL_ERROR = re.compile(r"NCCL error|RPC call to \w{1,40} timed out")
 NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")
 """Errors that point to lines above, and say nothing themselves."""
 STOPPED = re.compile(r"\[shutdown\] (?!MPClient)")
-GONE = "a process of the rank was gone without a word before it was ready"
+GONE = "a process of the rank ended before it was ready, and logged no error"
 KILLED = re.compile(rf"exit code[:=] ?(?:-9\b|None\))|engine core exited unexpectedly|^{GONE}$")
 """End of a killed process: one that ends by itself logs an error first. None: vLLM could not read the code yet."""
 PROCESS_GONE = re.compile(

@@ -15,7 +15,7 @@ from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.hang import HangWatch
 from sparkd.agent.engine.log_reader import LogReader
-from sparkd.agent.engine.memory_guard.guard import MemoryGuard
+from sparkd.agent.engine.memory_guard.guard import GuardState, MemoryGuard
 from sparkd.agent.engine.memory_guard.tenants import Tenants, read_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.checks.shared_memory import NAMES
@@ -92,8 +92,7 @@ class Running(Struct):
         self.cache_release = release
 
     @property
-    def guard_state(self) -> str:
-        """State of the memory guard, one of GUARD_STATES."""
+    def guard_state(self) -> GuardState:
         return self.guard.state if self.guard is not None else "off"
 
     @property

@@ -17,9 +17,8 @@ from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.plan.inputs import MemorySample
 
-POLL_SECONDS = 1.0
-SLOW_POLL_SECONDS = 5.0
-"""Pause between two checks after the first ten seconds: what has not come until then takes longer."""
+POLL_SECONDS, SLOW_POLL_SECONDS = 1.0, 5.0
+"""Pause between two checks in the first ten seconds, and after them: what has not come until then takes longer."""
 LOOK_SECONDS = 120.0
 """Limit for all checks together, which take 0.3 s on a healthy node. After it a driver or a file server hangs."""
 THREADS_HINT = "see who has so many processes: ps -eLo user= | sort | uniq -c"

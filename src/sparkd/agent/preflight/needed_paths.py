@@ -16,7 +16,7 @@ class Requirement(Enum):
     FOLDER = "a folder with something in it"
     PROGRAM = "an executable file"
     MOUNT = "in a mount"
-    """For a path that is known to be in none, so that it is always at fault."""
+    """The path is known to be in no mount, so that it is always at fault."""
 
 
 class NeededPath(Struct, frozen=True, rename={"requirement": "needed"}):  # its key in recorded evidence

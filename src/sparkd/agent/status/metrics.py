@@ -21,7 +21,6 @@ from sparkd.base.lib.times import DAY_SECONDS, seconds_since
 from sparkd.base.status.bounds import ITEMS_LIMIT
 from sparkd.base.status.model import Contact, NodeReport, Phase
 
-LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")
 PHASES, CONTACTS = ([member.value for member in states] for states in (Phase, Contact))
 CAUSES = frozenset(map(str, Cause))
@@ -189,5 +188,5 @@ def _make_family(metric: Metric, samples: Samples) -> Family:
 
 
 def _bound_label(label: str) -> str:
-    """Cut a label's value to LABEL_LIMIT, and escape lone surrogates, which the library can't encode."""
-    return label[:LABEL_LIMIT].encode("utf-8", "backslashreplace").decode()
+    """Cut a label's value, and escape lone surrogates, which the library can't encode."""
+    return label[:200].encode("utf-8", "backslashreplace").decode()

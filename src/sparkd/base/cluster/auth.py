@@ -27,7 +27,6 @@ CHALLENGE_HEADER = "WWW-Authenticate"
 NONCE_HEADER = "Sparkd-Nonce"
 SIGNATURE_HEADER = "Sparkd-Signature"
 MAX_KEYS = 4
-LIMIT_BYTES = 4096
 FRESH_SECONDS = 1.0
 """Least time between two reads of the key file while requests come."""
 
@@ -71,7 +70,7 @@ def _compute_mac(key: bytes, *parts: str | bytes) -> str:
 def read_keys(files: Files, path: str) -> tuple[bytes, ...]:
     """The keys, 32 bytes each, the signing one first. Raises ConfigError, AwaitedError where there is no file."""
     try:
-        opened = read_private(files, path, LIMIT_BYTES)  # a reader of the key can sign for every node
+        opened = read_private(files, path, 4096)  # a reader of the key can sign for every node
     except FileNotFoundError:
         raise AwaitedError(f"no cluster key: {path} does not exist", _NEW_KEY) from None
     return _parse_keys(opened.content, path)

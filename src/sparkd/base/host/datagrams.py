@@ -21,12 +21,10 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from sparkd.base.host import Host
 
-ALL_SECONDS = 0.3
 LARGE_AT_SECONDS = (0.0, 0.1, 0.2)
 """Times of the large datagrams, until one is answered: a link may lose a packet. Where the first arrives no other is
 sent, since kernels answer a sender about once a second."""
 SMALL_AT_SECONDS = LARGE_AT_SECONDS[1]
-SMALL_BYTES = 64
 _DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socket.IPPROTO_IPV6, 23)}
 """IP_MTU_DISCOVER and IPV6_MTU_DISCOVER of linux/in.h and in6.h."""
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
@@ -75,7 +73,7 @@ class Datagram:
 
 
 def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tuple[PathMtu, ...]:
-    """The paths to these addresses, after `ALL_SECONDS` at most. The UDP `port` should be free on the other nodes."""
+    """The paths to these addresses, after 0.3 s at most. The UDP `port` should be free on the other nodes."""
     if host.live:
         return probe_network(tuple(addresses), port, mtu)
     recorded = host.files.recorded("path_mtu", dict[str, bool | None]) or {}
@@ -86,11 +84,11 @@ def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[Path
     """Send each address up to three large datagrams, and one small one, until it is known whether the large arrive."""
     started_at = time.monotonic()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        pairs = [(Datagram(address, port, mtu), Datagram(address, port, SMALL_BYTES)) for address in addresses]
+        pairs = [(Datagram(address, port, mtu), Datagram(address, port, 64)) for address in addresses]
         for datagram in chain.from_iterable(pairs):
             stack.enter_context(datagram.socket)
             selector.register(datagram.socket, selectors.EVENT_READ, datagram)
-        for send_at, end_at in pairwise((*LARGE_AT_SECONDS, ALL_SECONDS)):
+        for send_at, end_at in pairwise((*LARGE_AT_SECONDS, 0.3)):
             for large, small in pairs:
                 if large.arrived is None:
                     large.send()

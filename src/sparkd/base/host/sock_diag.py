@@ -21,9 +21,7 @@ _UNIX_REQUEST, _UNIX_MESSAGE = struct.Struct("=BBHIII8s"), struct.Struct("=xxBx1
 _TCP_INFO = struct.Struct("=44xI4xI96xII")
 _ANY_COOKIE = b"\xff" * 8
 _ERROR = struct.Struct("=i")
-ANSWER_SECONDS = 1.0
-CHUNK_BYTES = 64 << 10
-MOST_CHUNKS = 256
+CHUNK_BYTES, MOST_CHUNKS = 64 << 10, 256
 """Some 80,000 sockets."""
 
 
@@ -111,7 +109,7 @@ def query_kernel(
     """
     header = HEADER.pack(HEADER.size + len(body), request_type, NLM_F_REQUEST | flags, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
-        kernel.settimeout(ANSWER_SECONDS)
+        kernel.settimeout(1.0)
         kernel.send(header + body)
         for _ in range(most_chunks):
             for kind, message in records(kernel.recv(CHUNK_BYTES), HEADER):

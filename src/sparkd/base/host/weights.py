@@ -38,7 +38,6 @@ SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
 """A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
 DOWNLOADS = ".cache/huggingface/download"
 """Where `hf download --local-dir` keeps unfinished files."""
-CHUNK_BYTES = 8 << 20
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAMED = re.compile(rb':\s*"([^"\\]{1,255}\.(?:safetensors|bin|gguf|pth?))"')
@@ -147,7 +146,7 @@ def compute_hash(files: Files, path: str, report: Callable[[int], None]) -> str:
     """
     digest, offset = sha256(), 0
     with files.opened(path) as fd:
-        while chunk := os.read(fd, CHUNK_BYTES):
+        while chunk := os.read(fd, 8 << 20):
             digest.update(chunk)
             os.posix_fadvise(fd, offset, len(chunk), os.POSIX_FADV_DONTNEED)
             offset += len(chunk)

@@ -53,7 +53,7 @@ def find_fault(log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip()]
     fault = max((number for number, line in enumerate(lines) if line.startswith(f"{NOT_AS_NEEDED}: ")), default=None)
     if fault is None:
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "the check printed nothing"
     assertion = lines[fault].removeprefix(f"{NOT_AS_NEEDED}: ")
     return f"{lines[fault - 1]} ({assertion})" if fault else assertion
 

@@ -103,7 +103,7 @@ class StateFile(Codec[Content], Generic[Content], frozen=True):
         return None
 
     def read(self, files: Files, report: Report = ignore_report) -> Content | None:
-        """As `load`, but an OSError is reported, not raised: only for callers that do not write the file afterwards."""
+        """Load, but report an OSError instead of raising it: only for callers that do not write the file afterwards."""
         try:
             return self.load(files, report)
         except OSError as error:

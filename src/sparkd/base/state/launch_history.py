@@ -24,7 +24,6 @@ from sparkd.base.status.model import RestartReport
 
 BACKOFF_SECONDS = (0, 5, 15, 60, 300)
 """Wait before a launch after 0, 1, 2, 3, 4 failed launches in a row. After five a person is needed."""
-PLANS_KEPT = 16
 BOOTS_KEPT = 8
 """A good start removes the boots before it."""
 IMAGES_KEPT = 32
@@ -206,7 +205,7 @@ class LaunchHistory(Struct, frozen=True):
         end = replace(end, reason=end.reason[:REASON_LIMIT], hint=end.hint[:REASON_LIMIT])
         rest = self.reset(digest)
         counts = {**rest.failures, digest: self.failures.get(digest, 0) + 1}
-        failures = dict(list(counts.items())[-PLANS_KEPT:])
+        failures = dict(list(counts.items())[-16:])
         last = {key: ended for key, ended in {**rest.last, digest: end}.items() if key in failures}
         return replace(rest, failures=failures, last=last)
 

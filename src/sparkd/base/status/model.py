@@ -44,8 +44,6 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-GUARD_STATES = ("off", "starting", "watching", "unlocked", "failed")
-"""States of the memory guard. Unlocked: it works, but may be swapped out and late."""
 IN_SERVICE = (Phase.SERVING, Phase.DEGRADED)
 UNKNOWN_RANK = -1
 
@@ -69,7 +67,7 @@ class MemoryReport(Struct, frozen=True):
     floor_bytes: int | None = None
     """Available memory below which the guard kills the engine; None: it never does."""
     guard: str = ""
-    """One of GUARD_STATES; empty while there is no engine."""
+    """The memory guard's state, a `GuardState`; empty while there is no engine."""
     released_bytes: int = 0
 
 

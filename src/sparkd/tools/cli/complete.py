@@ -21,7 +21,6 @@ MODELS = "/srv/models"
 """Default of engine.models_dir."""
 KNOWN_GOOD = Path("/var/lib/sparkd/known-good.json")
 """Only root may read it: other users get no words of it."""
-LIMIT_BYTES, MOST_ENTRIES = 1 << 20, 1000
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/:@+-]*")
 """bash expands the words of a completion: one with $( ) in it would run."""
 
@@ -53,7 +52,7 @@ def _find_words(kind: str) -> Iterable[str]:
 
 def _list_files(folder: Path, pattern: str) -> list[Path]:
     with suppress(OSError):
-        return list(islice(folder.glob(pattern), MOST_ENTRIES))
+        return list(islice(folder.glob(pattern), 1000))
     return []
 
 
@@ -73,4 +72,4 @@ def _read_documents(settings_file: Path) -> Iterator[dict[str, object]]:
     init_file, added_files = folder / INIT_FILE, sorted(_list_files(folder / "conf.d", "*.toml"))
     for path in (init_file, settings_file, *(file for file in added_files if file != init_file)):
         with suppress(OSError, ValueError, RecursionError), path.open("rb") as stream:
-            yield tomllib.loads(stream.read(LIMIT_BYTES).decode())
+            yield tomllib.loads(stream.read(1 << 20).decode())

@@ -25,7 +25,6 @@ STATES = ("serving", "loading", "blocked", "degraded")
 WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
 """Time of the report of each example, before it is moved to now."""
 NEXT = "next, on a Spark; it writes nothing:\n  sudo sparkd init --plan"
-PORTS = 65536
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00")
 
 
@@ -64,7 +63,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 
 def demo(args: argparse.Namespace) -> None:
     states = (args.state,) if args.state else STATES
-    if not 0 <= args.port <= PORTS - len(states):
+    if not 0 <= args.port <= 65536 - len(states):
         raise UsageError(f"--port {args.port}: no port for each page", "sparkd demo, which takes unused ones")
     print("Example nodes: none of their figures was measured, and none is of this machine.")
     reports = {state: _print_example(state) for state in states}

@@ -87,10 +87,11 @@ class Variables(Struct):
         """The value of $NAME, or of ${NAME:-ALTERNATIVE}, also with another sign."""
         name, mode = named["plain"] or named["name"], named["mode"] or ""
         value = self.values.get(name)
-        is_set = value is not None and bool(value or ":" not in mode)
+        if ":" in mode:
+            value = value or None  # an empty one is as good as none
         if mode.endswith("+"):
-            return self._expand_alternative(alternative, depth) if is_set else ""
-        if value is not None and (is_set or not mode):
+            return "" if value is None else self._expand_alternative(alternative, depth)
+        if value is not None:
             return value
         return self._expand_alternative(alternative, depth) if mode.endswith(("-", "=")) else mark(f"${name}")
 

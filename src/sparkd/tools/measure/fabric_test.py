@@ -26,7 +26,7 @@ from sparkd.tools.measure.traffic import PORTS, RESULT, Keys, Measurer, measure_
 from sparkd.tools.measure.traffic_programs import IB_WRITE_BW, IPERF3, TrafficError
 from sparkd.tools.node import fabric_ports
 
-WAIT_SECONDS, POLL_SECONDS = 120.0, 1.0
+WAIT_SECONDS = 120.0
 
 
 def measure_all(settings: Settings, host: Host) -> tuple[list[Result], list[BlockedError]]:
@@ -97,7 +97,7 @@ def measure_peers(
             elif peer.address not in announced:
                 announced.add(peer.address)
                 report_progress(f"waits for {peer.address}, for {seconds:.0f} s: sudo sparkd fabric test there, too")
-        time.sleep(POLL_SECONDS if awaited else 0.0)
+        time.sleep(1.0 if awaited else 0.0)
     return results, failures
 
 

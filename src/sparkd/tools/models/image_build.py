@@ -157,7 +157,7 @@ class BuildImages(NamedTuple):
     built_name: str
     """Name of the image that was built before, as `find_built` finds it; empty where none was."""
     built_from: BuiltFrom | None
-    """That image's origin."""
+    """What the image `built_name` was built from."""
     room: Room
     """At docker's folder."""
 

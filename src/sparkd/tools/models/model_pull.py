@@ -69,7 +69,7 @@ def choose_folder(to: str | None, name: str | None, source: ModelSource, setting
 
 
 def choose_repo(word: str | None, settings: Settings, host: Host) -> ModelSource:
-    """The repository of that name, or of that recipe; without a word the configured recipe's.
+    """The repository of that name, or of that recipe; without either, the configured recipe's.
 
     Raises UsageError, ConfigError.
     """

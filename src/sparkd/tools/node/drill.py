@@ -22,7 +22,6 @@ FAULTS = {
 }
 CORE = "VLLM::EngineCore"
 """The title of that process in vLLM 0.8 to 0.33; a number may follow."""
-POLL_SECONDS = 0.25
 LEAST_SECONDS, LOADS = 900.0, 3
 """The limit of a wait: LEAST_SECONDS, or LOADS times the last load's time where that is longer."""
 
@@ -85,7 +84,7 @@ def follow(
             show(f"{seconds:7.1f} s  {sanitize(status_line(report)) if report is not None else 'no agent runs'}")
         if is_noticed and serving is not None:
             return seconds, serving
-        time.sleep(POLL_SECONDS)
+        time.sleep(0.25)
     late = f"it does not serve again {limit_seconds:.0f} s after the fault"
     reason = late if is_noticed else "nothing has noticed it"
     raise NotReadyError(reason, f"journalctl -u sparkd-{report_before.role} -n 100; sudo sparkd capture")

@@ -12,8 +12,6 @@ from sparkd.base.vllm.command import first_values
 from sparkd.base.vllm.flag import parse_amount
 from sparkd.base.vllm.lint.model import parse_limits
 
-TEXT_LIMIT = 300
-
 
 class State(NamedTuple):
     """The head's state, as this node's report has it."""
@@ -43,5 +41,5 @@ def read_state(host: Host) -> State:
         return State(False, "no agent runs on this node: systemctl status sparkd-head")
     if (head := report.head) is None:
         return State(False, "the head does not answer: sparkd status")
-    text = sanitize(": ".join(filter(None, (head.phase.value, head.message))), TEXT_LIMIT)
+    text = sanitize(": ".join(filter(None, (head.phase.value, head.message))), 300)
     return State(head.phase in (Phase.SERVING, Phase.DEGRADED), text)

@@ -54,16 +54,22 @@ def read_ports(files: Files) -> tuple[FabricPort, ...]:
 def _find_ports(
     files: Files, addresses_by_name: dict[str, list[str]], default_routes: frozenset[str]
 ) -> Iterator[FabricPort]:
-    for name in network.link_names(files):
-        entries = files.names_if_any(f"{network.FOLDER}/{name}")
-        link = network.read_link(files, name)
-        if link is None or link.loopback or link.wireless or {"bridge", "master"} & set(entries):
-            continue
+    for link in _read_links(files):
+        name = link.name
         hcas, addresses = infiniband.hcas_of(files, name), tuple(addresses_by_name.get(name, ()))
         is_fast = link.physical and (link.speed_mbps or 0) >= FAST_MBPS
         has_no_router = bool(addresses) and name not in default_routes  # as a cable between nodes
         if hcas or ((is_fast or has_no_router) and not _is_tunnel(files, name)):
             yield FabricPort(link, hcas, addresses, _find_twins(files, name, hcas))
+
+
+def _read_links(files: Files) -> Iterator[Link]:
+    """Links that may be a port: no loopback, no wireless, no bridge, and no member of a bridge or bond."""
+    for name in network.link_names(files):
+        entries = files.names_if_any(f"{network.FOLDER}/{name}")
+        link = network.read_link(files, name)
+        if link and not (link.loopback or link.wireless or {"bridge", "master"} & set(entries)):
+            yield link
 
 
 def _is_tunnel(files: Files, name: str) -> bool:

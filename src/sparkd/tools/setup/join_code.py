@@ -27,7 +27,7 @@ from sparkd.base.lib.errors import UsageError
 
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """Crockford's base 32."""
-_SECRET_BITS, _CHECK_BITS = 90, 10
+_SECRET_BITS, _CHECK_BITS = 90, 10  # of _COUNT letters, 5 bits each
 _COUNT, _GROUP = 20, 5
 """Letters of a code, and of each group of it."""
 _PRIME = 1021

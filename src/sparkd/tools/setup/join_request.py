@@ -22,9 +22,6 @@ from sparkd.base.lib.text import sanitize
 from sparkd.tools.setup.join import AGAIN, MOST_INVENTORY_BYTES, PORT, Hello, Offer, Welcome
 from sparkd.tools.setup.join_code import Ephemeral, JoinCode
 
-ANSWER_SECONDS, CONNECT_SECONDS = 10.0, 5.0
-KEY_BYTES = 32
-
 
 class Joined(NamedTuple):
     """The head's answer to a node that may join."""
@@ -50,7 +47,7 @@ def fetch_keys(code_text: str, *, port: int = PORT) -> Joined:
         keys, head_keys = (tuple(map(bytes.fromhex, texts)) for texts in (welcome.keys, welcome.head_keys))
         nodes = tuple(map(canonical, welcome.nodes))
         for received in (keys, head_keys):
-            if not 1 <= len(received) <= MAX_KEYS or any(len(key) != KEY_BYTES for key in received):
+            if not 1 <= len(received) <= MAX_KEYS or any(len(key) != 32 for key in received):
                 raise ValueError("no keys")
         if len(nodes) > MAX_NODES or nodes[:1] != (code.head,) or own_address not in nodes:
             raise ValueError("no nodes")
@@ -105,7 +102,7 @@ async def _exchange(code: JoinCode, own_address: str, port: int, hello: Hello) -
 
 async def _get(client: HttpClient, path: str, head: str) -> bytes:
     """The answer's body. Raises HttpError, UsageError for a wrong code, BlockedError for one that is over."""
-    answer = await client.request(path, ANSWER_SECONDS, connect_seconds=CONNECT_SECONDS)
+    answer = await client.request(path, 10.0, connect_seconds=5.0)
     if answer.status == 401:
         raise UsageError(f"{head} refuses the code: it is not the one that is valid there now", AGAIN)
     if answer.status == 410:

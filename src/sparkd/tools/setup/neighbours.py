@@ -22,7 +22,6 @@ from sparkd.base.host.sock_diag import ATTRIBUTE, NLM_F_DUMP, query_kernel, reco
 
 PING_SECONDS, SEND_AT_SECONDS = 1.0, (0.0, 0.3)
 """Time in which answers count, and the times at which the two pings are sent."""
-CONNECT_SECONDS = 0.5
 MOST = 64
 """Neighbours of one port that are listed, and addresses in all to which a connection is tried."""
 ECHO = struct.Struct(">BBHHH")
@@ -142,7 +141,7 @@ def _find_open(addresses: list[str], port: int) -> set[str]:
             client = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
             if client.connect_ex((address, port)) in (0, errno.EINPROGRESS):  # else there is no way to it
                 selector.register(client, selectors.EVENT_WRITE, address)
-        deadline = time.monotonic() + CONNECT_SECONDS
+        deadline = time.monotonic() + 0.5
         while selector.get_map() and (left_seconds := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left_seconds):
                 selector.unregister(key.fileobj)

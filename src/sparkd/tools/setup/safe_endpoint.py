@@ -24,7 +24,6 @@ FOLDER = "/etc/sparkd"
 KEY_FILE, WEBHOOK_FILE = f"{FOLDER}/api.key", f"{FOLDER}/webhook"
 KEY_PATTERN = f"{FOLDER}/*api*key"
 """Paths at which a key is made for a recipe. A stranger's recipe could name a file that something else reads."""
-LIMIT_BYTES = 4096
 TEMPLATES = {"slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
 """Template of messages by the receiver's domain. Any other is taken for ntfy, which people host themselves."""
 
@@ -115,6 +114,6 @@ class Offers:
     def _read(self, path: str) -> str | None:
         """The text of a file that only root can read; None without a file. Raises ConfigError for any other file."""
         with suppress(FileNotFoundError):
-            content = read_private(self.files.host.files, path, LIMIT_BYTES, os.geteuid()).content
+            content = read_private(self.files.host.files, path, 4096, os.geteuid()).content
             return content.decode("utf-8", "replace").strip()
         return None

@@ -15,8 +15,6 @@ from sparkd.base.lib.errors import ConfigError
 from sparkd.base.state.file import StateFile
 from sparkd.tools.setup.unit_files import remove, write
 
-LIMIT_BYTES = 1 << 20
-
 
 class WrittenFile(Struct, frozen=True):
     """A file that `init` has written, or is about to write."""
@@ -64,7 +62,7 @@ class Setup:
     def read(self, path: str) -> str | None:
         """The file's text; None where there is none. Raises ConfigError for anything else, also for a symlink."""
         try:
-            opened = self.files.itself(path, LIMIT_BYTES)
+            opened = self.files.itself(path, 1 << 20)
             if opened.facts.kind is not Kind.FILE:
                 raise ConfigError(f"{path} is a {opened.facts.kind.value}, needed is a file", f"ls -l {path}")
             return opened.content.decode()

@@ -18,7 +18,6 @@ from sparkd.tools.node.fit import Fit
 from sparkd.tools.setup.neighbours import Neighbour, find_neighbours
 
 MOST_SHOWN, MOST_REASONS = 4, 3
-NAME_WIDTH, LINE_LIMIT = 8, 400
 NETPLAN = "/etc/netplan/60-sparkd-fabric.yaml"
 
 
@@ -73,7 +72,7 @@ def take_survey(settings: Settings, host: Host) -> Survey:
 def format_rows(name: str, *texts: str) -> Iterator[str]:
     """Yield a line for each text; the name stands before the first one."""
     for label, text in zip_longest((name,), texts, fillvalue=""):
-        yield f"{label:{NAME_WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}"
+        yield f"{label:8}{GAP}{sanitize(text, 400)}"
 
 
 def describe(survey: Survey) -> Iterator[tuple[str, ...]]:

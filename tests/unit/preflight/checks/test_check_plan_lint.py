@@ -10,7 +10,7 @@ from tests.unit.plans import ALONE, WORKER, configured, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict, ok
-from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint, is_doubtful, script_share
+from sparkd.agent.preflight.checks.plan_lint import PlanLint, is_doubtful, script_share
 from sparkd.agent.preflight.runner import examine
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
@@ -134,7 +134,7 @@ def test_a_missing_script_is_left_to_script_paths(tree: Tree) -> None:
 
 
 def test_a_script_too_large_to_be_one_is_not_known(tree: Tree) -> None:
-    tree.file("/root/s.sh", "x" * (SCRIPT_LIMIT_BYTES + 1))
+    tree.file("/root/s.sh", "x" * ((64 << 10) + 1))
     with pytest.raises(OSError, match="larger than"):
         judged(tree, OWN)
 

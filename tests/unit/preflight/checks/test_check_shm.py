@@ -67,7 +67,7 @@ def test_an_unreadable_process_keeps_every_segment() -> None:
 
 def test_only_names_that_an_engine_gives_are_looked_at(tree: Tree) -> None:
     queue = "vllm_dist_00112233445566778899aabbccddeeff-tp:0-[0-1]-cpushm_0"
-    given = ("nccl-Ab12cD", "psm_0123abcd", "sem.mp-a8x_0lk2", queue)
+    names = ("nccl-Ab12cD", "psm_0123abcd", "sem.mp-a8x_0lk2", queue)
     other = (
         "psm_0123abc",
         "psm_0123abcde",
@@ -76,10 +76,10 @@ def test_only_names_that_an_engine_gives_are_looked_at(tree: Tree) -> None:
         "sem.other",
         "snd-shm-1234",
     )  # words: keep
-    for name in (*given, *other, "psm_0123abcd\n"):
+    for name in (*names, *other, "psm_0123abcd\n"):
         tree.segment(name)
     facts = SharedMemory().probe(Host(tree.root))
-    assert sorted(segment.path for segment in facts.segments) == [f"/dev/shm/{name}" for name in given]
+    assert sorted(segment.path for segment in facts.segments) == [f"/dev/shm/{name}" for name in names]
 
 
 def test_segments_are_orphans_of_their_owner_unless_in_use(tree: Tree) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -30,6 +31,8 @@ BOOT = (
 ANSWER_SECONDS = 10.0
 """Limit for a killer to start and lock its memory: half a second on a loaded machine."""
 _FOLDER = Path(sparkd.__file__).parents[1]
+GuardState = Literal["", "off", "starting", "watching", "unlocked", "failed"]
+"""Empty after `close`. Unlocked: it works, but may be swapped out and late."""
 
 
 class MemoryGuard(Struct):
@@ -53,8 +56,8 @@ class MemoryGuard(Struct):
     """Python of the child process."""
     answer_seconds: float = ANSWER_SECONDS
     """A killer that is silent for so long is given up."""
-    state: str = "starting"
-    """One of GUARD_STATES; empty after `close`. Any thread may read it."""
+    state: GuardState = "starting"
+    """Any thread may read it."""
     over: threading.Event = field(default_factory=threading.Event)
     """Set once what `raise_if_killed` does is final."""
     _uses_unit: bool = True

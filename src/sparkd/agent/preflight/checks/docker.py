@@ -184,7 +184,7 @@ class CheckedContainer(Struct, frozen=True):
 
 class ContainersFacts(Struct, frozen=True):
     docker: str
-    """As in ImageFacts."""
+    """The same as `ImageFacts.docker`."""
     containers: tuple[CheckedContainer, ...]
 
 

@@ -18,7 +18,6 @@ from sparkd.base.host.processes import Process
 from sparkd.base.host.units import Unit
 from sparkd.base.lib.text import sanitize
 
-SCRIPT_LIMIT_BYTES = 64 << 10
 COMMAND_LENGTH = 8192
 """Characters of one command that are searched: the patterns take time by the square of it."""
 SCRIPTS = (".sh", ".bash", ".yml", ".yaml")
@@ -164,7 +163,7 @@ def _script_launches(files: Files, word: str) -> bool:
     if not (word.startswith("/") and word.endswith(SCRIPTS)):
         return False
     try:
-        text = files.head(word, SCRIPT_LIMIT_BYTES).decode("utf-8", "replace")
+        text = files.head(word, 64 << 10).decode("utf-8", "replace")
     except OSError:
         return False
     lines = [line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]

@@ -10,8 +10,7 @@ from sparkd.base.lib.text import GIB, MIB, size
 from sparkd.base.plan.inputs import MemoryNeed
 from sparkd.base.plan.model import LaunchPlan
 
-QUEUE_BYTES = 160 * MIB
-RANK_BYTES = 24 * MIB
+QUEUE_BYTES, RANK_BYTES = 160 * MIB, 24 * MIB
 """Shared memory of vLLM 0.32: the queue to the workers, and the one back from each worker of this node (167,772,180 and
 25,165,836 B)."""
 

@@ -47,9 +47,9 @@ class MemoryFacts(Struct, frozen=True):
     _gpu_sizes_known: bool = True
     """Whether the driver says of each process that it lists how much it holds."""
     _unexplained_bytes: int = 0
-    """As `meminfo.read_unexplained_bytes`: the driver can hold no more than this."""
+    """The most that the driver can hold, by `meminfo.read_unexplained_bytes`."""
     _charged_bytes: int | None = 0
-    """As `cgroups.read_charged_bytes`: the kernel's memory for processes, such as buffers of sockets and pipes."""
+    """The kernel's memory for processes, such as buffers of sockets and pipes, by `cgroups.read_charged_bytes`."""
     _charged_unit: str = ""
     """The unit that at least half of it is for; empty where there is none, or it is little."""
 

@@ -20,8 +20,6 @@ from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
 from sparkd.base.vllm.lint.script import Script, find_misplaced, parse_script
 from sparkd.base.vllm.releases import known_release
 
-SCRIPT_LIMIT_BYTES = 64 << 10
-
 
 class PlanFacts(Struct, frozen=True):
     flags: int
@@ -120,7 +118,7 @@ def _read_script(files: Files, plan: LaunchPlan) -> Script | None:
     if not plan.user_script:
         return None
     try:
-        return parse_script(files.text(plan.user_script, SCRIPT_LIMIT_BYTES), dict(plan.env))
+        return parse_script(files.text(plan.user_script, 64 << 10), dict(plan.env))
     except OSError as error:
         if error.errno in (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP, EISDIR, ENXIO):
             return None

@@ -41,7 +41,7 @@ class EngineContainer(Struct, frozen=True):
     ours: bool
     """Whether sparkd created it."""
     invocation: str
-    """Of the process that created it. It is evidence for people only."""
+    """Systemd's id of the run that created it: evidence for people only."""
     running: bool
     whose: Whose
     """Meaningful for sparkd's own alone."""

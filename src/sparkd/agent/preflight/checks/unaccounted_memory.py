@@ -9,8 +9,7 @@ from sparkd.base.host import Host, meminfo
 from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import GIB, size
 
-UNEXPLAINED_BYTES = 4 * GIB
-UNEXPLAINED_SHARE = 0.04
+UNEXPLAINED_BYTES, UNEXPLAINED_SHARE = 4 * GIB, 0.04
 """Unexplained memory up to the larger of both is the driver's own, or network buffers: an idle DGX Spark has 4.8 GiB in
 use in all."""
 

@@ -33,7 +33,7 @@ GROWN = {
     "state_kb": 24 << 10,
     "run_kb": 4 << 10,
 }
-"""Beyond the first calm: connections of other nodes and of clients; no other descriptor, of which a serving agent has
+"""Beyond the beginning: connections of other nodes and of clients; no other descriptor, of which a serving agent has
 five, also after a reload; a pool's threads; what CPython keeps; mounts of a container; units that come and go;
 history.db is kept below 8 MiB, beside its journal and a copy of the head's files."""
 OWN_LINES = 400
@@ -158,7 +158,8 @@ class Rules:
             node = member.node
             self.strangers = {key: value for key, value in self.strangers.items() if not key.startswith(node.name)}
             self.strangers[self._boot(member)] = node.found(STRANGERS)
-            self.foreign.setdefault(node.name, self._foreign(member))
+            if node.name not in self.first:
+                self.first[node.name], self.foreign[node.name] = self._measure(member), self._foreign(member)
             self.cursors[node.name] = member.cursor()
             self.known.setdefault(node.name, set()).update(self.ended.get(node.name, {}))
         self.calm_at = time.monotonic()
@@ -227,11 +228,12 @@ class Rules:
             yield f"left: {node.name} has processes of no container: {listed}"
 
     def _growth(self, member: SparkdNode) -> Iterator[str]:
-        name = member.node.name
+        for complaint in judge_growth(self.first[member.node.name], self._measure(member)):
+            yield f"{complaint} on {member.node.name}"
+
+    def _measure(self, member: SparkdNode) -> dict[str, int]:
         words = member.node.run("python3", "-c", AGENT, str(member.main_pid())).stdout.split()
-        now = dict(zip(GROWN, map(int, words), strict=True))
-        for complaint in judge_growth(self.first.setdefault(name, now), now):
-            yield f"{complaint} on {name}"
+        return dict(zip(GROWN, map(int, words), strict=True))
 
     def _lines(self, member: SparkdNode, journal: str, names: list[str]) -> Iterator[str]:
         minutes = (time.monotonic() - self.calm_at) / 60

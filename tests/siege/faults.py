@@ -87,7 +87,9 @@ def reboot(world: World, member: SparkdNode, _: int) -> None:
 
 
 def thaw(_: World, member: SparkdNode, __: int) -> None:
-    member.node.sh("pkill -f '^sh .*[s]low-disk'; fsfreeze --unfreeze /", check=False, timeout=20)
+    # A freeze that is under way ends behind its shell: once more.
+    unfreeze = "fsfreeze --unfreeze /"
+    member.node.sh(f"pkill -f '^sh .*[s]low-disk'; {unfreeze}; sleep 0.5; {unfreeze}", check=False, timeout=20)
 
 
 def cable(act: Callable[[Fabric], None], world: World, member: SparkdNode, _: int) -> None:

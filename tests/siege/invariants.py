@@ -45,7 +45,12 @@ status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
 size = lambda path: int(subprocess.run(["du", "-sk", path], capture_output=True, text=True).stdout.split()[0])
 looks = []
 for _ in range(3):  # a file that is read at this moment is open in one of them
-    opened = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+    opened = []
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        try:
+            opened.append(os.readlink(entry.path))
+        except OSError:  # it has just been closed
+            pass
     sockets = sum(target.startswith("socket:") for target in opened)
     looks.append((sockets, len(opened) - sockets - sum("faketime" in target for target in opened)))
     time.sleep(0.2)
@@ -78,7 +83,12 @@ md5sum /etc/docker/daemon.json /srv/models/foreign/* /var/lib/foreign/* | cut -c
 """
 SEGMENTS = """
 import glob
-mapped = "".join(open(path).read() for path in glob.glob("/proc/[0-9]*/maps") if path.split("/")[2] != "self")
+mapped = ""
+for path in glob.glob("/proc/[0-9]*/maps"):
+    try:
+        mapped += open(path).read()
+    except OSError:  # it has just ended
+        pass
 print(*(path for path in glob.glob("/dev/shm/psm_*") if "psm_aaaa000" not in path and path not in mapped))
 """
 RESTART_SECONDS = 20.0
@@ -88,17 +98,29 @@ STRANGERS = r"/run/stranger\.py"
 NOBODY = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups")
 
 
-def judge_ends(ends: Mapping[str, object], names: Collection[str], *, may_lack: bool) -> Iterator[str]:
-    """Of launches by id. `names`: of the faults since the last calm. `may_lack`: whether an end may be missing."""
+def judge_ends(ends: Mapping[str, object], names: Collection[str]) -> Iterator[str]:
+    """Of launches by id. `names`: of the faults since the last calm."""
     may = {*PEER, *(cause for fault in names for cause in BY_NAME[fault].causes)}
     for launch, end in ends.items():
         if not isinstance(end, dict) or not end.get("cause"):
-            if not may_lack:
+            if not set(ROWLESS) & set(names):
                 yield f"history: a launch has ended without a cause: {launch} {end}"
         elif not (end.get("action") or find_action(str(end["cause"]))):
             yield f"history: {end['cause']} has no action"
         elif end["cause"] not in may:
             yield f"cause: {end['cause']} is none of {sorted(may)}: {end.get('reason')}"
+
+
+def judge_causes(causes: Collection[str], names: Collection[str]) -> Iterator[str]:
+    """Of the launches on all nodes that have ended since the last calm."""
+    if causes and set(causes) <= set(SECONDARY) and not set(UNSEEN) & set(names):
+        yield f"cause: {causes} after {names}: each node refers to another one, and none says what happened"
+
+
+def judge_guards(unit: int, child: int) -> Iterator[str]:
+    """The unit's guards of a serving rank, and the agent's own, which it has since the unit gave no answer."""
+    if max(unit, child) != 1:
+        yield f"left: {unit} guards of the unit, {child} of the agent"
 
 
 def judge_growth(first: Mapping[str, int], now: Mapping[str, int]) -> Iterator[str]:
@@ -169,9 +191,7 @@ class Rules:
         with ThreadPoolExecutor() as pool:
             for complaints in pool.map(lambda member: list(self._of_node(member, names)), self.world.cluster.members):
                 yield from complaints
-        causes = [cause for ends in self.ended.values() for cause in ends.values()]
-        if causes and set(causes) <= set(SECONDARY) and not set(UNSEEN) & set(names):
-            yield f"cause: {causes} after {names}: each node refers to another one, and none says what happened"
+        yield from judge_causes([cause for ends in self.ended.values() for cause in ends.values()], names)
 
     def _of_node(self, member: SparkdNode, names: list[str]) -> Iterator[str]:
         name = member.node.name
@@ -203,10 +223,9 @@ class Rules:
         self.ended[name] = {
             launch: str(end.get("cause") or "") for launch, end in ends.items() if isinstance(end, dict)
         }
-        is_rowless = bool(set(ROWLESS) & set(names))
-        if serving and serving not in {row["id"] for row in rows} and not is_rowless:
+        if serving and serving not in {row["id"] for row in rows} and not set(ROWLESS) & set(names):
             yield f"history: the rank that serves on {name} has no row"
-        for complaint in judge_ends(ends, names, may_lack=is_rowless):
+        for complaint in judge_ends(ends, names):
             yield f"{complaint} on {name}"
 
     def _left(self, member: SparkdNode) -> Iterator[str]:
@@ -214,10 +233,9 @@ class Rules:
         node, containers = member.node, member.containers()
         if len(containers) != 1:
             yield f"left: {node.name} has the containers {containers}"
-        # The unit's, and an agent's own since that gave no answer.
-        guards = [len(node.pids(rf"memory_guard\.killer import main.* {lease}$")) for lease in (60, 0)]
-        if not any(guards) or max(guards) > 1:
-            yield f"left: {node.name} has guards of the unit and of the agent: {guards}"
+        guards = (len(node.pids(rf"memory_guard\.killer import main.* {lease}$")) for lease in (60, 0))
+        for complaint in judge_guards(*guards):
+            yield f"{complaint} on {node.name}"
         if segments := node.run("python3", "-c", SEGMENTS).stdout.strip():
             yield f"left: {node.name} has segments of no process: {segments}"
         top = node.run("docker", "top", *containers, "-eo", "pid", check=False).stdout.split()

@@ -182,4 +182,7 @@ def test_a_query_whose_container_can_not_be_made_blocks_no_start(asserting: Asse
     serve_once(asserting, ASSERTING, CONTAINER)
     (asserting.tree.root / vllm_tables.FILE.path[1:]).unlink()
     asserting.tree.file("/etc/sparkd/recipes/asserting.yaml", recipe)
-    assert "agent.run.blocked" not in serve_once(asserting, REFUSED, CONTAINER)
+    journal = serve_once(asserting, REFUSED, CONTAINER)
+    assert "agent.run.blocked" not in journal
+    assert "engine.vllm.queried image=sparkd-test/fork:1 flags=0 reason=" in journal
+    assert journal.count("preflight.gate.passed") == 2, "the second one removes what the query may have left"

@@ -51,3 +51,14 @@ def test_a_load_reports_how_many_kernels_of_a_build_are_compiled(tree: Tree) -> 
             return "; compiling kernels, 1 of 2, 1 at a time" in node.report.message
 
         until_with(reports_count, node)
+
+
+def test_a_count_that_a_disk_fails_ends_no_load(tree: Tree) -> None:
+    with agent_under_test(tree, 0, alone()) as node, running(node.agent, LOADING) as (rank, _):
+        build = Path(node.agent.host.files.real(f"{caches.path(rank.rank.image_id, 'flashinfer')}/op"))
+        build.mkdir(parents=True)
+        build.joinpath("build.ninja").symlink_to("/nowhere")
+        rank.count_objects(("flashinfer",))
+        for _ in range(20):
+            node.agent.loop.wait(0.02)
+        assert rank.count_objects(("flashinfer",)) == (0, 0)

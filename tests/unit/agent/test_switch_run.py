@@ -216,6 +216,30 @@ def test_a_chosen_plan_that_clients_keep_busy_is_put_in_force_untested(switched:
     assert "engine.smoke.passed" not in journal
 
 
+def test_a_passed_test_beside_clients_takes_back_that_a_choice_is_untested(switched: World, model: Model) -> None:
+    text = "readiness.completion_timeout_seconds = 1\nsmoke.on_start = true\n"
+    switched.tree.file("/etc/sparkd/conf.d/smoke.toml", text)
+    switched.pace = Pace(step_seconds=0.01)
+    findings = list[str]()
+
+    def answer_late_once() -> None:
+        model.in_trial = lambda: None
+        time.sleep(1.5)
+
+    def end_after_the_second() -> None:
+        until(lambda: switched.read("run/sparkd/report.json")["smoke_passed"] is True, 20)
+        findings.append(str(switched.read("run/sparkd/report.json")["findings"]))
+        end()
+
+    model.busy, model.in_trial = 900, answer_late_once
+    choose_new(switched)
+    code, journal = run_agent(switched, once={"serving": end_after_the_second})
+    assert code is ExitCode.GOOD, journal
+    assert "engine.smoke.skipped" in journal
+    assert "engine.smoke.passed" in journal
+    assert "untested" not in findings[0]
+
+
 def test_a_plan_whose_engine_ends_in_its_trial_has_not_served(
     switched: World, model: Model, notifications: Notifications
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from sparkd.base.host.journal import Line
 from sparkd.base.lib.errors import UsageError
 from sparkd.tools.cli.logs import parse_since, render_json, render_rows, report_trouble
-from sparkd.tools.support.log_meaning import FailureMarker
+from sparkd.tools.support.failure_marks import FailureMarker
 from sparkd.tools.support.node_logs import Entry
 
 NOW = datetime(2026, 11, 23, 15, 0).astimezone()

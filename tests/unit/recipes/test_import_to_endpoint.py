@@ -203,7 +203,8 @@ def test_a_worker_with_the_recipes_file_and_the_printed_settings_runs_what_its_h
     worker, own = machine(tree, 1), following(addresses(2), port, allow=allow)
     with pytest.raises(HeadAwaitedError, match="no recipe on this node has it"):
         resolve_context(own, None, worker)
-    tree.file(f"/node1/etc/sparkd/recipes/{recipe.name}.yaml", conversion.text)
+    (step,) = (step for step in conversion.steps if step.startswith("sudo install -D -m 644 ~/"))
+    tree.file(f"/node1{shlex.split(step, comments=True)[-1]}", conversion.text)
     plan = resolve_context(own, None, worker).plan
     assert [volume.source.rpartition("/")[0] for volume in plan.container.volumes[1:]] == [HEAD_FILES]
 
@@ -212,6 +213,22 @@ def test_what_a_workers_own_settings_must_allow_is_a_step(root: Path) -> None:
     text = f"{V2}executor_config: {{privileged: false, volumes: ['/data:/data', '/x:/x:ro']}}\n"
     steps = imported(root, f"{text}command: vllm serve o/m -tp 2\n")[1].steps
     assert written_settings(steps, "90-allow.toml") == {"cluster": {"allow": {"mounts": ["/data:rw", "/x"]}}}
+
+
+def test_a_worker_gets_the_devices_limits_and_secrets_that_its_head_wants(root: Path) -> None:
+    options = "--device /dev/fuse --device /dev/infiniband --ulimit rtprio=99 -e HF_TOKEN=hf_abcdefghijklmnop"
+    recipe, conversion = imported(root, f"docker run {options} vllm/vllm-openai:v1 --model o/m -tp 2 --nnodes 2\n")
+    assert written_settings(conversion.steps, "90-allow.toml") == {
+        "cluster": {"allow": {"privileged": True, "mounts": ["/dev/fuse:rw"]}},
+        "engine": {"secrets": {"HF_TOKEN": recipe.secrets["HF_TOKEN"]}},
+    }
+
+
+def test_a_worker_gets_no_key_of_the_api(root: Path) -> None:
+    steps = imported(root, f"{V2}command: vllm serve o/m -tp 2 --api-key s3cret-of-ours\n")[1].steps
+    (written,) = (step for step in steps if step.startswith("sudo install -m 600"))
+    assert written.endswith("# its value, then Ctrl-D")
+    assert not any("90-allow.toml" in step for step in steps)
 
 
 MISSING = {

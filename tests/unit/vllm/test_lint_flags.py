@@ -117,3 +117,11 @@ def test_a_placeholder_is_not_judged() -> None:
 def test_of_very_many_flags_the_first_ones_are_judged() -> None:
     launch = launch_without_gpu(" ".join(f"--x-{number}x=1" for number in range(2 * flags.MOST_FLAGS)))
     assert judge(launch) == ["flag-unknown warns"] * flags.MOST_FLAGS
+
+
+@pytest.mark.parametrize("last", ["enable-prefix-caching", "no-enable-prefix-caching"])
+def test_of_both_forms_of_a_switch_the_last_one_counts(last: str) -> None:
+    words = f"--{last} --enable-prefix-caching --no-enable-prefix-caching --{last}"
+    (issue,) = rules.find_issues(launch_without_gpu(words))
+    first = {"enable-prefix-caching", "no-enable-prefix-caching"} - {last}
+    assert issue.reason == f"--{last} comes after --{first.pop()}, which does nothing then"

@@ -34,10 +34,13 @@ def check_image(agent: Agent) -> bool:
             return False
         outcome = _run_programs(agent, questions)
     except (DockerError, LaunchError, OSError) as error:
-        # The launch itself reports what is wrong with docker. A start needs no answer to the query.
-        if not (questions.asserts if questions else program):
+        if questions.asserts if questions else program:
+            raise _make_blocked_error(agent, "can't be checked", str(error), IMAGE_HINT) from None
+        if questions is None:  # the launch itself reports what is wrong with docker
             return False
-        raise _make_blocked_error(agent, "can't be checked", str(error), IMAGE_HINT) from None
+        hint = "nothing is to be done: the next start queries it again"
+        agent.events.info("engine.vllm.queried", image=agent.plan.image, flags=0, reason=str(error), hint=hint)
+        return True  # a start needs no answer; preflight removes a container that the query has left
     # Behind assertions that fail no query runs, and by itself it succeeds unless its container is killed.
     has_table = bool(questions.query) and outcome[0] == 0 and _record_table(agent, questions, outcome[1])
     return (bool(questions.asserts) and _record_asserts(agent, questions, outcome, began)) or has_table

@@ -157,7 +157,7 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
     launch = Launch(flags=first_values(plan.argv), env=dict(plan.env), model=parse_limits(config))
     flags, drafts = launch.flags, _count_own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*RANK_SIZES[:2], DATA_SIZE))
-    release = known_release(plan.release)
+    release = known_release(*plan.release_names)
     defaults = EARLIER_DEFAULTS if release and is_before(release, 33) else DEFAULTS
     unset = {flag: value for flag, value in defaults.items() if release and flag not in flags}
     batched, sequences = (launch.amount(flag) or value for flag, value in defaults.items())

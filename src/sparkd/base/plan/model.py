@@ -136,9 +136,9 @@ class LaunchPlan(Struct, frozen=True):
         return self.image_id or self.image
 
     @property
-    def release(self) -> str:
-        """The release of vLLM in the image, or the image's name, which may name it."""
-        return self.vllm or self.image
+    def release_names(self) -> tuple[str, str]:
+        """Texts that may name the release of vLLM in the image, the surer one first."""
+        return self.vllm, self.image
 
     @property
     def backoff_key(self) -> str:

@@ -45,12 +45,12 @@ def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:
     return FILE.load(files, report) or VllmTables()
 
 
-def find_table(host: Host, ref: str, version: str = "") -> FlagTable:
+def find_table(host: Host, ref: str, *release_names: str) -> FlagTable:
     """The table of the image that has this name on this node now.
 
-    Where that is away, or gave no answer, it is the table of its release: `version`, or a name that has it.
+    Where that is away, or gave no answer, it is the table of its release: the first that `release_names` or `ref` name.
     """
-    release = find_release(version or ref)
+    release = find_release(*release_names, ref)
     try:
         tables = read_tables(host.files).tables
         image = query(host, lambda docker: docker_image.read_image(docker, ref)) if tables and ref else None

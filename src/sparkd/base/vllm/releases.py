@@ -46,16 +46,18 @@ def _undo_release(later: FlagTable, earlier: Earlier) -> FlagTable:
     return FlagTable(earlier.version, tuple(flags.values()), fields, tuple(variables))
 
 
-def find_release(text: str) -> FlagTable:
-    """The release of a version, or of an image of vLLM with a version as its tag; SHIPPED for any other text."""
-    return known_release(text) or SHIPPED
+def find_release(*texts: str) -> FlagTable:
+    """The first release that a text names as a version, or as the tag of an image of vLLM; SHIPPED for other texts."""
+    return known_release(*texts) or SHIPPED
 
 
-def known_release(text: str) -> FlagTable | None:
-    """The release of such a text; None for any other."""
-    match = _VERSION.search(text.rpartition("/")[2])
-    version = match and (match[1] or match[2])
-    return next((table for table in load_releases() if minor_version(table) == version), None)
+def known_release(*texts: str) -> FlagTable | None:
+    """The first release that such a text names; None where sparkd has a table of none of them."""
+    for match in filter(None, (_VERSION.search(text.rpartition("/")[2]) for text in texts)):
+        for table in load_releases():
+            if minor_version(table) == (match[1] or match[2]):
+                return table
+    return None
 
 
 def list_registered(flag: str) -> set[str]:

@@ -19,7 +19,7 @@ from sparkd.base.status.publisher import Published
 from sparkd.base.status.view import View
 from sparkd.tools.cli import console
 from sparkd.tools.node.status_text import render
-from sparkd.tools.support.log_meaning import render_explanations
+from sparkd.tools.support.known_lines import render_explanations
 
 STATES = ("serving", "loading", "blocked", "degraded")
 WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,7 +10,7 @@ from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.vllm.log_lines import LineSplitter
 from sparkd.tools.cli import console
-from sparkd.tools.support.log_meaning import find_known, render_explanations
+from sparkd.tools.support.known_lines import find_known, render_explanations
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:

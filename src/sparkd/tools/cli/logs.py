@@ -21,7 +21,7 @@ from sparkd.base.lib.log import PRIORITIES
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import parse_time
 from sparkd.tools.cli import console
-from sparkd.tools.support.log_meaning import FailureMarker
+from sparkd.tools.support.failure_marks import FailureMarker
 from sparkd.tools.support.node_logs import Entry, merge, open_logs
 
 

@@ -4,9 +4,16 @@ import json
 import shlex
 from collections.abc import Iterator
 
+from sparkd.base.config.types import WRITABLE
+from sparkd.base.plan.allowed import URGENT_LIMITS
+from sparkd.base.recipes.additions import VERBS
+from sparkd.base.recipes.reach import DEVICES, given_paths
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.vllm.args import API_KEY
+from sparkd.base.vllm.container_paths import is_below
 from sparkd.tools.importers.bundle import ADMINISTRATORS, Bundle, is_published
 
-_SETTINGS, _ALLOWED = "/etc/sparkd/conf.d/90-recipe.toml", "/etc/sparkd/conf.d/90-allow.toml"
+_SETTINGS, _ON_WORKERS = "/etc/sparkd/conf.d/90-recipe.toml", "/etc/sparkd/conf.d/90-allow.toml"
 _ON_OTHERS = "  # on each other node"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
@@ -54,8 +61,9 @@ def _list_image_steps(bundle: Bundle, path: str) -> Iterator[str]:
 def _list_model_steps(bundle: Bundle, path: str) -> Iterator[str]:
     """Commands that write secrets and download models, which may need a token. `path`: of the recipe."""
     secrets, pull = bundle.recipe.secrets, ["sudo", "sparkd", "model", "pull"]
-    where = "; on each node" if bundle.recipe.nodes.min > 1 else ""
-    for file in secrets.values():
+    shared = _list_shared_secrets(bundle.recipe) if bundle.recipe.nodes.min > 1 else {}
+    for name, file in secrets.items():
+        where = "; on each node" if name in shared else ""
         yield f"sudo install -m 600 /dev/stdin {file}  # its value, then Ctrl-D{where}"
     token = next((["--token-file", secrets[name]] for name in _TOKENS if name in secrets), [])
     if bundle.recipe.model.repo:
@@ -67,23 +75,46 @@ def _list_model_steps(bundle: Bundle, path: str) -> Iterator[str]:
 
 def _list_node_steps(bundle: Bundle) -> Iterator[str]:
     """Commands that set up the other nodes. The recipe's file permits its image; the head sends what it mounts."""
-    recipe, container, model = bundle.recipe, bundle.recipe.container, bundle.recipe.model
+    recipe, model = bundle.recipe, bundle.recipe.model
     yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
     yield f"sudo sparkd init --join{_ON_OTHERS}, meanwhile: enter the code"
     file = ADMINISTRATORS / f"{recipe.name}.yaml"
     yield f"scp {file} OTHER:  # for each other node, by your login there"
     yield f"sudo install -D -m 644 ~/{file.name} {file}{_ON_OTHERS}: permits its image"
-    sent = {f"{bundle.place.folder}/{name}" for name in bundle.files}
-    volumes = [volume for volume in container.volumes if volume.source not in sent]
-    mounts = [f"{volume.source}{'' if volume.read_only else ':rw'}" for volume in volumes]
-    allowed = ["privileged = true"] if container.privileged else []
-    if mounts:
-        allowed.append(f"mounts = {json.dumps(mounts, ensure_ascii=False)}")
-    if allowed:
-        yield _settings_command(_ALLOWED, "[cluster.allow]", *allowed) + _ON_OTHERS
+    if lines := [*_list_secret_settings(recipe), *_list_permissions(bundle)]:
+        yield _settings_command(_ON_WORKERS, *lines) + _ON_OTHERS
     yield "sparkd image sync  # --user root, where yours may not use docker there"
     for name in (model.path, *(repo.rpartition("/")[2] for repo in bundle.drafts)):
         yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
+
+
+def _list_shared_secrets(recipe: Recipe) -> dict[str, str]:
+    """Files of the secrets that each node needs: the head alone serves, so a worker needs none of the API's key."""
+    return {name: file for name, file in recipe.secrets.items() if name != API_KEY}
+
+
+def _list_secret_settings(recipe: Recipe) -> Iterator[str]:
+    """The section by which a worker finds its own files: its head sends the names."""
+    if secrets := _list_shared_secrets(recipe):
+        yield "[engine.secrets]"
+        yield from (f"{name} = {json.dumps(file, ensure_ascii=False)}" for name, file in secrets.items())
+
+
+def _list_permissions(bundle: Bundle) -> Iterator[str]:
+    """The section of what a worker lets its head's containers have."""
+    container, sent = bundle.recipe.container, {f"{bundle.place.folder}/{name}" for name in bundle.files}
+    mounts = [
+        path + WRITABLE if written else path
+        for key, path, written in given_paths(container)
+        if path not in sent and not (key == DEVICES and is_below(path, VERBS))
+    ]
+    is_urgent = any(name in container.limits for name in URGENT_LIMITS)
+    if mounts or container.privileged or is_urgent:
+        yield "[cluster.allow]"
+    if container.privileged or is_urgent:
+        yield "privileged = true"
+    if mounts:
+        yield f"mounts = {json.dumps(mounts, ensure_ascii=False)}"
 
 
 def _settings_command(file: str, *lines: str) -> str:

@@ -69,6 +69,7 @@ def test_the_release_that_the_recipe_names_judges_the_recipes_own_image(
         (OWN_IMAGE, "", "/root/s.sh", False),
         ("vllm/vllm-openai:v0.33.0", "", "", False),
         ("vllm/vllm-openai:nightly", "", "", True),
+        ("vllm/vllm-openai:v0.33.0", "0.99", "", False),
     ],
 )
 def test_a_vllm_of_unknown_release_or_that_may_lack_a_flag_is_doubtful_unless_a_script_may_bring_another(
@@ -77,6 +78,16 @@ def test_a_vllm_of_unknown_release_or_that_may_lack_a_flag_is_doubtful_unless_a_
     settings = configured(engine={"script": script})
     made = plan(ALONE, settings, image={"ref": image, "vllm": vllm}, args={"monokernel": True})
     assert is_doubtful(made) is doubtful
+
+
+def test_an_entrypoint_that_may_bring_another_vllm_makes_no_plan_doubtful() -> None:
+    inline = ["bash", "-c", 'pip install vllm==0.33.0; exec vllm serve "$@"']
+    assert not is_doubtful(plan(ALONE, image={"ref": OWN_IMAGE, "entrypoint": inline}, args={"monokernel": True}))
+
+
+def test_the_tag_judges_where_the_recipe_names_a_release_that_has_no_table(tree: Tree) -> None:
+    keys = {"image": {"ref": OTHER_IMAGE, "vllm": "0.99"}, "args": {"monokernel": True, "gpu-memory-utilization": 0.9}}
+    expect(judged(tree, plan(ALONE, **keys)), Level.WARN, "is no flag of vLLM 0.32.0")
 
 
 def test_the_tag_judges_the_image_that_a_rollback_restores(tree: Tree) -> None:

@@ -44,7 +44,7 @@ class PlanLint(Check[PlanFacts], frozen=True):
         own_command = script is not None and bool(script.serves) and not script.passes_on
         container, secrets = self.plan.container, (secret.file for secret in self.plan.secrets)
         sources = (volume.source for volume in container.volumes)
-        flag_table = vllm_tables.find_table(host, self.plan.image_to_run, self.plan.release)
+        flag_table = vllm_tables.find_table(host, self.plan.image_to_run, *self.plan.release_names)
         return PlanFacts(
             flags=len(_build_launch(self.plan, script if own_command else None).flags),
             model=parse_limits(weights.read_config(host.files, self.plan.model_path)),
@@ -72,11 +72,11 @@ class PlanLint(Check[PlanFacts], frozen=True):
 def is_doubtful(plan: LaunchPlan) -> bool:
     """Whether the image's own vLLM may judge the plan otherwise than the table that comes with sparkd.
 
-    One of an unknown release may lack any flag. With a script it needn't be the one that serves.
+    One of an unknown release may lack any flag. With a script, or one as entrypoint, it needn't be the one that serves.
     """
-    release = known_release(plan.release)
+    release, has_script = known_release(*plan.release_names), plan.user_script or plan.entrypoint[-1:] != ("serve",)
     launch = replace(_build_launch(plan, None), vllm=release or SHIPPED)
-    return (release is None and not plan.user_script) or rules.is_doubtful(launch)
+    return not (release or has_script) or rules.is_doubtful(launch)
 
 
 def _build_launch(plan: LaunchPlan, script: Script | None) -> Launch:

@@ -128,10 +128,12 @@ def no_effect(launch: Launch) -> Matches:
 
 
 def _find_both_forms(launch: Launch) -> Matches:
+    names = [parsed.name for parsed in launch.given] or [*launch.flags]
     for flag in launch.flags:
         if (negative := f"no-{flag}") in launch.flags:
-            first, last = sorted((flag, negative), key=[*launch.flags].index)
-            yield about(last, f"comes after --{first}, which does nothing then")
+            *_, last = (name for name in names if name in (flag, negative))
+            other = flag if last == negative else negative
+            yield about(last, f"comes after --{other}, which does nothing then")
 
 
 def _find_useless_numbers(launch: Launch) -> Matches:

@@ -1,7 +1,7 @@
 """Which line of a log is marked as the first failure."""
 
 from sparkd.base.host.journal import Line
-from sparkd.tools.support.log_meaning import FailureMarker
+from sparkd.tools.support.failure_marks import FailureMarker
 
 OUT_OF_MEMORY = "engine| torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 

@@ -47,6 +47,29 @@ def test_the_address_is_on_an_interface_that_is_fit_and_the_one_of_the_settings(
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "misnamed"),
+    [
+        ("NCCL_SOCKET_IFNAME", "enp1", False),
+        ("NCCL_SOCKET_IFNAME", "=enp1", True),
+        ("NCCL_SOCKET_IFNAME", "^docker", False),
+        ("NCCL_SOCKET_IFNAME", "enp9s9,enp1s0f0np0", False),
+        ("NCCL_SOCKET_IFNAME", "enp9s9", True),
+        ("GLOO_SOCKET_IFNAME", "enp1", True),
+        ("TP_SOCKET_IFNAME", "enp9s9,enp1s0f0np0", False),
+        ("UCX_NET_DEVICES", "enp9s9", False),
+    ],
+)
+def test_a_variable_names_an_interface_of_this_node(tree: Tree, name: str, value: str, *, misnamed: bool) -> None:
+    machine.healthy(tree, 0)
+    verdict = replace(ADDRESS, plan=plan(HEAD, env={name: value})).run(Host(tree.root))[1]
+    if not misnamed:
+        assert verdict.level is Level.OK, verdict
+        return
+    expect(verdict, Level.BLOCK, f"{name}={value}: this node has no such interface")
+    assert "enp1s0f0np0" in verdict.hint
+
+
+@pytest.mark.parametrize(
     ("facts", "level", "words"),
     [
         pytest.param(FabricLinkFacts((UP,), ARRIVES), Level.OK, "200 Gb/s, MTU 9000, frames of 9000 arrive at 2 of 2"),

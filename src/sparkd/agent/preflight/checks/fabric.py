@@ -5,14 +5,19 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
+from sparkd.agent.preflight.checks.rdma import Selection
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, datagrams, infiniband, network
 from sparkd.base.host.datagrams import PathMtu
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import Link
+from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.model import Contact, read_living_report
+
+SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Libraries choose interfaces by them: NCCL's has beginnings of names, as NCCL_IB_HCA has, the others' whole ones."""
 
 
 class FabricAddressFacts(Struct, frozen=True):
@@ -22,9 +27,11 @@ class FabricAddressFacts(Struct, frozen=True):
     link: Link | None
     """The interface that carries it; None where that is unknown."""
     interfaces: tuple[str, ...]
-    """All of this machine, where the settings name one that it does not have; else empty."""
+    """All of this machine, where something names one that it does not have; else empty."""
     rdma_on: tuple[str, ...]
     """Interfaces with an RDMA device and a cable, where the fabric's interface has no such device."""
+    misnamed: tuple[str, ...] = ()
+    """Variables that name interfaces, none of which this machine has: NAME=VALUE."""
 
 
 class FabricAddress(Check[FabricAddressFacts], frozen=True):
@@ -41,14 +48,25 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
         carriers = network.interfaces_of(files, node.address)
         carrier = carriers[0] if len(carriers) == 1 else ""
         interfaces = network.link_names(files)
+        misnamed = tuple(self._find_misnamed(interfaces))
         lacks_rdma = carrier != "" and not infiniband.hcas_of(files, carrier)
         return FabricAddressFacts(
             owned=network.canonical(node.address) in host.addresses(),
             carriers=carriers,
             link=network.read_link(files, carrier) if carrier else None,
-            interfaces=interfaces if setting and setting not in interfaces else (),
+            interfaces=interfaces if misnamed or (setting and setting not in interfaces) else (),
             rdma_on=tuple(link.name for link in _read_rdma_links(files) if link.carrier) if lacks_rdma else (),
+            misnamed=misnamed,
         )
+
+    def _find_misnamed(self, interfaces: tuple[str, ...]) -> Iterator[str]:
+        if self.plan.container.network != "host" or not interfaces:
+            return
+        for name, value in self.plan.env:
+            if name in SOCKET_VARIABLES and value.removeprefix("=") != self.plan.node.interface:
+                selection = Selection.parse(value if name.startswith("NCCL_") else f"={value}")
+                if selection.names and len(selection.missing(interfaces)) == len(selection.names):
+                    yield f"{name}={value}"
 
     def judge(self, facts: FabricAddressFacts) -> Verdict:
         address, setting = self.plan.node.address, self.settings.fabric.interface
@@ -65,7 +83,11 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
     def _find_problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
         address, setting = self.plan.node.address, self.settings.fabric.interface
         carriers, link = facts.carriers, facts.link
-        if facts.interfaces:
+        for text in facts.misnamed:
+            reason = f"{sanitize(text, 80)}: this node has no such interface"
+            here = ", ".join(facts.interfaces)
+            yield block(reason, f"take it out of the recipe or engine.env: sparkd sets the fabric's; here are {here}")
+        if facts.interfaces and setting not in ("", *facts.interfaces):
             reason = f"fabric.interface is {setting}, which this node does not have"
             yield block(reason, f"leave it empty, or set it to one of: {', '.join(facts.interfaces)}")
         elif setting and carriers and setting not in carriers:

@@ -22,15 +22,18 @@ COUNT = 150
 FABRIC, RDMA = "eth1", "mlx5_0"
 MODELS = str(Settings().engine.models_dir)
 """The folder that the plan mounts."""
-OF_SPARKD = {
+LEFT_OUT = {
     "HF_HUB_OFFLINE": "sparkd mounts the model and passes its folder",
     "TRANSFORMERS_OFFLINE": "as HF_HUB_OFFLINE",
     "RAY_memory_monitor_refresh_ms": "Ray's, and the ranks meet without it",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "as the one before",
-    "NCCL_CUMEM_ENABLE": "without meaning on one node, and of sparkrun's other runtimes",
     foreign.SECRET: "a secret: the import leaves it out and says so",
 }
-"""Variables that may differ, each with its reason."""
+"""Variables that the import leaves out, each with its reason."""
+ADDED = {
+    **foreign.ADDED,
+    "NCCL_CUMEM_ENABLE": "sparkrun's on several nodes without Ray, as here; on one it changes nothing",
+}
 
 
 ON_EACH_NODE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -76,10 +79,11 @@ def differences(
             if ours.get(name) != theirs.get(name)
         ]
         actual, expected = dict(plan.env), {**ON_EACH_NODE, **(on_several_nodes(rank) if commands[1:] else {}), **env}
+        declared = (LEFT_OUT.keys() - actual) | (ADDED.keys() - expected)
         differing += [
-            f"rank {rank}: {name}={actual.get(name)} instead of {value}"
-            for name, value in expected.items()
-            if name not in OF_SPARKD and actual.get(name) != value
+            f"rank {rank}: {name}={actual.get(name)} instead of {expected.get(name)}"
+            for name in sorted({*actual, *expected} - declared)
+            if actual.get(name) != expected.get(name)
         ]
     return differing
 

@@ -16,7 +16,7 @@ from _pytest.mark import ParameterSet
 from tests.bed import readme
 from tests.bed.command import BedError
 from tests.bed.conftest import MakeNode
-from tests.bed.engine_image import NAME, SITE
+from tests.bed.engine_image import CHANGES, NAME, SITE
 from tests.bed.node import Node
 from tests.bed.processes import wait_for
 from tests.bed.published_forms import ALL, IMAGE, NVIDIA, REAL, SMALL, TOKEN, Form
@@ -65,6 +65,10 @@ OF_THE_SYSTEM = {
     "JOURNAL_STREAM", "NVIDIA_VISIBLE_DEVICES",
 }  # fmt: skip
 """Variables that no form sets; docker has the last one from --gpus, and a Spark has one GPU."""
+
+OF_THE_IMAGE = {word.partition("=")[0] for line in CHANGES if line.startswith("ENV ") for word in line.split()[1:]}
+OF_THE_IMAGE.add("VLLM_CPU_KVCACHE_SPACE")
+"""Its variables: what is started without docker, or by an image without vLLM itself, has none of them."""
 
 
 class Started(NamedTuple):
@@ -147,9 +151,9 @@ def differences(form: Form, ours: Started, theirs: Started) -> list[str]:
         if ours.flags.get(name) != wanted.get(name)
     ]
     differing += [
-        f"{name}: {ours.env.get(name)} instead of {value}"
-        for name, value in theirs.env.items()
-        if name not in OF_THE_SYSTEM and ours.env.get(name) != value
+        f"{name}: {ours.env.get(name)} instead of {theirs.env.get(name)}"
+        for name in sorted({*theirs.env, *ours.env} - OF_THE_SYSTEM - ({*foreign.ADDED, *OF_THE_IMAGE} - {*theirs.env}))
+        if ours.env.get(name) != theirs.env.get(name)
     ]
     differing += [
         f"{name}: {ours.rights.get(name)} instead of {value}"

@@ -102,6 +102,15 @@ ENV = {
 SECRET = "HF_TOKEN"  # its name
 OF_SPARKRUN = {"CUTE_DSL_ARCH": "sm_121a", "NCCL_CUMEM_ENABLE": "0"}
 """What sparkrun sets itself; the last one on several nodes alone, as on one it changes nothing."""
+ADDED = {
+    "VLLM_ENGINE_READY_TIMEOUT_S": "a cold load takes longer than vLLM waits, and sparkd itself ends one that stalls",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "a step in which a kernel is compiled takes longer than vLLM waits",
+    "MAX_JOBS": "as many compilers at once as the node has memory for",
+    "FLASHINFER_NVCC_THREADS": "as MAX_JOBS",
+    "PYTORCH_CUDA_ALLOC_CONF": "eugr's and sparkrun's launchers set the same, which no other form has",
+    "NCCL_DEBUG": "on several nodes NCCL's errors have no reason without WARN",
+}
+"""Variables that an imported recipe may have where the other side has none, each with its reason."""
 
 
 def eugr(seed: int) -> Made:

@@ -2,11 +2,14 @@
 
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import shipped
 from tests.unit.vllm_answers import ONE_FLAG, packed
 
+from sparkd.base.host import Host
 from sparkd.base.host.files import Files
+from sparkd.base.recipes.schema import Container
 from sparkd.base.state.file import LIMIT_BYTES
-from sparkd.base.state.vllm_tables import FILE, IMAGES_KEPT, VllmTables, read_tables
+from sparkd.base.state.vllm_tables import FILE, IMAGES_KEPT, VllmTables, find_recipe_table, read_tables
 from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.own_table import EMPTY, MOST_BYTES, parse_answer
 
@@ -50,6 +53,19 @@ def test_an_image_that_gave_no_answer_is_named_with_the_command_that_queries_it_
     judged_by = replace(SHIPPED, unanswered="fork:1").judged_by
     assert "fork:1" in judged_by
     assert judged_by.endswith(f"  sudo rm {FILE.path}")
+
+
+def test_the_images_own_table_judges_no_recipe_that_may_mount_another_vllm(tree: Tree) -> None:
+    recipe, image = shipped("tiny-cpu"), {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux", "Config": {}}
+    tree.docker_engine()
+    tree.docker(f"/images/{recipe.image.ref}/json", image)
+    tree.file(FILE.path, FILE.encode(VllmTables().record("sha256:1", OWN)))
+    assert find_recipe_table(Host(tree.root), recipe).image == recipe.image.ref
+    volumes = ["/srv/vllm:/usr/lib/python3/dist-packages/vllm:ro"]
+    mounting = recipe.model_copy(update={"container": Container.model_validate({"volumes": volumes})})
+    table = find_recipe_table(Host(tree.root), mounting)
+    assert not table.image
+    assert table.judged_by.endswith(": a mount may bring another than the image's")
 
 
 def test_the_largest_answers_fit_the_file() -> None:

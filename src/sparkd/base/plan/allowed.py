@@ -58,7 +58,8 @@ def _refuse_paths(
         plain, real = f"/{normpath(path).lstrip('/')}", resolve(path)
         if not (_lies_in(plain, folders) and _lies_in(real, [*filter(None, map(resolve, folders))])):
             mode = "to read and write" if written else "to read"
-            yield f"{path} {mode}: cluster.allow.mounts permits {mounts}, beside {models} to read"
+            readable = f"{models} and what the head sends (files of up to 1 MiB) to read"
+            yield f"{path} {mode}: cluster.allow.mounts permits {mounts}, beside {readable}"
         elif outer := _find_writable_above(plain, real, settings, resolve):
             yield f"{path}: containers may write to {outer}, so nothing in it is permitted, only {outer} itself"
         elif plain not in folders and not is_below(plain, HEAD_FILES) and (folder := find_writable_parent(plain)):

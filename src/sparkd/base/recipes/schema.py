@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from shlex import quote
 from typing import Annotated, Literal
 
@@ -16,6 +16,7 @@ from sparkd.base.recipes import types as r
 from sparkd.base.recipes.additions import ADDED_LIMITS, ADDED_SHM_BYTES
 from sparkd.base.recipes.image import Assertion, Build, BuildForm, Text
 from sparkd.base.vllm.args import normalize_flag
+from sparkd.base.vllm.container_paths import is_below
 from sparkd.base.vllm.logprobs import TEXT_LOGPROB
 
 KV_CACHE_TOKENS = "kv_cache_tokens"
@@ -24,6 +25,9 @@ WEIGHTS_GB = "weights_gb"
 """Key in `expect`: the weights of one rank, as vLLM logs them ("Model loading took")."""
 PLACEHOLDER = re.compile(r"\{((?:node|head|cluster|model)\.[A-Za-z0-9_]*)\}")
 """A placeholder such as `{node.address}`, in a flag or a variable. Other braces stay, because JSON contains many."""
+_VLLM = re.compile(r"/python3[\d.]{0,5}(?:/(?:site|dist)-packages(?:/vllm(?:/.*)?)?)?\Z")
+"""Python's folder of packages, or what is in vLLM's."""
+_SEARCH_PATHS = ("PATH", "PYTHONPATH")
 
 
 def has_placeholder(text: str) -> bool:
@@ -169,6 +173,12 @@ class Container(Section):
     def keeps_rights(self) -> bool:
         """Whether no program in the container gains rights."""
         return not self.privileged if self.no_new_privileges is None else self.no_new_privileges
+
+    def may_bring_vllm(self, entrypoint: Iterable[str], env: Mapping[str, str | None]) -> bool:
+        """Whether a mount may be the vLLM that serves: over its package, or where command and search paths lead."""
+        paths = [*entrypoint, *(path for name in _SEARCH_PATHS for path in (env.get(name) or "").split(":"))]
+        targets = [volume.target for volume in self.volumes]
+        return any(_VLLM.search(target) or any(is_below(path, target) for path in paths) for target in targets)
 
     @property
     def shm_size_bytes(self) -> int | None:

@@ -14,6 +14,7 @@ from sparkd.base.host.docker import query
 from sparkd.base.host.files import Files
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import UsageError
+from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import PUBLIC, Report, StateFile, ignore_report
 from sparkd.base.vllm.flag import FlagTable
 from sparkd.base.vllm.releases import find_release
@@ -45,12 +46,15 @@ def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:
     return FILE.load(files, report) or VllmTables()
 
 
-def find_table(host: Host, ref: str, *release_names: str) -> FlagTable:
+def find_table(host: Host, ref: str, *release_names: str, mounted: bool = False) -> FlagTable:
     """The table of the image that has this name on this node now.
 
     Where that is away, or gave no answer, it is the table of its release: the first that `release_names` or `ref` name.
+    So it is where what is `mounted` may be another vLLM.
     """
     release = find_release(*release_names, ref)
+    if mounted:
+        return replace(release, mounted=True)
     try:
         tables = read_tables(host.files).tables
         image = query(host, lambda docker: docker_image.read_image(docker, ref)) if tables and ref else None
@@ -60,3 +64,9 @@ def find_table(host: Host, ref: str, *release_names: str) -> FlagTable:
     if table is None:
         return release
     return replace(table, image=ref) if table.flags else replace(release, unanswered=ref)
+
+
+def find_recipe_table(host: Host, recipe: Recipe) -> FlagTable:
+    """The table that judges the recipe on this node now."""
+    image, mounted = recipe.image, recipe.container.may_bring_vllm(recipe.image.entrypoint, recipe.env)
+    return find_table(host, image.ref, image.vllm, mounted=mounted)

@@ -8,6 +8,8 @@ from msgspec import Struct
 from sparkd.base.vllm.args import kebab_case
 from sparkd.base.vllm.flag import SHORT
 
+API_SERVER = "vllm.entrypoints.openai.api_server"
+"""The module that serves like `vllm serve`, started by `python3 -m`."""
 FirstValues = Mapping[str, str | None]
 """The first value of each flag by its kebab-case name; None for a missing or unknown value."""
 
@@ -48,7 +50,7 @@ def _find_model(argv: Sequence[str]) -> int:
     for position, (program, word) in enumerate(pairwise(argv), 2):
         is_serve = "vllm" in program.rpartition("/")[2] and word == "serve"
         # A Python module, and an inline script that ends so, pass all their words to vLLM's parser, too.
-        is_module = program == "-m" and word == "vllm.entrypoints.openai.api_server"
+        is_module = program == "-m" and word == API_SERVER
         if is_serve or is_module or word.rstrip().endswith('vllm serve "$@"'):
             return position
     return len(argv)

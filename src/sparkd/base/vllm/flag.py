@@ -211,6 +211,8 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
     """The image whose own vLLM has all that; empty for the table that comes with sparkd."""
     unanswered: str = ""
     """The image whose own vLLM was queried, and gave no table."""
+    mounted: bool = False
+    """Whether the launch mounts what may be another vLLM than the image's."""
 
     @cached_property
     def by_name(self) -> dict[str, Flag]:
@@ -244,7 +246,8 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
                 "nothing is to be done, or to query it again at the next start:\n"
                 "  sudo rm /var/lib/sparkd/vllm-tables.json"
             )
-        return f"judged by the table of {self.vllm}: the image's own was not queried"
+        why = "a mount may bring another than the image's" if self.mounted else "the image's own was not queried"
+        return f"judged by the table of {self.vllm}: {why}"
 
 
 FILE = "vllm-flags.json"

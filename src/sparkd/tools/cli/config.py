@@ -19,7 +19,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.loader import LoadedRecipe, load_recipe
 from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT, recipe_folders
 from sparkd.base.state.shared_config import overridden_keys
-from sparkd.base.state.vllm_tables import find_table
+from sparkd.base.state.vllm_tables import find_recipe_table
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import add_action
 from sparkd.tools.node.recipe_lint import lint
@@ -141,7 +141,7 @@ def _check_programs(settings: Settings, host: Host) -> None:
 
 def _lint_recipe(loaded: LoadedRecipe, settings: Settings, host: Host) -> list[str]:
     """Warnings as of `recipe check`. Its errors raise ConfigError, unless the settings let them pass as warnings."""
-    vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
+    vllm = find_recipe_table(host, loaded.recipe)
     errors, warnings = lint(loaded, host=host, vllm=vllm)
     if errors and "plan-lint" not in (*settings.preflight.skip, *settings.preflight.downgrade):
         raise ConfigError("\n".join(errors))

@@ -22,7 +22,7 @@ from sparkd.base.lib.errors import ConfigError, ExitCode
 from sparkd.base.lib.text import Table, counted, printable, sanitize
 from sparkd.base.recipes import comparison, explanation, loader, lookup
 from sparkd.base.recipes.schema import Recipe, json_schema
-from sparkd.base.state.vllm_tables import find_table
+from sparkd.base.state.vllm_tables import find_recipe_table
 from sparkd.base.vllm.args import parse_count
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import add_action, name_or_path
@@ -221,7 +221,7 @@ def _check_recipe(word: str, memory_bytes: int, host: Host, model: str) -> Check
         return Checked(word, [], [str(error)], [])
     if not loaded:
         return Checked(word, [], [*problems], [])
-    vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
+    vllm = find_recipe_table(host, loaded.recipe)
     errors, warnings = lint(loaded, whole=not problems, memory_bytes=memory_bytes, host=host, vllm=vllm, model=model)
     files = [str(path) for path in loaded.files]
     return Checked(loaded.recipe.name, files, [*problems, *errors], warnings, vllm.judged_by)

@@ -80,6 +80,46 @@ def test_a_vllm_of_unknown_release_or_that_may_lack_a_flag_is_doubtful_unless_a_
     assert is_doubtful(made) is doubtful
 
 
+@pytest.mark.parametrize("python", ["python", "python3"])
+def test_vllms_module_as_entrypoint_is_judged_as_vllm_serve(python: str) -> None:
+    entrypoint = [python, "-m", "vllm.entrypoints.openai.api_server"]
+    assert is_doubtful(plan(ALONE, image={"ref": OWN_IMAGE, "entrypoint": entrypoint}, args={"monokernel": True}))
+
+
+PACKAGES = "/usr/local/lib/python3.12/dist-packages"
+
+
+@pytest.mark.parametrize(
+    ("target", "program", "env", "doubtful"),
+    [
+        (PACKAGES, "vllm", {}, False),
+        (f"{PACKAGES}/vllm", "vllm", {}, False),
+        (f"{PACKAGES}/vllm/engine/arg_utils.py", "vllm", {}, False),
+        ("/usr/local/lib/python3.12", "vllm", {}, False),
+        (f"{PACKAGES}/b12x", "vllm", {}, True),
+        ("/root/.cache/vllm", "vllm", {}, True),
+        ("/opt/own", "/opt/own/bin/vllm", {}, False),
+        ("/opt/own", "/opt/vllm/bin/vllm", {}, True),
+        ("/opt/own", "vllm", {"PYTHONPATH": "/opt/own/lib:/x"}, False),
+        ("/opt/own", "vllm", {"PATH": "/usr/bin:/opt/own/bin"}, False),
+        ("/opt/own", "vllm", {"PATH": "/opt/own2/bin", "PYTHONPATH": ""}, True),
+    ],
+)
+def test_no_plan_is_judged_by_the_images_own_vllm_where_a_mount_may_bring_another(
+    tree: Tree, target: str, program: str, env: dict[str, str], *, doubtful: bool
+) -> None:
+    tree.file("/opt/own", "x")
+    made = plan(
+        ALONE,
+        image={"ref": OWN_IMAGE, "entrypoint": [program, "serve"]},
+        container={"volumes": [f"/opt/own:{target}:ro"]},
+        args={"monokernel": True},
+        env=env,
+    )
+    assert is_doubtful(made) is doubtful
+    assert PlanLint(made).probe(Host(tree.root))._vllm.mounted is not doubtful
+
+
 def test_an_entrypoint_that_may_bring_another_vllm_makes_no_plan_doubtful() -> None:
     inline = ["bash", "-c", 'pip install vllm==0.33.0; exec vllm serve "$@"']
     assert not is_doubtful(plan(ALONE, image={"ref": OWN_IMAGE, "entrypoint": inline}, args={"monokernel": True}))

@@ -1,9 +1,11 @@
 """Every path that the unit and the plan name is there, and the unit's drop-in is the configured one."""
 
+import re
+
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.plans import ALONE, HEAD, plan
+from tests.unit.plans import ALONE, HEAD, WORKER, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
@@ -221,6 +223,24 @@ def test_a_missing_model_is_downloaded_by_its_repository(repo: str) -> None:
     hints = {needed.path: needed.hint for needed in paths_of_plan(plan(model={"path": "m", "repo": repo}))}
     pull = f"sudo sparkd model pull {repo or 'ORGANISATION/NAME'} --to /srv/models/m"
     assert hints["/srv/models/m"] == f"{pull}; or set engine.models_dir"
+
+
+@pytest.mark.parametrize(
+    ("node", "hint"),
+    [
+        (HEAD, "make it"),
+        (WORKER, "scp -r '10.0.0.1:/opt/big file' . && sudo mkdir -p /opt && sudo cp -r ./'big file' /opt"),
+        (
+            replace(WORKER, head_address="fd00::1"),
+            "scp -r '[fd00::1]:/opt/big file' . && sudo mkdir -p /opt && sudo cp -r ./'big file' /opt",
+        ),
+    ],
+)
+def test_what_a_worker_lacks_of_the_mounts_is_copied_from_its_head(node: Node, hint: str) -> None:
+    made = plan(node, container={"volumes": ["/opt/big file:/t:ro", "/dev/fuse:/f:ro"]})
+    hints = {needed.path: needed.hint for needed in paths_of_plan(made)}
+    assert re.split(", |; ", hints["/opt/big file"]) == [hint, "or take it out of the recipe"]
+    assert hints["/srv/models"] == hints["/dev/fuse"] == "make it, or take it out of the recipe"
 
 
 @pytest.mark.parametrize("flag", ["chat-template", "tool-parser-plugin", "reasoning-parser-plugin"])

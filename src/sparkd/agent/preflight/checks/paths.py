@@ -3,6 +3,7 @@
 import posixpath
 import re
 from collections.abc import Iterator
+from shlex import quote
 
 from msgspec import Struct
 
@@ -18,11 +19,11 @@ from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.lib import REINSTALL
 from sparkd.base.lib.text import counted
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.plan.script import SCRIPT_FILE
 from sparkd.base.recipes.additions import VERBS
 from sparkd.base.vllm.command import first_values
-from sparkd.base.vllm.container_paths import FILE_FLAGS, is_below
+from sparkd.base.vllm.container_paths import FILE_FLAGS, SYSTEM_TARGETS, is_below
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 """Folders whose content sparkd itself makes at the launch."""
@@ -53,11 +54,20 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
 
 
 def _list_mount_sources(plan: LaunchPlan) -> Iterator[NeededPath]:
-    hint = "make it, or take it out of the recipe"
     for volume in plan.container.volumes:
         if not volume.source.startswith(OWN_FOLDERS) and volume.source != plan.model_path:
             what = f"the source of the container's {volume.target}"
-            yield NeededPath(volume.source, what, Requirement.ANYTHING, hint)
+            is_heads = not plan.node.is_head and not is_below(plan.model_path, volume.source)
+            is_heads &= not any(is_below(volume.source, folder) for folder in SYSTEM_TARGETS)
+            remedy = f"{_copy_command(plan.node, volume.source)};" if is_heads else "make it,"
+            yield NeededPath(volume.source, what, Requirement.ANYTHING, f"{remedy} or take it out of the recipe")
+
+
+def _copy_command(node: Node, path: str) -> str:
+    """The command that copies a path from the head, by the user's own login there."""
+    folder, name = map(quote, posixpath.split(path))
+    head = f"[{node.head_address}]" if ":" in node.head_address else node.head_address
+    return f"scp -r {quote(f'{head}:{path}')} . && sudo mkdir -p {folder} && sudo cp -r ./{name} {folder}"
 
 
 def _list_flag_files(plan: LaunchPlan) -> Iterator[NeededPath]:

@@ -12,7 +12,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.state import vllm_tables
-from sparkd.base.vllm.command import FirstValues, first_values, parse_command
+from sparkd.base.vllm.command import API_SERVER, FirstValues, first_values, parse_command
 from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.launch import Launch
@@ -44,7 +44,8 @@ class PlanLint(Check[PlanFacts], frozen=True):
         own_command = script is not None and bool(script.serves) and not script.passes_on
         container, secrets = self.plan.container, (secret.file for secret in self.plan.secrets)
         sources = (volume.source for volume in container.volumes)
-        flag_table = vllm_tables.find_table(host, self.plan.image_to_run, *self.plan.release_names)
+        mounted = _may_mount_vllm(self.plan)
+        flag_table = vllm_tables.find_table(host, self.plan.image_to_run, *self.plan.release_names, mounted=mounted)
         return PlanFacts(
             flags=len(_build_launch(self.plan, script if own_command else None).flags),
             model=parse_limits(weights.read_config(host.files, self.plan.model_path)),
@@ -72,11 +73,17 @@ class PlanLint(Check[PlanFacts], frozen=True):
 def is_doubtful(plan: LaunchPlan) -> bool:
     """Whether the image's own vLLM may judge the plan otherwise than the table that comes with sparkd.
 
-    One of an unknown release may lack any flag. With a script, or one as entrypoint, it needn't be the one that serves.
+    One of an unknown release may lack any flag. With a script, or one as entrypoint, it needn't be the one that serves,
+    nor with a mount that may bring another.
     """
-    release, has_script = known_release(*plan.release_names), plan.user_script or plan.entrypoint[-1:] != ("serve",)
+    release = known_release(*plan.release_names)
+    has_script = plan.user_script or plan.entrypoint[-1] not in ("serve", API_SERVER)
     launch = replace(_build_launch(plan, None), vllm=release or SHIPPED)
-    return not (release or has_script) or rules.is_doubtful(launch)
+    return not _may_mount_vllm(plan) and (not (release or has_script) or rules.is_doubtful(launch))
+
+
+def _may_mount_vllm(plan: LaunchPlan) -> bool:
+    return plan.container.may_bring_vllm(plan.entrypoint, dict(plan.env))
 
 
 def _build_launch(plan: LaunchPlan, script: Script | None) -> Launch:

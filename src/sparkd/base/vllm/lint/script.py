@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from sparkd.base.vllm.command import FirstValues, first_values
+from sparkd.base.vllm.command import API_SERVER, FirstValues, first_values
 from sparkd.base.vllm.lint.rules import Issue
 
 _ALL_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]{0,99}\})")
@@ -135,7 +135,7 @@ def _find_after_serve(words: list[str]) -> int:
     """Position of the first word after `serve`; 0 for another command."""
     if words and words[0] in _MENTIONING:
         return 0
-    modules = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
+    modules = (API_SERVER, "vllm.entrypoints.cli.main")
     for position, (program, word) in enumerate(pairwise(words), 2):
         if (program.rpartition("/")[2] == "vllm" and word == "serve") or (program == "-m" and word in modules):
             return position

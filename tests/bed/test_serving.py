@@ -17,7 +17,7 @@ from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SERVING_SECONDS, SparkdNode, complete
-from tests.bed.victims import container_init, dockerd, engine_core, main_of_engine, sparkd, worker
+from tests.bed.victims import container_init, dockerd, main_of_engine, sparkd, worker
 from tests.unit.commands import INTERRUPTIBLE
 
 IMPATIENT = """
@@ -324,20 +324,47 @@ def test_starting_the_wrong_unit_disturbs_nothing(serving: SparkdNode) -> None:
     assert serving.serves()
 
 
-def test_a_drill_kills_the_core_and_says_when_and_why_it_serves_again(serving: SparkdNode) -> None:
+CHECKOUT = "/root/checkout"
+SETTINGS = "find /etc /usr/lib/systemd -type f -exec sha256sum {} + | sort"
+
+
+def test_an_owners_acceptance_test_breaks_the_endpoint_changes_no_setting_and_leaves_it_serving(
+    serving: SparkdNode,
+) -> None:
     serving.forget_failures()
-    cursor, core = serving.cursor(), engine_core(serving)
-    output = serving.node.run("sparkd", "drill", "core", "--yes", timeout=SERVING_SECONDS).stdout
-    assert f"VLLM::EngineCore, pid {core}" in output
+    serving.node.put(Path(__file__).parents[1] / "gpu", f"{CHECKOUT}/tests/gpu")
+    begin = f"cd {CHECKOUT} && exec python3 -m tests.gpu owner"
+    before, settings = serving.snapshot(), serving.node.sh(SETTINGS).stdout
+    unconfirmed = serving.node.sh(begin, check=False)
+    assert (unconfirmed.returncode, "away for three loads" in unconfirmed.stdout) == (2, True), unconfirmed
+    assert serving.snapshot() == before
+    cursor = serving.cursor()
+    done = serving.node.sh(f"{begin} --yes", check=False, timeout=2 * SERVING_SECONDS)
+    print(done.stdout)
+    assert done.returncode == 0, done
+    assert serving.node.sh(SETTINGS).stdout == settings
+    table = json.loads(serving.node.read(f"{CHECKOUT}/build/gpu/results.json"))
+    assert table["machine"]["recipe"] == "tiny-cpu"
+    rows = {row["name"].strip("`"): row["measured"] for row in table["rows"] if row["good"]}
+    commands = ("preflight --dry-run", "drill agent --yes", "preflight --deep", "drill rank --yes", "drill core --yes")
+    expected = {"READY, warm caches", "at the end", f"systemctl reload {HEAD}", f"systemctl stop {HEAD}"}
+    assert set(rows) == expected.union(f"sparkd {command}" for command in (*commands, "smoke", "bench"))
+    assert re.search(r"left: 0 containers, 0 of [1-9]\d* segments$", rows[f"systemctl stop {HEAD}"]), rows
+    check_drill(serving.node.read(f"{CHECKOUT}/build/gpu/core.txt"))
+    assert serving.serves()
+    assert serving.journal_since(cursor).count("agent.run.failed code=13 cause=killed-from-outside ") == 2
+    assert (serving.containers(), serving.leftovers()) == (["sparkd-rank0"], [])
+
+
+def check_drill(output: str) -> None:
+    """A drill kills the core, and says when and why it serves again."""
+    assert re.search(r"VLLM::EngineCore, pid \d+", output), output
     steps = re.findall(r"^ +([\d.]+) s  (\w[\w-]*)", output, re.MULTILINE)
     assert [float(seconds) for seconds, _ in steps] == sorted(float(seconds) for seconds, _ in steps)
     assert [step for _, step in steps][:1] + [step for _, step in steps][-1:] == ["killed", "serving"]
     assert re.search(r"^serves again after [\d.]+ s; the load before took [\d.]+ s$", output, re.MULTILINE), output
     assert re.search(r"^reported cause: .*killed by signal 9 from outside.* \(exit 13\)$", output, re.MULTILINE), output
-    assert output.endswith("nothing is to be done\n")
-    assert serving.serves()
-    assert "agent.run.failed code=13 cause=killed-from-outside " in serving.journal_since(cursor)
-    assert (serving.containers(), serving.leftovers()) == (["sparkd-rank0"], [])
+    assert output.endswith("nothing is to be done\n[0]\n")
 
 
 # For every change the worker process is killed in the table of two nodes, and the main process for their messages.

@@ -7,11 +7,14 @@ python3 -m tests.gpu STEP...               there: rows of results, into build/gp
 python3 -m tests.gpu all                   there: all of these
 python3 -m tests.gpu pair                  there, with two GPUs: two nodes unpacked, and all of a pair's steps
 python3 -m tests.gpu pair STEP...          there, once all was unpacked
+python3 -m tests.gpu owner --yes           on an owner's node that serves, as root: what is installed there
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from . import machine
+from . import machine, owner
 from .pair import PAIR_STEPS, Pair
 from .results import Results
 from .rows import STEPS, Proof
@@ -51,12 +54,15 @@ def describe_machine() -> dict[str, str]:
         env={} if machine.ON_CPU else {"PYTHONPATH": str(machine.HOME / "engine")},
     )  # fmt: skip
     _, torch, vllm = next(line for line in versions.splitlines() if line.startswith("versions ")).split()
+    return {**describe_node(), "vLLM": vllm, "PyTorch": torch}
+
+
+def describe_node() -> dict[str, str]:
     fields = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    gpu = "none" if machine.ON_CPU else "; ".join(machine.run(*fields).splitlines())
-    sparkd = machine.run("sparkd", "--version").strip()
+    gpu = "; ".join(machine.run(*fields).splitlines()) if shutil.which("nvidia-smi") else "none"
     return {
         "date": time.strftime("%Y-%m-%d"), "GPU, driver, memory": gpu, "kernel": os.uname().release,
-        "cores": str(os.cpu_count()), "vLLM": vllm, "PyTorch": torch, "sparkd": sparkd,
+        "cores": str(os.cpu_count()), "sparkd": machine.run("sparkd", "--version").strip(),
     }  # fmt: skip
 
 
@@ -78,6 +84,22 @@ def measure_pair(steps: Iterable[str], folder: Path) -> int:
         _run({name: partial(PAIR_STEPS[name], pair) for name in dict.fromkeys(("cold", *steps))}, results)
     finally:
         pair.end()
+    return sum(not row.good for row in results.rows)
+
+
+def measure_owner(folder: Path) -> int:
+    """The same of this node as its owner runs it. A signal that ends it leaves the unit started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # not below nohup
+            signal.signal(number, signal.default_int_handler)
+    results = Results(folder, describe_node() | owner.describe_plan())
+    proof = Proof(results, folder, View())
+    try:
+        _run({name: partial(step, proof) for name, step in owner.STEPS.items()}, results)
+    except KeyboardInterrupt:
+        results.add("all steps", "ended by a signal", False)
+    finally:
+        owner.end(proof)
     return sum(not row.good for row in results.rows)
 
 
@@ -119,6 +141,15 @@ def main(words: list[str]) -> int:
                 machine.make_model()
                 prepare_engine()
             return measure_pair(steps or PAIR_STEPS, folder)
+        case ["owner"] | ["owner", "--yes"]:
+            if refusal := owner.refuse():
+                print(refusal, file=sys.stderr)
+                return 2
+            print(owner.PLAN, flush=True)
+            if words[1:]:
+                return measure_owner(folder)
+            print("nothing was touched; to begin: sudo python3 -m tests.gpu owner --yes")
+            return 2
         case [_, *_] if all(word in STEPS for word in words):
             return measure(words, folder)
     print(f"{__doc__}\nsteps: {' '.join(STEPS)}\nof a pair: {' '.join(PAIR_STEPS)}", file=sys.stderr)

@@ -108,49 +108,56 @@ def cold(proof: Proof) -> None:
 def commands(proof: Proof) -> None:
     """What people type first, beside the engine."""
     for name in ("status", "endpoint", "preflight --dry-run --all", "history"):
-        text = proof_text(proof, f"{name.split()[0]}.txt", "sparkd", *name.split())
+        text = keep_output(proof, f"{name.split()[0]}.txt", "sparkd", *name.split()).stdout
         proof.results.add(f"`sparkd {name}`", " ".join(text.split())[:100], "Traceback" not in text)
+    answers(proof, "--runs", "2", "--concurrency", "1" if machine.ON_CPU else "1,8,32", "--depth", "0")
+
+
+def answers(proof: Proof, *options: str, limit_seconds: float = 180) -> None:
+    """Whether they make sense, and how fast they come; `options`: those of `sparkd bench`."""
     began = time.monotonic()
-    text = proof_text(proof, "smoke.txt", "sparkd", "smoke")
-    bad = re.search(r"bad outputs: (\d+)", text)
-    measured = f"{bad[0] if bad else text[-200:]} in {time.monotonic() - began:.1f} s"
-    proof.results.add("`sparkd smoke`", measured, bad is not None and bad[1] == "0")
-    levels = "1" if machine.ON_CPU else "1,8,32"
-    text = proof_text(proof, "bench.txt", "sparkd", "bench", "--runs", "2", "--concurrency", levels, "--depth", "0")
-    proof.results.add("`sparkd bench`", " ".join(text.split())[:300], "tokens/s" in text)
+    done = keep_output(proof, "smoke.txt", "sparkd", "smoke", limit_seconds=limit_seconds)
+    bad = re.search(r"bad outputs: \d+", done.stdout)
+    measured = f"{bad[0] if bad else done.stdout[-200:]} in {time.monotonic() - began:.1f} s"
+    proof.results.add("`sparkd smoke`", measured, done.returncode == 0)
+    done = keep_output(proof, "bench.txt", "sparkd", "bench", *options, limit_seconds=limit_seconds)
+    proof.results.add("`sparkd bench`", " ".join(done.stdout.split())[:300], done.returncode == 0)
 
 
-def proof_text(proof: Proof, name: str, *words: str) -> str:
-    """The command's output, kept."""
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=180, check=False)
+def keep_output(proof: Proof, name: str, *words: str, limit_seconds: float = 180) -> subprocess.CompletedProcess[str]:
+    """The command, run to its end, with its output of both kinds, which is also kept under this name."""
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit_seconds, check=False
+    )
     (proof.folder / name).write_text(f"$ {' '.join(words)}\n{done.stdout}[{done.returncode}]\n")
-    return done.stdout
+    return done
 
 
 def nvml(proof: Proof) -> None:
     """Idle and at full load."""
-    for name, busy in (("idle", False), ("matrix products", True)):
-        load = [machine.torch_python(), str(machine.FILES / "busy-gpu"), "8"]
-        process = subprocess.Popen(load, stdout=subprocess.PIPE) if busy else None
-        if process is not None and process.stdout is not None:
-            process.stdout.readline()
-            time.sleep(4)
+    compare_nvml(proof, "idle")
+    load = [machine.torch_python(), str(machine.FILES / "busy-gpu"), "8"]
+    with subprocess.Popen(load, stdout=subprocess.PIPE) as process:
         try:
-            read = json.loads(machine.run("/usr/bin/python3", "-IBS", machine.FILES / "nvml-beside"))
+            if process.stdout is not None:
+                process.stdout.readline()
+            time.sleep(4)
+            compare_nvml(proof, "matrix products")
         finally:
-            if process is not None:
-                process.kill()
-                process.wait()
-        (proof.folder / f"nvml-{name.split()[0]}.json").write_text(json.dumps(read, indent=1))
-        smi, (before, after) = read["smi"], read["sparkd"]
-        between = [
-            min(one) - 0.05 * max(one) <= value <= 1.05 * max(one)
-            for *one, value in zip(before, after, smi, strict=True)
-        ]
-        same = read["total_mib"] == read["smi_total_mib"] and read["processes"] == read["smi_processes"]
-        texts = [f"{one[0]:g} MHz {one[1]:.1f} W {one[2]:g} % {one[3]:g} C" for one in (before, smi, after)]
-        measured = f"{texts[0]}; nvidia-smi {texts[1]}; {texts[2]}"
-        proof.results.add(f"NVML beside nvidia-smi, {name}", measured, same and all(between), seconds=read["seconds"])
+            process.kill()
+
+
+def compare_nvml(proof: Proof, load: str) -> None:
+    read = json.loads(machine.run("/usr/bin/python3", "-IBS", machine.FILES / "nvml-beside"))
+    (proof.folder / f"nvml-{load.split()[0]}.json").write_text(json.dumps(read, indent=1))
+    smi, (before, after) = read["smi"], read["sparkd"]
+    between = [
+        min(one) - 0.05 * max(one) <= value <= 1.05 * max(one) for *one, value in zip(before, after, smi, strict=True)
+    ]
+    same = read["total_mib"] == read["smi_total_mib"] and read["processes"] == read["smi_processes"]
+    texts = [f"{one[0]:g} MHz {one[1]:.1f} W {one[2]:g} % {one[3]:g} C" for one in (before, smi, after)]
+    measured = f"{texts[0]}; nvidia-smi {texts[1]}; {texts[2]}"
+    proof.results.add(f"NVML beside nvidia-smi, {load}", measured, same and all(between), seconds=read["seconds"])
 
 
 # -- an engine outlives its agent

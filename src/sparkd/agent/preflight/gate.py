@@ -4,11 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from sparkd.agent.preflight import runner
 from sparkd.agent.preflight.check import AnyCheck, Finding, Level
-from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.fixes import Applied, Fix, FixState, Identity, identity
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
@@ -26,8 +24,8 @@ HANG_HINT = "end the process that is named, or see what hangs: sudo dmesg; where
 MAX_ROUNDS = 4
 """Most rounds of fixes. A second is common, since ended strays leave segments. After more, something makes new ones."""
 
-BuildChecks = Callable[[MemorySample | None], Sequence[AnyCheck]]
-"""The checks of this node, given the least memory that was available since some last came back."""
+BuildChecks = Callable[[MemorySample | None, frozenset[Identity]], Sequence[AnyCheck]]
+"""The checks of this node, given the least memory available since some last came back, and the fixes applied so far."""
 
 
 class GateIO(Struct, frozen=True):
@@ -139,11 +137,8 @@ class Gate(Struct):
 
     def _examine(self) -> tuple[Finding, ...]:
         self._memory = self._resample_memory()
-        checks = runner.without_skipped(self.build_checks(self._memory), self.policy.skip)
-        # A stray that survived its fix is judged differently from one that was just found.
-        checks = tuple(
-            replace(check, tried=self._list_tried()) if isinstance(check, StrayWorkers) else check for check in checks
-        )
+        checks = self.build_checks(self._memory, self._list_tried())
+        checks = runner.without_skipped(checks, self.policy.skip)
         return runner.by_policy(runner.examine(checks, self.host), self.policy)
 
     def _resample_memory(self) -> MemorySample | None:

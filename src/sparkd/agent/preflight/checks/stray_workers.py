@@ -69,7 +69,6 @@ class StrayFacts(Struct, frozen=True):
 
 class StrayWorkers(Check[StrayFacts], frozen=True):
     tried: frozenset[Identity] = frozenset()
-    """The fixes that were applied: what has survived one is judged otherwise."""
     rendezvous: int = 0
     """The port cluster.master_port."""
     id = "stray-workers"
@@ -78,7 +77,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> "StrayWorkers":
-        return cls(rendezvous=inputs.settings.cluster.master_port)
+        return cls(inputs.tried, inputs.settings.cluster.master_port)
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()

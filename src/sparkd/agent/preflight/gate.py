@@ -207,15 +207,13 @@ class Gate(Struct):
     def _report(self, findings: tuple[Finding, ...]) -> None:
         """Log each decision when it changes; changed sizes alone are not logged."""
         events = self.io.events
+        logs = {Level.WARN: events.warning, Level.BLOCK: events.error, Level.UNKNOWN: events.error}
         for finding in findings:
             verdict = finding.verdict
             if self.reported.get(finding.id) == decision(finding):
                 continue
             self.reported[finding.id] = decision(finding)
-            log = events.warning if verdict.level is Level.WARN else events.info
-            if verdict.level.blocks:
-                log = events.error
-            log(
+            logs.get(verdict.level, events.info)(
                 "preflight.check.judged",
                 check=finding.id,
                 verdict=verdict.level.value,

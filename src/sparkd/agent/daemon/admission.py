@@ -68,14 +68,14 @@ class Admission(Struct):
     def _show(self, findings: tuple[Finding, ...]) -> None:
         switch = self.agent.context.switch
         switch_findings = switch.findings if switch is not None else ()
-        verdicts = ((f.id, f.verdict) for f in findings)
-        reports = (
-            FindingReport(name, verdict.level.value, verdict.reason, verdict.hint, verdict.required)
-            for name, verdict in verdicts
-        )
-        reporter = self.agent.reporter
-        reporter.update(findings=merge_round(reporter.report.findings, (*switch_findings, *reports)))
+        of_round, reporter = (*switch_findings, *map(_report_finding, findings)), self.agent.reporter
+        reporter.update(findings=merge_round(reporter.report.findings, of_round))
         show_unproven(self.agent)
+
+
+def _report_finding(finding: Finding) -> FindingReport:
+    verdict = finding.verdict
+    return FindingReport(finding.id, verdict.level.value, verdict.reason, verdict.hint, verdict.required)
 
 
 def merge_round(before: tuple[FindingReport, ...], of_round: tuple[FindingReport, ...]) -> tuple[FindingReport, ...]:

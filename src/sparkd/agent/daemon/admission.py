@@ -45,14 +45,8 @@ class Admission(Struct):
             reason = f"{error.filename or '/run'} can't be written: {error.strerror or error}"
             raise BlockedError(reason, "make room: df -h /run; find /run -size +1M") from None
         io = GateIO(agent.actions.apply, self._run_hooks, self._wait, agent.loop, agent.events, self._show)
-        Gate(
-            partial(build_checks, check_inputs(agent.context)),
-            agent.host,
-            agent.settings.preflight,
-            io,
-            reported=self._reported,
-            given_up=self._given_up,
-        ).admit()
+        build = partial(build_checks, check_inputs(agent.context))
+        Gate(build, agent.host, agent.settings.preflight, io, self._reported, self._given_up).admit()
         return docker_was_up
 
     def _run_hooks(self) -> tuple[Finding, ...]:

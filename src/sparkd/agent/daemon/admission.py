@@ -8,6 +8,7 @@ from sparkd.agent.daemon import hooks, kernel_log
 from sparkd.agent.daemon.context import Context, beside_or_blocked
 from sparkd.agent.daemon.head_config import show_unproven
 from sparkd.agent.preflight.check import Finding
+from sparkd.agent.preflight.fixes import Identity
 from sparkd.agent.preflight.gate import Gate, GateIO
 from sparkd.agent.preflight.hooks import list_hooks
 from sparkd.agent.preflight.runner import build_checks
@@ -26,6 +27,8 @@ class Admission(Struct):
     """Preflight of this process's starts. Used by the main thread."""
 
     agent: Context
+    tried: set[Identity] = field(default_factory=set)
+    """What the last preflight has applied fixes to."""
     _reported: dict[str, object] = field(default_factory=dict)
     """Verdicts and applied fixes, as last logged."""
     _given_up: set[str] = field(default_factory=set)
@@ -46,7 +49,8 @@ class Admission(Struct):
             raise BlockedError(reason, "make room: df -h /run; find /run -size +1M") from None
         io = GateIO(agent.actions.apply, self._run_hooks, self._wait, agent.loop, agent.events, self._show)
         build = partial(build_checks, check_inputs(agent.context))
-        Gate(build, agent.host, agent.settings.preflight, io, self._reported, self._given_up).admit()
+        self.tried.clear()
+        Gate(build, agent.host, agent.settings.preflight, io, self._reported, self._given_up, self.tried).admit()
         return docker_was_up
 
     def _run_hooks(self) -> tuple[Finding, ...]:

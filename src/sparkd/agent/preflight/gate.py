@@ -82,6 +82,8 @@ class Gate(Struct):
     """The decision that was last logged of each check, and the outcome of each fix."""
     given_up: set[str] = field(default_factory=set)
     """What warnings awaited until the time was over: it is not awaited again."""
+    tried: set[Identity] = field(default_factory=set)
+    """What fixes were applied to."""
     _memory: MemorySample | None = None
     """The least that was available since memory last came back."""
     _hook_findings: tuple[Finding, ...] | None = None
@@ -137,7 +139,7 @@ class Gate(Struct):
 
     def _examine(self) -> tuple[Finding, ...]:
         self._memory = self._resample_memory()
-        checks = self.build_checks(self._memory, self._list_tried())
+        checks = self.build_checks(self._memory, frozenset(self.tried))
         checks = runner.without_skipped(checks, self.policy.skip)
         return runner.by_policy(runner.examine(checks, self.host), self.policy)
 
@@ -148,9 +150,6 @@ class Gate(Struct):
         except (OSError, ValueError):
             return None
         return self._memory.merge(sample) if self._memory else sample
-
-    def _list_tried(self) -> frozenset[Identity]:
-        return frozenset(identity(state.fix) for state in self._fixes)
 
     def _wait_if_useful(self, findings: tuple[Finding, ...]) -> bool:
         """Wait for a moment, if waiting may help and time is left for it. Returns whether it waited.
@@ -189,10 +188,11 @@ class Gate(Struct):
     def _find_untried_fixes(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
         if self._rounds >= MAX_ROUNDS:
             return ()
-        fixes, tried = runner.fixes_to_apply(findings, self.policy.allow_fixes), self._list_tried()
-        return tuple(fix for fix in fixes if identity(fix) not in tried)
+        fixes = runner.fixes_to_apply(findings, self.policy.allow_fixes)
+        return tuple(fix for fix in fixes if identity(fix) not in self.tried)
 
     def _apply(self, fix: Fix) -> FixState:
+        self.tried.add(identity(fix))
         try:
             applied = self.io.apply(fix)
         except (OSError, SparkdError) as error:

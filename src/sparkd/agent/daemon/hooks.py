@@ -8,10 +8,10 @@ from shlex import quote
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.operator_program import DEADLINE_SECONDS, ENVIRONMENT, Wait, first_line, run_program
-from sparkd.agent.preflight.check import Finding, Level, Verdict, ok, unknown
+from sparkd.agent.preflight.check import Finding, Verdict, block, ok, unknown
 from sparkd.agent.preflight.hooks import Hook
 
-_LEVELS = {0: Level.OK, 1: Level.BLOCK, 2: Level.UNKNOWN}
+_VERDICTS = {1: block, 2: unknown}
 
 
 def hook_environment(role: str, rank: int) -> dict[str, str]:
@@ -43,11 +43,10 @@ def _run_hook(hook: Hook, wait: Wait, env: Mapping[str, str], deadline_seconds: 
 
 
 def _judge_exit(code: int, line: str) -> Verdict:
-    level = _LEVELS.get(code, Level.UNKNOWN)
+    if not code:
+        return ok(line or "good")
     if code < 0:
         end = f"killed by signal {-code} ({signal.strsignal(-code) or 'no name'})"
     else:
-        end = f"exit code {code}" + ("" if code in _LEVELS else ", which no hook should have")
-    if level is Level.OK:
-        return ok(line or "good")
-    return Verdict(level, f"{line} ({end})" if line else end, "result of the operator's own check")
+        end = f"exit code {code}" + ("" if code in _VERDICTS else ", which no hook should have")
+    return _VERDICTS.get(code, unknown)(f"{line} ({end})" if line else end, "result of the operator's own check")

@@ -25,13 +25,13 @@ check: venv  ## format, lint, layers, words, types, unit tests
 	$(PYTEST) -n 6 --dist worksteal tests/unit tests/machines || failed=$$?; \
 	wait $$types || { failed=$$?; cat build/mypy.txt >&2; }; exit $$failed
 
-# pytest's summary is the last line of each phase, so a phase's time is said when the next begins.
+# pytest's summary is the last line of each phase, so a phase's time is said when the next begins, or all have passed.
 test: venv  ## all that CI runs (as root)
 	@took=; for phase in $(PHASES); do \
 	  echo "== $$phase$$took"; start=$$SECONDS; \
 	  $(MAKE) $$phase; \
 	  took=" ($$phase took $$((SECONDS - start)) s)"; \
-	done
+	done; echo "== passed in $$SECONDS s$$took"
 
 check integration packaging booted bed: PYTEST += --durations=20
 

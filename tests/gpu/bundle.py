@@ -74,12 +74,12 @@ def _collect_docker(scratch: Path) -> Path:
 def _collect_engine(scratch: Path, architecture: int) -> Path:
     wheels, site = scratch / "wheels", scratch / "engine"
     options = ["--no-deps", "--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON}"]
-    options += [f"--abi={one}" for one in (f"cp{PYTHON.replace('.', '')}", "abi3", "none")]
-    options += [f"--platform={one}" for one in PLATFORMS]
+    options += [f"--abi={abi}" for abi in (f"cp{PYTHON.replace('.', '')}", "abi3", "none")]
+    options += [f"--platform={platform}" for platform in PLATFORMS]
     subprocess.run([sys.executable, "-m", "pip", "-qq", "download", "-d", wheels, *options, "-r", PACKAGES], check=True)
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(site, [one for one in archive.namelist() if not one.startswith(LEFT_OUT)])
+            archive.extractall(site, [name for name in archive.namelist() if not name.startswith(LEFT_OUT)])
     for name in FAT:
         kept, cleared = keep_only(site / "vllm" / name, architecture)
         print(f"{name}: {kept >> 20} MiB of code kept, {cleared >> 20} cleared")

@@ -21,25 +21,25 @@ _MACHINE_CODE = 2
 
 def keep_only(path: Path, architecture: int) -> tuple[int, int]:
     """Rewrites the file. `architecture`: 90 for compute capability 9.0. Returns bytes of code kept and cleared."""
-    data = bytearray(path.read_bytes())
+    content = bytearray(path.read_bytes())
     position = kept = cleared = 0
     magic = _MAGIC.to_bytes(4, "little")
-    while (start := data.find(magic, position)) >= 0:
-        if start + _CONTAINER.size > len(data):
+    while (start := content.find(magic, position)) >= 0:
+        if start + _CONTAINER.size > len(content):
             break
-        _, version, header_bytes, size = _CONTAINER.unpack_from(data, start)
+        _, version, header_bytes, size = _CONTAINER.unpack_from(content, start)
         position, end = start + _CONTAINER.size, start + _CONTAINER.size + size
-        if (version, header_bytes) != (_VERSION, _CONTAINER.size) or end > len(data):
+        if (version, header_bytes) != (_VERSION, _CONTAINER.size) or end > len(content):
             position = start + 4
             continue
         while position < end:
-            kind, _, header_bytes, size = _PART.unpack_from(data, position)
-            (built_for,) = struct.unpack_from("<I", data, position + _ARCHITECTURE_OFFSET)
+            kind, _, header_bytes, size = _PART.unpack_from(content, position)
+            (built_for,) = struct.unpack_from("<I", content, position + _ARCHITECTURE_OFFSET)
             code, position = position + header_bytes, position + header_bytes + size
             if kind == _MACHINE_CODE and built_for == architecture:
                 kept += size
             else:
-                data[code:position] = bytes(size)
+                content[code:position] = bytes(size)
                 cleared += size
-    path.write_bytes(data)
+    path.write_bytes(content)
     return kept, cleared

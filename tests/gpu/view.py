@@ -52,15 +52,15 @@ class View:
 
     def processes(self, name: str) -> list[int]:
         """Whose name begins so, as the host counts."""
-        found = []
+        pids = []
         for comm in Path("/proc").glob("[0-9]*/comm"):
             try:
                 group = comm.with_name("cgroup").read_text().rpartition("::/")[2]
                 if comm.read_text().startswith(name) and group.startswith(self.group):
-                    found.append(int(comm.parent.name))
+                    pids.append(int(comm.parent.name))
             except OSError:
                 continue
-        return sorted(found)
+        return sorted(pids)
 
     def engine(self, name: str = "VLLM::EngineCor") -> int:
         """Its pid. Raises RuntimeError."""

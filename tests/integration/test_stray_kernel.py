@@ -62,7 +62,7 @@ def test_the_gate_ends_strays_unlinks_their_segments_and_passes(words: tuple[str
         policy = Preflight(allow_fixes=("end-process", "unlink-segment"), wait_seconds=0)
         # PID 1 reaps, as init does: a zombie is no stray, but it would be named.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        admission = Gate(lambda earlier: (StrayWorkers(), SharedMemory()), host, policy, io).admit()
+        admission = Gate(lambda _, tried: (StrayWorkers(tried), SharedMemory()), host, policy, io).admit()
         print(json.dumps({{
             "fixes": [{{"kind": applied.fix.kind, "state": applied.state}} for applied in admission.fixes],
             "notes": [applied.note for applied in admission.fixes],

@@ -1,6 +1,8 @@
 """Files for the forge: workflows run commands that are here; the form for issues needs output that a command prints."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,19 @@ def test_workflows_run_what_a_checkout_runs() -> None:
     made = re.findall(r"^\s*make (\w+)", steps("release.yml"), re.MULTILINE)
     assert set(made) == {"release"}
     assert {"check", "test", *made} <= set(targets.split())
+
+
+def test_what_ci_runs_says_how_long_each_phase_and_all_of_them_took(tmp_path: Path) -> None:
+    phases = tmp_path / "phases.mk"
+    phases.write_text("first last:\n\t@true\n")
+    command, env = ["make", "-o", "venv", "test", "PHASES=first last"], {"PATH": os.environ["PATH"]}
+    env["MAKEFILES"] = str(phases)
+    output = subprocess.run(command, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=True).stdout
+    assert re.sub(r"\b\d\b", "N", output).splitlines() == [
+        "== first",
+        "== last (first took N s)",
+        "== passed in N s (last took N s)",
+    ]
 
 
 @pytest.mark.parametrize("name", ["ci.yml", "release.yml"])

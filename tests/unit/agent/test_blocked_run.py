@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.tree import Tree
 from tests.unit.agent_runs import World, configuration, end, phases, run_agent
-from tests.unit.cluster_nodes import FullDisk, MemoryActions
+from tests.unit.cluster_nodes import FullDisk, MemoryActions, agent_under_test, alone
 from tests.unit.conftest import Notifications
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.blocked import LOOK_HANGS, retry_while_blocked
 from sparkd.agent.daemon.context import Agent, Pace
 from sparkd.agent.daemon.run import run, start
+from sparkd.agent.preflight.fixes import Applied, Fix
 from sparkd.agent.preflight.gate import HANG_HINT
 from sparkd.agent.preflight.runner import IDS
+from sparkd.base.config.settings import Engine, Preflight
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, PID_FILE, DockerFacts
 from sparkd.base.lib.endings import StopRequested
@@ -207,6 +210,36 @@ def test_the_end_of_a_second_look_that_hung_starts_a_try_too(world: World) -> No
     _, journal = run_agent(world, run=lambda agent: tries.run(replace(agent, host=Host(world.tree.root, docker))))
     assert tries.times[1] - tries.times[0] < 2.5, "the second one says what blocks now"
     assert LOOK_HANGS in journal
+
+
+class Surviving(MemoryActions):
+    """On a machine where no stray ends."""
+
+    def apply(self, fix: Fix) -> Applied:
+        return Applied("failed", f"{fix.target} survived")
+
+
+def test_a_port_of_a_stray_that_survived_is_no_reason_for_a_try_at_once(tree: Tree, port: int) -> None:
+    """stray-workers only warns, and without that try's fixes a look would leave the port to it."""
+    policy = Preflight(skip=tuple({*IDS} - {"ports", "stray-workers"}), downgrade=("stray-workers",))
+    engine = Engine(recipe="tiny-cpu", args={"port": port})
+    tries = list[float]()
+    with agent_under_test(tree, 0, alone().model_copy(update={"preflight": policy, "engine": engine})) as node:
+        machine = Tree(Path(node.agent.host.files.root))
+        machine.process(10, "VLLM::Worker_TP", group=9, opened=("socket:[5]",))
+        machine.listening((port, 5))
+        machine.folder("/dev")
+        actions = Surviving(node.agent.host, node.agent.loop, "a")
+
+        def admit(agent: Agent) -> None:
+            tries.append(time.monotonic())
+            agent.admission.check()
+
+        threading.Timer(1.0, node.end).start()
+        with pytest.raises(StopRequested):
+            retry_while_blocked(node.remake(actions=actions, pace=PACE), admit)
+        assert node.report.message.startswith(f"ports: port {port} of the API is held"), node.report
+    assert len(tries) == 1
 
 
 @pytest.mark.parametrize("path", ["/etc/sparkd/conf.d/10-mine.toml", "/srv/secrets/api.key"])

@@ -15,10 +15,11 @@ from tests.unit.plans import HEAD, plan
 from sparkd.agent.preflight.check import AnyCheck, Finding, Level, Verdict
 from sparkd.agent.preflight.checks.free_memory import PageCache
 from sparkd.agent.preflight.checks.memory import UnifiedMemory
+from sparkd.agent.preflight.checks.ports import Ports
 from sparkd.agent.preflight.checks.rdma import Rdma
 from sparkd.agent.preflight.checks.shared_memory import SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
-from sparkd.agent.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, UnlinkSegment
+from sparkd.agent.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, Identity, UnlinkSegment
 from sparkd.agent.preflight.gate import MAX_ROUNDS, BuildChecks, Gate, GateIO, GateResult
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Preflight
@@ -30,7 +31,7 @@ from sparkd.base.lib.errors import Action, BlockedError, ConfigError, ExitCode, 
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.lib.text import GIB
-from sparkd.base.plan.inputs import MemoryNeed, MemorySample
+from sparkd.base.plan.inputs import CheckInputs, MemoryNeed, MemorySample
 from sparkd.base.recipes.schema import Container
 
 POLICY = Preflight(wait_seconds=100)
@@ -41,9 +42,9 @@ NO_CONTAINERS = DockerFacts(True, ())
 ID = "0123456789abcdef" * 4
 
 
-def build(baseline: MemorySample | None) -> Sequence[AnyCheck]:
+def build(baseline: MemorySample | None, tried: frozenset[Identity]) -> Sequence[AnyCheck]:
     return (
-        StrayWorkers(),
+        StrayWorkers(tried),
         SharedMemory(),
         PageCache(NEED),
         UnifiedMemory(NEED, Settings(), memory_baseline=baseline),
@@ -206,13 +207,28 @@ def test_an_action_that_raises_is_a_failed_fix(machine: Machine) -> None:
 def test_strays_that_come_again_and_again_end_after_some_rounds(machine: Machine) -> None:
     pids = itertools.count(101)
 
-    def breed(_baseline: MemorySample | None) -> Sequence[AnyCheck]:
+    def breed(_baseline: MemorySample | None, _tried: frozenset[Identity]) -> Sequence[AnyCheck]:
         machine.tree.process(next(pids), "VLLM::Worker_TP", group=9)
         return (StrayWorkers(),)
 
     with pytest.raises(BlockedError):
         machine.gate(build_checks=breed).admit()
     assert len(machine.tried) == MAX_ROUNDS
+
+
+def test_a_stray_that_survives_its_fix_holds_its_port_where_stray_workers_only_warns(machine: Machine) -> None:
+    machine.tree.process(10, "VLLM::Worker_TP", group=9, opened=("socket:[5]",))
+    machine.tree.listening((29501, 5))
+    machine.failing = ("end-process",)
+    policy = Preflight(downgrade=("stray-workers",))
+
+    def build_both(_baseline: MemorySample | None, tried: frozenset[Identity]) -> Sequence[AnyCheck]:
+        inputs = CheckInputs(plan(HEAD), Settings(preflight=policy), tried=tried)
+        return StrayWorkers.from_inputs(inputs), Ports.from_inputs(inputs)
+
+    with pytest.raises(BlockedError, match="ports: port 29501 of the rendezvous is held on"):
+        machine.gate(policy, build_both).admit()
+    assert [fix.kind for fix in machine.tried] == ["end-process"]
 
 
 def test_docker_is_waited_for_and_then_all_is_looked_at_again(machine: Machine) -> None:
@@ -242,7 +258,7 @@ def test_a_wait_for_docker_ends_after_its_time(machine: Machine) -> None:
 
 def test_what_a_warning_awaits_is_waited_for_once_and_gone_without(machine: Machine) -> None:
     lacks = Rdma(CLUSTERED, Settings())
-    first = machine.gate(Preflight(wait_seconds=3), lambda _: (lacks,))
+    first = machine.gate(Preflight(wait_seconds=3), lambda *_: (lacks,))
     first.admit()
     assert machine.waits == [], "without a card none can come"
     machine.tree.file(f"{PCI}/0000:01:00.0/vendor", f"{CONNECTX}\n")
@@ -250,7 +266,7 @@ def test_what_a_warning_awaits_is_waited_for_once_and_gone_without(machine: Mach
     assert len(machine.waits) == 3
     assert "waiting for RDMA devices since" in machine.waits[0]
     assert machine.events.count(("preflight.wait.started", "")) == 1
-    again = machine.gate(Preflight(wait_seconds=3), lambda _: (lacks,))
+    again = machine.gate(Preflight(wait_seconds=3), lambda *_: (lacks,))
     again.given_up = first.given_up
     again.admit()
     assert len(machine.waits) == 3, "a second preflight of the same start does not wait again"
@@ -264,7 +280,7 @@ def test_a_device_that_comes_while_awaited_ends_the_wait(machine: Machine) -> No
 
     machine.on_wait = on_wait
     machine.tree.file(f"{PCI}/0000:01:00.0/vendor", f"{CONNECTX}\n")
-    admission = machine.gate(build_checks=lambda _: (Rdma(CLUSTERED, Settings()),)).admit()
+    admission = machine.gate(build_checks=lambda *_: (Rdma(CLUSTERED, Settings()),)).admit()
     assert len(machine.waits) == 2
     assert levels(admission.findings) == {"rdma": Level.OK}
 

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,23 +87,35 @@ def forget_old(root: Path) -> None:
     subprocess.run(["sh", "-c", forget_command(str(root / KEY[1:])).removeprefix("sudo ")], check=True)
 
 
-@pytest.mark.parametrize("complete", [False, True], ids=["with the old key", "without the old key"])
-@pytest.mark.parametrize("by", ["init", "--new-cluster-key", "a person", "an earlier version"])
-def test_deinit_removes_a_key_that_was_rotated_and_keeps_none_of_it(tmp_path: Path, by: str, complete: bool) -> None:
-    tree = Tree(tmp_path)
-    if by == "init":
-        NodeFiles(Host(tmp_path), {}).write({}, new_files(KEY))
-    elif by == "--new-cluster-key":
-        create_key(KEY, Setup(tmp_path))
-    else:
-        tree.file(KEY, f"{'ab' * 32}\n", mode=0o600)
-    if by == "an earlier version":  # its rotation is not in the manifest, which has the key from before a join
-        Setup(tmp_path).write(KEY, key_text("cd" * 32), 0o600)
-        tree.file(KEY, key_text("ef" * 32, "cd" * 32), mode=0o600)
-    else:
-        rotate_key(KEY, Setup(tmp_path))
-    if complete:
-        forget_old(tmp_path)
+def rotate_inits(tree: Tree) -> None:
+    NodeFiles(Host(tree.root), {}).write({}, new_files(KEY))
+    rotate_key(KEY, Setup(tree.root))
+
+
+def rotate_a_commands(tree: Tree) -> None:
+    create_key(KEY, Setup(tree.root))
+    rotate_key(KEY, Setup(tree.root))
+
+
+def rotate_a_persons(tree: Tree) -> None:
+    tree.file(KEY, f"{'ab' * 32}\n", mode=0o600)
+    rotate_key(KEY, Setup(tree.root))
+
+
+def rotate_as_an_earlier_version(tree: Tree) -> None:
+    """Its rotation is not in the manifest, which has the key from before a join."""
+    tree.file(KEY, f"{'ab' * 32}\n", mode=0o600)
+    Setup(tree.root).write(KEY, key_text("cd" * 32), 0o600)
+    tree.file(KEY, key_text("ef" * 32, "cd" * 32), mode=0o600)
+
+
+@pytest.mark.parametrize("end_rotation", [lambda _: None, forget_old], ids=["with the old key", "without the old key"])
+@pytest.mark.parametrize("rotate", [rotate_inits, rotate_a_commands, rotate_a_persons, rotate_as_an_earlier_version])
+def test_deinit_removes_a_key_that_was_rotated_and_keeps_none_of_it(
+    tree: Tree, rotate: Callable[[Tree], None], end_rotation: Callable[[Path], None]
+) -> None:
+    rotate(tree)
+    end_rotation(tree.root)
     assert f"removed {KEY}" in take_back(tree)
     assert files(tree) == {}
 

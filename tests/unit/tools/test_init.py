@@ -112,25 +112,31 @@ def test_a_neighbour_alone_makes_no_cluster_without_a_person(spark: Tree, run: R
     assert settings(spark) == {"engine": {"recipe": "mine"}}
 
 
-@pytest.mark.parametrize(
-    ("options", "device", "is_named"),
-    [
-        ({"yes": False, "plan": True}, "rocep1s0f0", True),
-        ({}, "rocep1s0f0", True),
-        ({"nodes": 1}, "rocep1s0f0", False),
-        ({"recipe": "mine"}, "rocep1s0f0", False),
-        ({}, "none", False),
-    ],
-)
+FOR_TWO = "          two nodes, by enp1s0f0np0: sudo sparkd init --nodes 2"
+LOOPBACK_ALONE = "Local:\n     |-- 127.0.0.1\n        /32 host LOCAL\n"
+
+
+@pytest.mark.parametrize("options", [{"yes": False, "plan": True}, {}])
 def test_a_cable_to_a_machine_that_answers_nothing_has_the_command_for_two(
-    spark: Tree, run: Run, options: dict[str, object], device: str, is_named: bool
+    spark: Tree, run: Run, options: dict[str, object]
 ) -> None:
     own_recipe(spark)
-    spark.file("/proc/net/fib_trie", "Local:\n     |-- 127.0.0.1\n        /32 host LOCAL\n")
-    if not (spark.root / "sys/class/infiniband" / device).exists():
-        shutil.rmtree(spark.root / "sys/class/infiniband")
-    line = "          two nodes, by enp1s0f0np0: sudo sparkd init --nodes 2"
-    assert (line in run(**options).splitlines()) is is_named
+    spark.file("/proc/net/fib_trie", LOOPBACK_ALONE)
+    assert FOR_TWO in run(**options).splitlines()
+
+
+@pytest.mark.parametrize("options", [{"nodes": 1}, {"recipe": "mine"}])
+def test_who_has_chosen_gets_no_command_for_two(spark: Tree, run: Run, options: dict[str, object]) -> None:
+    own_recipe(spark)
+    spark.file("/proc/net/fib_trie", LOOPBACK_ALONE)
+    assert FOR_TWO not in run(**options).splitlines()
+
+
+def test_without_rdma_there_is_no_command_for_two(spark: Tree, run: Run) -> None:
+    own_recipe(spark)
+    spark.file("/proc/net/fib_trie", LOOPBACK_ALONE)
+    shutil.rmtree(spark.root / "sys/class/infiniband")
+    assert FOR_TWO not in run().splitlines()
 
 
 def test_run_twice_it_changes_nothing(spark: Tree, run: Run) -> None:

@@ -8,6 +8,7 @@ from sparkd.agent.daemon import hooks, kernel_log
 from sparkd.agent.daemon.context import Context, beside_or_blocked
 from sparkd.agent.daemon.head_config import show_unproven
 from sparkd.agent.preflight.check import Finding
+from sparkd.agent.preflight.fixes import Identity
 from sparkd.agent.preflight.gate import Gate, GateIO
 from sparkd.agent.preflight.hooks import list_hooks
 from sparkd.agent.preflight.runner import build_checks
@@ -26,6 +27,8 @@ class Admission(Struct):
     """Preflight of this process's starts. Used by the main thread."""
 
     agent: Context
+    tried: set[Identity] = field(default_factory=set)
+    """What the last preflight has applied fixes to."""
     _reported: dict[str, object] = field(default_factory=dict)
     """Verdicts and applied fixes, as last logged."""
     _given_up: set[str] = field(default_factory=set)
@@ -45,14 +48,9 @@ class Admission(Struct):
             reason = f"{error.filename or '/run'} can't be written: {error.strerror or error}"
             raise BlockedError(reason, "make room: df -h /run; find /run -size +1M") from None
         io = GateIO(agent.actions.apply, self._run_hooks, self._wait, agent.loop, agent.events, self._show)
-        Gate(
-            partial(build_checks, check_inputs(agent.context)),
-            agent.host,
-            agent.settings.preflight,
-            io,
-            reported=self._reported,
-            given_up=self._given_up,
-        ).admit()
+        build = partial(build_checks, check_inputs(agent.context))
+        self.tried.clear()
+        Gate(build, agent.host, agent.settings.preflight, io, self._reported, self._given_up, self.tried).admit()
         return docker_was_up
 
     def _run_hooks(self) -> tuple[Finding, ...]:
@@ -68,14 +66,14 @@ class Admission(Struct):
     def _show(self, findings: tuple[Finding, ...]) -> None:
         switch = self.agent.context.switch
         switch_findings = switch.findings if switch is not None else ()
-        verdicts = ((f.id, f.verdict) for f in findings)
-        reports = (
-            FindingReport(name, verdict.level.value, verdict.reason, verdict.hint, verdict.required)
-            for name, verdict in verdicts
-        )
-        reporter = self.agent.reporter
-        reporter.update(findings=merge_round(reporter.report.findings, (*switch_findings, *reports)))
+        of_round, reporter = (*switch_findings, *map(_report_finding, findings)), self.agent.reporter
+        reporter.update(findings=merge_round(reporter.report.findings, of_round))
         show_unproven(self.agent)
+
+
+def _report_finding(finding: Finding) -> FindingReport:
+    verdict = finding.verdict
+    return FindingReport(finding.id, verdict.level.value, verdict.reason, verdict.hint, verdict.required)
 
 
 def merge_round(before: tuple[FindingReport, ...], of_round: tuple[FindingReport, ...]) -> tuple[FindingReport, ...]:

@@ -8,7 +8,7 @@ from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.head_config import check_head
 from sparkd.base.lib.errors import NeedsPersonError
 from sparkd.base.lib.main_loop import never
-from sparkd.base.state.launch_history import BACKOFF_SECONDS
+from sparkd.base.state.launch_history import BACKOFF_SECONDS, LaunchHistory
 from sparkd.base.status.model import Phase
 
 _NO_REMEDY = ("sparkd starts", "nothing is to be done", "its log", "sudo sparkd logs")
@@ -30,20 +30,10 @@ class Backoff(Struct):
         """
         agent, plan = self.agent, self.agent.plan.backoff_key
         launches = agent.store.require_launches()
-        wait_seconds, last_reason = launches.wait_seconds(plan), launches.last_failure(plan)
+        wait_seconds = launches.wait_seconds(plan)
         if wait_seconds is None:
-            failures, proven_seconds = len(BACKOFF_SECONDS), agent.settings.supervise.proven_seconds
-            span = f"{proven_seconds / 60:.0f} minutes" if proven_seconds >= 120 else f"{proven_seconds} s"
-            end = launches.last.get(plan)
-            remedy = end.hint if end is not None else ""
-            if not remedy or remedy.startswith(_NO_REMEDY):
-                remedy = "fix the cause (sudo sparkd logs --since 1d --level warning)"
             agent.store.record(lambda now: now.reset(plan))
-            raise NeedsPersonError(
-                f"{failures} launches of this plan in a row ended within {span} of service"
-                + (f"; the last: {last_reason}" if last_reason else ""),
-                f"{remedy}, then: sudo systemctl start sparkd-{agent.context.role}",
-            )
+            raise self._make_refusal(launches)
         if self._waited:
             return False
         if wait_seconds:
@@ -55,3 +45,14 @@ class Backoff(Struct):
                 check_head(agent)
         self._waited = True
         return wait_seconds > 0
+
+    def _make_refusal(self, launches: LaunchHistory) -> NeedsPersonError:
+        plan, proven_seconds = self.agent.plan.backoff_key, self.agent.settings.supervise.proven_seconds
+        span = f"{proven_seconds / 60:.0f} minutes" if proven_seconds >= 120 else f"{proven_seconds} s"
+        reason = f"{len(BACKOFF_SECONDS)} launches of this plan in a row ended within {span} of service"
+        if last_reason := launches.last_failure(plan):
+            reason += f"; the last: {last_reason}"
+        end = launches.last.get(plan)
+        remedy = end.hint if end is not None and not end.hint.startswith(_NO_REMEDY) else ""
+        remedy = remedy or "fix the cause (sudo sparkd logs --since 1d --level warning)"
+        return NeedsPersonError(reason, f"{remedy}, then: sudo systemctl start sparkd-{self.agent.context.role}")

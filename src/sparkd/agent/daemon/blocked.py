@@ -166,7 +166,8 @@ class _BlockerWatch:
     def _judge_blockers(self) -> tuple[object, ...]:
         """What still blocks: the checks' decisions and reasons, and the hooks, which are not run here."""
         agent = self._agent
-        checks = [check for check in build_checks(check_inputs(agent.context)) if check.id in self._checks]
+        all_checks = build_checks(check_inputs(agent.context), tried=frozenset(agent.admission.tried))
+        checks = [check for check in all_checks if check.id in self._checks]
         findings = blocking(by_policy(examine(checks, agent.host), agent.settings.preflight))
         hooks = tuple(name for name in self._checks if name not in IDS)
         decisions = ((decision(finding), _NUMBER.sub("", finding.verdict.reason)) for finding in findings)

@@ -5,11 +5,13 @@ import time
 from collections.abc import Iterable, Mapping
 from shlex import quote
 
+from msgspec.structs import replace
+
 from sparkd.agent.daemon.operator_program import DEADLINE_SECONDS, ENVIRONMENT, Wait, first_line, run_program
-from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.agent.preflight.check import Finding, Verdict, block, ok, unknown
 from sparkd.agent.preflight.hooks import Hook
 
-_LEVELS = {0: Level.OK, 1: Level.BLOCK, 2: Level.UNKNOWN}
+_VERDICTS = {1: block, 2: unknown}
 
 
 def hook_environment(role: str, rank: int) -> dict[str, str]:
@@ -29,26 +31,22 @@ def _run_hook(hook: Hook, wait: Wait, env: Mapping[str, str], deadline_seconds: 
     try:
         code, output = run_program((hook.path,), wait, env, deadline_seconds)
     except OSError as error:
-        verdict = Verdict(
-            Level.UNKNOWN,
-            f"{hook.path} can't be run: {error.strerror}",
-            f"is the program of its first line there? head -n 1 {quote(hook.path)}",
-        )
-        return Finding(hook.id, verdict, {"path": hook.path}, 0.0)
-    reason = f"{hook.path} did not end within {deadline_seconds:g} s and was killed"
-    verdict = Verdict(Level.UNKNOWN, reason, "fix the hook, or move it away")
-    if code is not None:
+        hint = f"is the program of its first line there? head -n 1 {quote(hook.path)}"
+        return replace(hook, problem=f"{hook.path} can't be run: {error.strerror}", hint=hint).refusal
+    if code is None:
+        reason = f"{hook.path} did not end within {deadline_seconds:g} s and was killed"
+        verdict = unknown(reason, "fix the hook, or move it away")
+    else:
         verdict = _judge_exit(code, first_line(output))
     seconds = round(time.monotonic() - began, 3)
     return Finding(hook.id, verdict, {"path": hook.path, "exit_code": code}, seconds)
 
 
 def _judge_exit(code: int, line: str) -> Verdict:
-    level = _LEVELS.get(code, Level.UNKNOWN)
+    if not code:
+        return ok(line or "good")
     if code < 0:
         end = f"killed by signal {-code} ({signal.strsignal(-code) or 'no name'})"
     else:
-        end = f"exit code {code}" + ("" if code in _LEVELS else ", which no hook should have")
-    if level is Level.OK:
-        return Verdict(level, line or "good")
-    return Verdict(level, f"{line} ({end})" if line else end, "result of the operator's own check")
+        end = f"exit code {code}" + ("" if code in _VERDICTS else ", which no hook should have")
+    return _VERDICTS.get(code, unknown)(f"{line} ({end})" if line else end, "result of the operator's own check")

@@ -40,10 +40,8 @@ def wait_for_peers(agent: Agent) -> bool:
         peers = agent.monitor.check()
         check_head(agent)
         agent.differences.check(peers)
-        awaited = (
-            _describe_unready_workers(agent, peers) if agent.context.is_head else _describe_awaited_head(agent, peers)
-        )
-        if not awaited:
+        describe = _describe_unready_workers if agent.context.is_head else _describe_awaited_head
+        if not (awaited := describe(agent, peers)):
             break
         agent.phase.enter(Phase.AWAITING_PEERS, f"waiting for {awaited}")
         _report_worker_ready(agent)

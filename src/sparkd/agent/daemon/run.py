@@ -20,13 +20,12 @@ from sparkd.agent.daemon.loading import make_ready
 from sparkd.agent.daemon.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.daemon.reloading import ReloadRequested, raise_if_requested, reload
 from sparkd.agent.daemon.serving import follow_head, serve
-from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_on_request
+from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.smoke_test import try_out
 from sparkd.agent.daemon.startup import await_docker, fingerprint, launch, require_count, watch
 from sparkd.agent.engine.rank import Running
-from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
-from sparkd.base.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
+from sparkd.base.lib.errors import Cause, ExitCode, LaunchError, SparkdError
 
 
 def run(agent: Agent) -> ExitCode:
@@ -72,15 +71,13 @@ def _check_peers(agent: Agent) -> None:
 
 def launch_and_serve(agent: Agent) -> NoReturn:
     """Start the rank and serve, until one of `endings` raises, or a step fails."""
-    running = agent.rank.running  # of the agent before this one
-    if running is None:
-        running = retry_while_blocked(agent, start)
-        if agent.context.is_head:
-            make_ready(agent, running)
-            try_out(agent, running)
-            keep_rank(agent, running)
+    running = agent.rank.running or retry_while_blocked(agent, start)
     if not agent.context.is_head:
-        follow_head(agent, running)
+        follow_head(agent, running)  # to its end
+    if not running.taken_over:
+        make_ready(agent, running)
+        try_out(agent, running)
+        keep_rank(agent, running)
     serve(agent, running)
 
 
@@ -104,15 +101,5 @@ def start(agent: Agent) -> Running:
         require_count(agent)
     join_epoch(agent)
     running = launch(agent)
-    try:
-        watch(agent, running)
-    except OSError as error:  # the rank is not watched
-        agent.loop.endings.enter(Stage.END)  # its end is no cause for an error now
-        end_rank(agent, running)
-        agent.rank.drop()
-        agent.loop.endings.enter(Stage.RUN)
-        agent.loop.endings.forget()
-        if isinstance(error, BlockingIOError):
-            raise BlockedError(f"no thread to watch the rank: {error}", THREADS_HINT) from None
-        raise
+    watch(agent, running)
     return running

@@ -53,7 +53,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
     watch_hang(agent, running, gpu)
     page_cache = PageCacheWatch(agent, agent.actions.drop_page_cache)
     endpoint, meter = agent.endpoint(running), ActivityMeter()
-    report_smoke_test = start_smoke_test(agent, running) if not running.taken_over else lambda: None
+    report_smoke_test = start_smoke_test(agent, running)
     agent.monitor.prove_by(partial(_makes_token, endpoint))
 
     def report_check(degraded: str, counters: Counters | None, figures: HealthReport) -> None:

@@ -35,11 +35,11 @@ def try_out(agent: Agent, running: Running) -> None:
 
 
 def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
-    """Start the smoke test beside the requests of clients, if `smoke.on_start` is set.
+    """Start the smoke test of a launch beside the requests of clients, if `smoke.on_start` is set.
 
     The returned function reports the result once it is there. A fault ends no engine: clients may not notice it.
     """
-    if not agent.settings.smoke.on_start:
+    if running.taken_over or not agent.settings.smoke.on_start:
         return lambda: None
     testing = agent.loop.start(_run_smoke_test(agent, running))
     reported = False

@@ -11,13 +11,16 @@ from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import start_load_memory_thread
 from sparkd.agent.daemon.rdma import check_hcas, read_rdma
 from sparkd.agent.daemon.readahead import lower_readahead
+from sparkd.agent.daemon.shutdown import end_rank
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.rdma import BY_TCP
+from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
 from sparkd.base.host import docker, docker_config, meminfo, versions
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.shm import Identity
+from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
@@ -174,7 +177,21 @@ def _read_compile_jobs(agent: Agent) -> int:
 
 
 def watch(agent: Agent, running: Running) -> None:
-    """Start the threads that watch the rank. Raises OSError, with some of them started."""
+    """Watch the rank, or end it. Raises BlockedError (exit 10) where there are no threads for that, and OSError."""
+    try:
+        _start_watching(agent, running)
+    except OSError as error:
+        agent.loop.endings.enter(Stage.END)  # its end is no cause for an error now
+        end_rank(agent, running)
+        agent.rank.drop()
+        agent.loop.endings.enter(Stage.RUN)
+        agent.loop.endings.forget()
+        if isinstance(error, BlockingIOError):
+            raise BlockedError(f"no thread to watch the rank: {error}", THREADS_HINT) from None
+        raise
+
+
+def _start_watching(agent: Agent, running: Running) -> None:
     rank = running.rank
     start_threads(agent, running)
     with suppress(TimeoutError, BlockingIOError):

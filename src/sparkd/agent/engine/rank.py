@@ -31,8 +31,6 @@ from sparkd.base.vllm.api import Endpoint
 
 FIRST_LOOK_SECONDS = 0.3
 """Limit for a look at its shared memory before its first signal. It takes milliseconds, unless a process hangs."""
-FOLLOW_SECONDS = 5.0
-"""Pause between looks for new segments while it serves, when it makes few; and between counts of what it compiles."""
 MAX_SCANS = 10
 """Scans for the process that maps a segment; after these it counts as another program's."""
 LOG_END_SECONDS = 3.0
@@ -68,6 +66,8 @@ class Running(Struct):
     """Its shared memory, and that which ranks before it have left."""
     cache_release: PageCacheRelease | None = None
     """The release of page cache during the load; None where nothing is released."""
+    follow_seconds: float = 5.0
+    """Pause between looks for new segments while it serves, when it makes few; and between counts of objects."""
     _api_owner: ApiOwner | None = None
     """Proves that the API is the rank's; on the head, once the endpoint was probed."""
     _scans: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -106,7 +106,7 @@ class Running(Struct):
         They are counted again every few seconds, without waiting for the disk.
         """
         if (now := time.monotonic()) >= self._next_count_at:
-            self._next_count_at = now + FOLLOW_SECONDS
+            self._next_count_at = now + self.follow_seconds
             count = partial(count_objects, self._host.files, self.rank.image_id, tuple(cache_names))
             self._loop.start(count, "objects", self._keep_count)
         return self._objects
@@ -150,7 +150,7 @@ class Running(Struct):
     def follow_segments(self) -> None:
         """While it serves, do as `note_segments` every few seconds, without waiting for the look."""
         if (now := time.monotonic()) >= self._next_look_at:
-            self._next_look_at = now + FOLLOW_SECONDS
+            self._next_look_at = now + self.follow_seconds
             self._loop.start(self._find_segments, "the rank's segments", self._keep_unless_ending)
 
     def _keep_unless_ending(self, look: Outcome[tuple[UnlinkSegment, ...]]) -> None:

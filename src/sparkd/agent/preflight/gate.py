@@ -4,11 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from sparkd.agent.preflight import runner
 from sparkd.agent.preflight.check import AnyCheck, Finding, Level
-from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.fixes import Applied, Fix, FixState, Identity, identity
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
@@ -26,8 +24,8 @@ HANG_HINT = "end the process that is named, or see what hangs: sudo dmesg; where
 MAX_ROUNDS = 4
 """Most rounds of fixes. A second is common, since ended strays leave segments. After more, something makes new ones."""
 
-BuildChecks = Callable[[MemorySample | None], Sequence[AnyCheck]]
-"""The checks of this node, given the least memory that was available since some last came back."""
+BuildChecks = Callable[[MemorySample | None, frozenset[Identity]], Sequence[AnyCheck]]
+"""The checks of this node, given the least memory available since some last came back, and the fixes applied so far."""
 
 
 class GateIO(Struct, frozen=True):
@@ -84,6 +82,8 @@ class Gate(Struct):
     """The decision that was last logged of each check, and the outcome of each fix."""
     given_up: set[str] = field(default_factory=set)
     """What warnings awaited until the time was over: it is not awaited again."""
+    tried: set[Identity] = field(default_factory=set)
+    """What fixes were applied to."""
     _memory: MemorySample | None = None
     """The least that was available since memory last came back."""
     _hook_findings: tuple[Finding, ...] | None = None
@@ -139,11 +139,8 @@ class Gate(Struct):
 
     def _examine(self) -> tuple[Finding, ...]:
         self._memory = self._resample_memory()
-        checks = runner.without_skipped(self.build_checks(self._memory), self.policy.skip)
-        # A stray that survived its fix is judged differently from one that was just found.
-        checks = tuple(
-            replace(check, tried=self._list_tried()) if isinstance(check, StrayWorkers) else check for check in checks
-        )
+        checks = self.build_checks(self._memory, frozenset(self.tried))
+        checks = runner.without_skipped(checks, self.policy.skip)
         return runner.by_policy(runner.examine(checks, self.host), self.policy)
 
     def _resample_memory(self) -> MemorySample | None:
@@ -153,9 +150,6 @@ class Gate(Struct):
         except (OSError, ValueError):
             return None
         return self._memory.merge(sample) if self._memory else sample
-
-    def _list_tried(self) -> frozenset[Identity]:
-        return frozenset(identity(state.fix) for state in self._fixes)
 
     def _wait_if_useful(self, findings: tuple[Finding, ...]) -> bool:
         """Wait for a moment, if waiting may help and time is left for it. Returns whether it waited.
@@ -194,10 +188,11 @@ class Gate(Struct):
     def _find_untried_fixes(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
         if self._rounds >= MAX_ROUNDS:
             return ()
-        fixes, tried = runner.fixes_to_apply(findings, self.policy.allow_fixes), self._list_tried()
-        return tuple(fix for fix in fixes if identity(fix) not in tried)
+        fixes = runner.fixes_to_apply(findings, self.policy.allow_fixes)
+        return tuple(fix for fix in fixes if identity(fix) not in self.tried)
 
     def _apply(self, fix: Fix) -> FixState:
+        self.tried.add(identity(fix))
         try:
             applied = self.io.apply(fix)
         except (OSError, SparkdError) as error:
@@ -212,15 +207,13 @@ class Gate(Struct):
     def _report(self, findings: tuple[Finding, ...]) -> None:
         """Log each decision when it changes; changed sizes alone are not logged."""
         events = self.io.events
+        logs = {Level.WARN: events.warning, Level.BLOCK: events.error, Level.UNKNOWN: events.error}
         for finding in findings:
             verdict = finding.verdict
             if self.reported.get(finding.id) == decision(finding):
                 continue
             self.reported[finding.id] = decision(finding)
-            log = events.warning if verdict.level is Level.WARN else events.info
-            if verdict.level.blocks:
-                log = events.error
-            log(
+            logs.get(verdict.level, events.info)(
                 "preflight.check.judged",
                 check=finding.id,
                 verdict=verdict.level.value,

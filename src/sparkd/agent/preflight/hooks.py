@@ -1,11 +1,11 @@
-"""Lists the operator's hooks, and says which ones are unsafe to run."""
+"""Lists the operator's hooks, and judges whether root may run a program of the operator."""
 
 import re
 from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.agent.preflight.check import Finding, unknown
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.text import sanitize
@@ -31,7 +31,7 @@ class Hook(Struct, frozen=True):
     @property
     def refusal(self) -> Finding:
         """The finding in place of a run."""
-        return Finding(self.id, Verdict(Level.UNKNOWN, self.problem, self.hint), {"path": self.path}, 0.0)
+        return Finding(self.id, unknown(self.problem, self.hint), {"path": self.path}, 0.0)
 
 
 def list_hooks(files: Files) -> tuple[Hook, ...]:

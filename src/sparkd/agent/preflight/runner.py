@@ -29,7 +29,7 @@ from sparkd.agent.preflight.checks.shared_memory import RemoveIpc, SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.checks.unaccounted_memory import UnaccountedMemory
 from sparkd.agent.preflight.checks.weights import ModelWeights
-from sparkd.agent.preflight.fixes import BY_START, ORDER, Fix, by_hand
+from sparkd.agent.preflight.fixes import BY_START, ORDER, Fix, Identity, by_hand
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import CachedHost, Host
@@ -79,9 +79,11 @@ RETIRED_IDS = ("resolver",)
 """Ids of checks that are gone: a configuration that names one is still good."""
 
 
-def build_checks(inputs: CheckInputs, memory_baseline: MemorySample | None = None) -> tuple[AnyCheck, ...]:
-    """Build all checks. `memory_baseline`: as in CheckInputs."""
-    inputs = replace(inputs, memory_baseline=memory_baseline)
+def build_checks(
+    inputs: CheckInputs, memory_baseline: MemorySample | None = None, tried: frozenset[Identity] = frozenset()
+) -> tuple[AnyCheck, ...]:
+    """Build all checks. `memory_baseline`, `tried`: as in CheckInputs."""
+    inputs = replace(inputs, memory_baseline=memory_baseline, tried=tried)
     return tuple(check.from_inputs(inputs) for check in CHECKS)
 
 

@@ -73,9 +73,7 @@ def make_families(report: NodeReport, now: datetime) -> Iterator[Family]:
     yield _make_computed("restarts_last_day", _count_recent_ends(report, now))
     yield _make_computed("launches", [({}, report.launches)])
     yield _make_computed("ends", _count_ends(report) if report.launches is not None else ())
-    messages = report.kernel_counts
-    counted = (({"kind": kind, "action": act}, max(0, messages.get(f"{kind} {act}", 0))) for kind, act in COUNTED)
-    yield _make_computed("kernel_messages", counted)
+    yield _make_computed("kernel_messages", _count_kernel_messages(report))
     yield from _make_peer_metrics(report)
 
 
@@ -90,8 +88,8 @@ def _make_phase_metrics(report: NodeReport, now: datetime) -> Iterator[Family]:
     yield _make_computed("phase", _make_state_samples("phase", PHASES, report.phase.value))
     phase_seconds = seconds_since(report.since, now)
     yield _make_computed("phase_seconds", [({}, phase_seconds)])
-    seconds_by_phase = {**report.phase_seconds, report.phase.value: report.phase_seconds.get(report.phase.value, 0)}
-    seconds_by_phase[report.phase.value] += phase_seconds or 0
+    seconds_before = report.phase_seconds.get(report.phase.value, 0)
+    seconds_by_phase = {**report.phase_seconds, report.phase.value: seconds_before + (phase_seconds or 0)}
     times = (({"phase": phase}, max(0.0, seconds)) for phase, seconds in seconds_by_phase.items() if phase in PHASES)
     yield _make_computed("phase_time_seconds", times)
     labels = {"cause": _limit_to(CAUSES, report.cause), "action": _limit_to(ACTIONS, report.action)}
@@ -127,6 +125,11 @@ def _count_ends(report: NodeReport) -> Samples:
     for cause, count in report.ends.items():
         counts[_limit_to(CAUSES, cause)] += max(0, count)
     return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
+
+
+def _count_kernel_messages(report: NodeReport) -> Samples:
+    counts = report.kernel_counts
+    return (({"kind": kind, "action": act}, max(0, counts.get(f"{kind} {act}", 0))) for kind, act in COUNTED)
 
 
 def _make_peer_metrics(report: NodeReport) -> Iterator[Family]:

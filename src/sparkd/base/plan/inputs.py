@@ -89,6 +89,8 @@ class CheckInputs(Struct, frozen=True):
     """The drop-in of this role's systemd unit, as it should be by the settings."""
     memory_baseline: MemorySample | None = None
     """The least memory that was available since some last came back; None for a single look, as in a dry run."""
+    tried: frozenset[tuple[object, ...]] = frozenset()
+    """Identities of the fixes that were applied: what has survived one is judged otherwise."""
 
     @property
     def plan(self) -> LaunchPlan:

@@ -17,6 +17,7 @@ from sparkd.base.plan.model import Node, Secret
 
 UNIT = "sparkd-head.service"
 WANTED = f"{HEADER}\n[Unit]\nWants=a"
+OWN = "[Unit]\nWants=mine"
 DROP_IN = DropIn("sparkd-head.service", f"{HEADER}\n[Service]\n")
 
 
@@ -153,27 +154,44 @@ def test_a_folder_in_the_launch_scripts_place_blocks(tree: Tree) -> None:
     assert judged(tree).reason == "/run/sparkd/private/launch.sh is a folder, not a file"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "present", "reason"),
-    [
-        pytest.param(WANTED, WANTED, "", id="as it should be"),
-        pytest.param("", None, "", id="none wanted, none there"),
-        pytest.param(WANTED, None, "is missing", id="missing"),
-        pytest.param(WANTED, f"{HEADER}\n# old words\n[Unit]\nWants=a", "", id="the same in other words"),
-        pytest.param(WANTED, f"{WANTED}b", "differs from the configuration", id="another"),
-        pytest.param("", f"{HEADER}\nb", "is not needed any more", id="left over"),
-        pytest.param(WANTED, "[Unit]\nWants=mine", "was not written by sparkd", id="somebody's own in its place"),
-        pytest.param("", "[Unit]\nWants=mine", "", id="somebody's own, and none wanted"),
-    ],
-)
-def test_the_drop_in_is_the_configured_one(tree: Tree, wanted: str, present: str | None, reason: str) -> None:
+def judge_drop_in(tree: Tree, wanted: str, present: str | None) -> Verdict:
     unit(tree, f"ExecStart={program(tree)}")
     if present is not None:
         tree.file(DROP_IN.path, present)
-    verdict = judged(tree, drop_in=replace(DROP_IN, text=wanted))
-    expect(verdict, (Level.BLOCK if reason else Level.OK), reason)
-    if "mine" not in (present or "") and reason:
-        assert verdict.hint == "sudo sparkd units install"
+    return judged(tree, drop_in=replace(DROP_IN, text=wanted))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present"),
+    [
+        pytest.param(WANTED, WANTED, id="as it should be"),
+        pytest.param("", None, id="none wanted, none there"),
+        pytest.param(WANTED, f"{HEADER}\n# old words\n[Unit]\nWants=a", id="the same in other words"),
+        pytest.param("", OWN, id="somebody's own, and none wanted"),
+    ],
+)
+def test_a_drop_in_that_has_what_is_configured_is_good(tree: Tree, wanted: str, present: str | None) -> None:
+    expect(judge_drop_in(tree, wanted, present), Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present", "reason"),
+    [
+        pytest.param(WANTED, None, "is missing", id="missing"),
+        pytest.param(WANTED, f"{WANTED}b", "differs from the configuration", id="another"),
+        pytest.param("", f"{HEADER}\nb", "is not needed any more", id="left over"),
+    ],
+)
+def test_any_other_drop_in_of_sparkds_blocks_and_a_command_installs_it(
+    tree: Tree, wanted: str, present: str | None, reason: str
+) -> None:
+    expect(judge_drop_in(tree, wanted, present), Level.BLOCK, reason, hint="sudo sparkd units install")
+
+
+def test_somebodys_own_drop_in_in_its_place_is_left_to_them(tree: Tree) -> None:
+    verdict = judge_drop_in(tree, WANTED, OWN)
+    expect(verdict, Level.BLOCK, "was not written by sparkd")
+    assert "sparkd units install" not in verdict.hint
 
 
 def test_all_that_is_missing_is_named_at_once(tree: Tree) -> None:

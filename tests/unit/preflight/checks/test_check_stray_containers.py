@@ -127,27 +127,44 @@ def test_docker_away_alone_does_not_block(tree: Tree) -> None:
     expect(verdict_of(tree, AWAY), Level.OK, "docker is away")
 
 
-@pytest.mark.parametrize(
-    ("owner", "container_id", "cgroup", "listed", "ends"),
-    [
-        pytest.param("", ID, CGROUP, NO_CONTAINERS, True, id="nobody owns the node"),
-        pytest.param("next", ID, CGROUP, NO_CONTAINERS, True, id="the next agent does"),
-        pytest.param("agent", ID, CGROUP, NO_CONTAINERS, False, id="its own agent does"),
-        pytest.param("", "f" * 64, CGROUP, NO_CONTAINERS, False, id="of another container"),
-        pytest.param("", "", CGROUP, NO_CONTAINERS, False, id="no container is recorded"),
-        pytest.param("", ID, SESSION, NO_CONTAINERS, False, id="of that user, outside of the container"),
-        pytest.param("", ID, CGROUP, docker_with_container(ours=False), False, id="of a container that docker has"),
-        pytest.param("", ID, CGROUP, AWAY, False, id="without docker"),
-    ],
-)
-def test_what_outlives_the_container_of_a_rank_whose_agent_is_gone_is_ended(
-    tree: Tree, owner: str, container_id: str, cgroup: str, listed: DockerFacts, ends: bool
-) -> None:
+def outlive_container(tree: Tree, container_id: str = ID, cgroup: str = CGROUP) -> None:
+    """An engine, pids 9 and 10, outlives the first process of the rank on record."""
     tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
     tree.file(RANK_FILE.path, RANK_FILE.encode(rank_record(container_id=container_id, pid=8)))
-    if owner:
-        tree.process(40, "python3")
-        tree.owner(40, owner)
     tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
     tree.process(10, "VLLM::EngineCor", parent=9, group=9, uid=1000, cgroup=cgroup)
-    assert pids_to_end(verdict_of(tree, listed)) == ([9, 10] if ends else [])
+
+
+def own_node(tree: Tree, invocation: str) -> None:
+    tree.process(40, "python3")
+    tree.owner(40, invocation)
+
+
+def test_what_outlives_the_container_of_a_rank_whose_agent_is_gone_is_ended(tree: Tree) -> None:
+    outlive_container(tree)
+    assert pids_to_end(verdict_of(tree, NO_CONTAINERS)) == [9, 10]
+    own_node(tree, "next")
+    assert pids_to_end(verdict_of(tree, NO_CONTAINERS)) == [9, 10], "the next agent is not the rank's"
+
+
+def test_what_outlives_the_container_of_a_rank_is_left_to_its_own_agent(tree: Tree) -> None:
+    outlive_container(tree)
+    own_node(tree, "agent")
+    assert pids_to_end(verdict_of(tree, NO_CONTAINERS)) == []
+
+
+@pytest.mark.parametrize(
+    ("container_id", "cgroup", "listed"),
+    [
+        pytest.param("f" * 64, CGROUP, NO_CONTAINERS, id="of another container"),
+        pytest.param("", CGROUP, NO_CONTAINERS, id="no container is recorded"),
+        pytest.param(ID, SESSION, NO_CONTAINERS, id="of that user, outside of the container"),
+        pytest.param(ID, CGROUP, docker_with_container(ours=False), id="of a container that docker has"),
+        pytest.param(ID, CGROUP, AWAY, id="without docker"),
+    ],
+)
+def test_what_is_not_proven_to_outlive_the_ranks_container_is_left(
+    tree: Tree, container_id: str, cgroup: str, listed: DockerFacts
+) -> None:
+    outlive_container(tree, container_id, cgroup)
+    assert pids_to_end(verdict_of(tree, listed)) == []

@@ -75,27 +75,28 @@ class Kernel(Check[KernelFacts], frozen=True):
         return KernelFacts(release, kho_off, host.meminfo().cma_excess_bytes, next_release, next_words, lacking)
 
     def judge(self, facts: KernelFacts) -> Verdict:
-        problems = []
+        return combine_verdicts(self._find_problems(facts), f"kernel {facts.release}")
+
+    def _find_problems(self, facts: KernelFacts) -> Iterator[Verdict]:
         if not facts.release:
-            problems.append(warn("the kernel's version can't be read", "uname -r"))
+            yield warn("the kernel's version can't be read", "uname -r")
         if facts.kept_back_bytes:
             reason = f"kernel {facts.release} keeps {size(facts.kept_back_bytes)} back for kexec handover: CmaFree is "
             reason += "above CmaTotal, and NCCL's memory can't be registered once the rest is taken"
             hint = f"add {NO_KHO} to GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub; sudo update-grub && sudo reboot"
-            problems.append(warn(reason, hint))
+            yield warn(reason, hint)
         kho_is_covered = facts.kho_off or facts.kept_back_bytes > 0  # switched off, or reported above
         if bad := find_known_bad(facts.release, KERNELS, (NO_KHO,) if kho_is_covered else ()):
             reason = f"kernel {facts.release} is known to be bad: {bad.trouble} ({bad.source})"
-            problems.append(warn(reason, bad.remedy))
+            yield warn(reason, bad.remedy)
         if bad := find_known_bad(facts.next_release, KERNELS, facts.next_words):
             reason = f"the next boot takes kernel {facts.next_release}, which is known to be bad: {bad.trouble}"
             images = quote(f"linux-image-*{facts.next_release}")  # or linux-image-unsigned-, as on some Sparks
             hint = f"sudo apt remove {images} && sudo apt-mark hold {images}; or before it: {bad.remedy}"
-            problems.append(warn(f"{reason} ({bad.source})", hint))
+            yield warn(f"{reason} ({bad.source})", hint)
         elif facts._lacking:
             reason = f"the next boot takes kernel {facts.next_release}, for which no NVIDIA module is installed: no GPU"
-            problems.append(warn(reason, f"before it: sudo apt install {facts._lacking}"))
-        return combine_verdicts(problems, f"kernel {facts.release}")
+            yield warn(reason, f"before it: sudo apt install {facts._lacking}")
 
 
 FEWEST_PIDS = 8192

@@ -69,7 +69,6 @@ class StrayFacts(Struct, frozen=True):
 
 class StrayWorkers(Check[StrayFacts], frozen=True):
     tried: frozenset[Identity] = frozenset()
-    """The fixes that were applied: what has survived one is judged otherwise."""
     rendezvous: int = 0
     """The port cluster.master_port."""
     id = "stray-workers"
@@ -78,7 +77,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> "StrayWorkers":
-        return cls(rendezvous=inputs.settings.cluster.master_port)
+        return cls(inputs.tried, inputs.settings.cluster.master_port)
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()
@@ -113,17 +112,20 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         )
 
     def judge(self, facts: StrayFacts) -> Verdict:
-        ours = {container.id: container for container in facts.containers if container.ours}
-        problems = [self._judge_container(facts, container) for container in ours.values()]
-        for engine in facts.engines:
-            if engine.container_id in ours or engine.leader is Leader.ENGINE:
-                continue  # reported with its container, or with its main process
-            problems.append(self._judge_engine(facts, engine))
-        problems += map(warn, facts.harmless)
-        if facts.docker_error:
-            problems.append(docker_unknown(f"docker can't list its containers: {facts.docker_error}"))
         docker_note = "" if facts.docker_known else "; docker is away, so containers were not checked"
-        return combine_verdicts(problems, f"none among {facts.scanned} processes{docker_note}")
+        return combine_verdicts(self._find_problems(facts), f"none among {facts.scanned} processes{docker_note}")
+
+    def _find_problems(self, facts: StrayFacts) -> Iterator[Verdict]:
+        ours = {container.id: container for container in facts.containers if container.ours}
+        for container in ours.values():
+            yield self._judge_container(facts, container)
+        for engine in facts.engines:
+            # Others are reported with their container, or with their main process.
+            if engine.container_id not in ours and engine.leader is not Leader.ENGINE:
+                yield self._judge_engine(facts, engine)
+        yield from map(warn, facts.harmless)
+        if facts.docker_error:
+            yield docker_unknown(f"docker can't list its containers: {facts.docker_error}")
 
     def _judge_container(self, facts: StrayFacts, container: EngineContainer) -> Verdict:
         engines = [engine for engine in facts.engines if engine.container_id == container.id]

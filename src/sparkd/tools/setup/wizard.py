@@ -17,9 +17,11 @@ from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import Peer, find_place, resolve_context
 from sparkd.base.config import Settings
 from sparkd.base.config.layers import Key
+from sparkd.base.config.units import ROLES
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import canonical
+from sparkd.base.host.units import enabled_services
 from sparkd.base.lib.errors import BlockedError, ConfigError
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
@@ -219,11 +221,23 @@ class Wizard:
                 future_settings = settings.model_copy(update=updated_sections(settings, offered or {}))
                 for name, *texts in describe_endpoint(resolve_context(future_settings, None, self.host), self.host):
                     self._show(name, *texts)
-        start = f"sudo systemctl enable --now sparkd-{role}"
-        if preflight.owner is not None:
-            start = f"sudo systemctl restart sparkd-{role}   # it runs" if changed else "sparkd status   # it runs"
-        for command in (*commands, start):
+        running = preflight.owner.command if preflight.owner is not None else ""
+        for command in (*commands, *self._list_starts(role, running, changed=changed)):
             self._show("next", command)
+
+    def _list_starts(self, role: str, running: str, *, changed: bool) -> Iterator[str]:
+        """Commands after which this role's agent runs, also after a boot, and no other. `running`: the owner's."""
+        enabled = enabled_services(self.host.files)
+        other_role = next(name for name in ROLES if name != role)
+        if f"sparkd-{other_role}.service" in enabled or running.endswith(f"--role {other_role}"):
+            yield f"sudo systemctl disable --now sparkd-{other_role}   # this node is a {role} now"
+        is_enabled, runs = f"sparkd-{role}.service" in enabled, running.endswith(f"--role {role}")
+        if not (is_enabled and runs):
+            yield f"sudo systemctl enable --now sparkd-{role}"
+        if runs and changed:
+            yield f"sudo systemctl restart sparkd-{role}   # it runs"
+        elif runs and is_enabled:
+            yield "sparkd status   # it runs"
 
     def _show_preflight(self, preflight: PreflightReport, settings: Settings) -> None:
         """Show what blocks. A worker that follows its head has no configuration before the first contact with it."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -76,7 +77,8 @@ class Wizard:
             if (changes or choice.missing) and not self._confirmed():
                 return
             with self.files.setup.hold_lock():
-                self.files.write(values, files)
+                # Until a node has joined, a head that serves keeps the settings with which it can start again.
+                self.files.write(offered.values if choice.missing else values, files)
                 guests = self._invite(choice, values, settings.cluster.key_file) if choice.missing else []
             settings = self.files.load().settings
             is_complete = self._compare(settings, survey, guests)
@@ -85,6 +87,7 @@ class Wizard:
         commands = list(choice.commands(complete=is_complete))
         if ("notify", "webhook_file") in values:
             commands.append("sudo sparkd notify test")
+        has_changed = has_changed or settings.cluster.nodes != nodes
         self._finish(settings, "head", commands, changed=has_changed, offered=offered.values)
 
     def _draft_offers(self, fit: Fit, settings: Settings) -> Draft:
@@ -139,7 +142,7 @@ class Wizard:
 
         joined, failure = list[Guest](), ""
         option = f"--nodes {choice.fit.nodes}" if choice.fit.nodes > len(choice.nodes) else "--invite"
-        again = f"sudo sparkd init {option}"
+        again = f"sudo sparkd init {option}" + f" --recipe {quote(self.wishes.recipe)}" * bool(self.wishes.recipe)
         files = Files(self.host.files.root, os.geteuid())
         keys, head_keys = read_keys(files, key_file), head_key.read_public_halves(files)
         invitation = Invitation(choice.nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys)

@@ -1,5 +1,6 @@
 """`sparkd init` on a head and on the node that joins it: two network namespaces, each with a machine made of files."""
 
+import json
 import textwrap
 
 import pytest
@@ -56,6 +57,9 @@ NODES = """
     direct()
     head, other = machine(0), machine(1)
 """
+
+
+PAIR = ["10.0.0.1", "10.0.0.9"]
 
 
 def run(code: str) -> object:
@@ -177,6 +181,25 @@ def test_a_node_that_was_installed_again_is_invited_again() -> None:
     assert isinstance(printed, list)
     nodes, same, output = printed
     assert (nodes, same) == (["10.0.0.1", "10.0.0.2"], True), output
+
+
+@pytest.mark.parametrize(("most", "nodes"), [(2, PAIR), (3, [*PAIR, "10.0.0.2"])])
+def test_one_more_node_than_the_recipe_is_for_is_refused(most: int, nodes: list[str]) -> None:
+    printed = run(f"""
+        recipe = {{"nodes": {{"min": 2, "max": {most}}}, "args": {{"tensor-parallel-size": "{{cluster.size}}"}}}}
+        head.file("/etc/sparkd/recipes/pair.yaml", json.dumps(RECIPE | recipe))
+        head.file("/etc/sparkd/conf.d/10-init.toml", 'engine.recipe = "pair"\\ncluster.nodes = {json.dumps(PAIR)}\\n')
+        inviting = subprocess.Popen([sys.executable, "-c", WIZARD.replace("int(sys.argv[2])", "None"), str(head.root),
+                                     "invite", "invite"], stdout=subprocess.PIPE, text=True)
+        wizard(other, "join", space="node2").communicate(code_of(inviting) + "\\n", timeout=60)
+        line = next(line for line in inviting.stdout if line.startswith(("joined", "refused")))
+        inviting.kill()
+        print(json.dumps([settings(head)["cluster"]["nodes"], line]))
+    """)
+    assert isinstance(printed, list)
+    refusal = "10.0.0.2: the cluster has 2 nodes already, as many as its recipe is for"
+    assert printed[0] == nodes
+    assert (refusal in printed[1]) is (nodes == PAIR), printed
 
 
 @pytest.mark.parametrize("hosts", [["other", "lost"], ["lost", "other"]])

@@ -145,7 +145,9 @@ class Wizard:
         again = f"sudo sparkd init {option}" + f" --recipe {quote(self.wishes.recipe)}" * bool(self.wishes.recipe)
         files = Files(self.host.files.root, os.geteuid())
         keys, head_keys = read_keys(files, key_file), head_key.read_public_halves(files)
-        invitation = Invitation(choice.nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys)
+        invitation = Invitation(
+            choice.nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys, most_nodes=choice.most_nodes
+        )
         with explain_interrupt(joined, again), invitation:
             note = f"on {choice.missing} other node(s), within ten minutes; this one waits"
             self._show("join", f"sudo sparkd init --join   # {note}")

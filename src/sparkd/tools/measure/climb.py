@@ -217,7 +217,7 @@ class Climb:
         began = utc_now()
         try:
             measured = self.smoke_and_bench(step)
-        except EngineEndedError as error:
+        except (EngineEndedError, NotReadyError) as error:  # a bench only has requests that failed
             end = await_end(self._host, lambda last: last.at > began, self._gone_seconds)
             if end is not None and end.cause in FOREIGN_CAUSES:
                 raise BlockedError(f"the engine was ended: {end.reason}", RESUME_HINT) from None
@@ -228,7 +228,7 @@ class Climb:
         return measured
 
     def smoke_and_bench(self, step: Step) -> MeasuredStep:
-        """Smoke, then bench. Raises BlockedError without an agent, EngineEndedError, KeyboardInterrupt."""
+        """Smoke, then bench. Raises BlockedError without an agent, EngineEndedError, NotReadyError."""
         serves = await_service(self._host, ready_seconds(self._config), self._gone_seconds)
         if serves is None:
             raise BlockedError("no agent runs any more", f"sudo systemctl start sparkd-head; {RESUME_HINT}")
@@ -243,8 +243,6 @@ class Climb:
         except StillCompilingError as error:  # says nothing of the step, which would count as bad for good
             hint = "the same command continues from here, with the kernels that the step has now"
             raise BlockedError(error.reason, hint) from None
-        except NotReadyError as error:
-            return MeasuredStep(*step, fault=sanitize(error.reason, FAULT_LENGTH))
         first = benchmark.levels[0].first_token_seconds
         return MeasuredStep(
             *step,

@@ -231,6 +231,7 @@ def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_t
     nodes, lines, _ = printed
     assert nodes == ["10.0.0.1", "10.0.0.2"], "\n".join(lines)
     assert any(line.startswith("joined") for line in lines), printed
+    assert "there     other: sudo systemctl enable --now sparkd-worker" in lines
     assert lines[-1].startswith("error: lost: "), printed
     (refused,) = [line for line in lines if line.startswith("failed") and "lost: " in line]
     assert refused.endswith("sudo ssh-copy-id lost; or there by hand: sudo sparkd init --join)"), "init has no --user"

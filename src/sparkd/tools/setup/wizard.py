@@ -169,12 +169,14 @@ class Wizard:
         return joined
 
     def _join_by_ssh(self, host: str, code: str) -> str:
-        """Let a host of --ssh join. Returns why it can't, for the sentence at the end, and shows it; else empty."""
+        """Let a host of --ssh join, and show what is next there. Returns why it can't, and shows that; else empty."""
         try:
-            SshHost(host, otherwise="there by hand: sudo sparkd init --join").join(code)
+            printed = SshHost(host, otherwise="there by hand: sudo sparkd init --join").join(code)
         except BlockedError as error:
             self._show("failed", str(error))
             return f"{error.reason}; "
+        commands = (row[4:].strip() for row in printed.splitlines() if row.startswith("next "))
+        self._show("there", *(f"{host}: {command}" for command in commands))
         return ""
 
     def _admit(

@@ -20,6 +20,7 @@ from sparkd.base.lib.times import utc_now
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.base.status.model import read_living_report
+from sparkd.tools.measure.interrupts import hold_signals
 from sparkd.tools.measure.knobs import Knob, Value, set_values
 from sparkd.tools.measure.ladder import BASE_STEP, MeasuredStep, Position, Step, find_position
 from sparkd.tools.measure.measuring import run_warm
@@ -101,7 +102,8 @@ class Climb:
 
     def __exit__(self, *_error: object) -> None:
         """Go back from a step, never from what somebody else has chosen. Raises UsageError."""
-        chosen = switching.go_back(self._host, self._is_step)
+        with hold_signals():  # a second Ctrl-C would leave the step in force
+            chosen = switching.go_back(self._host, self._is_step)
         self._show(f"this node runs, or is on the way to: {label(chosen)}; sparkd status")
 
     def _is_step(self, switch: Switch) -> bool:

@@ -9,6 +9,7 @@ from tests.integration.test_fabric_kernel import COMMON
 
 NODES = """
     from pathlib import Path
+    from sparkd.tools.setup.node_files import NodeFiles
     from tests.machines.areas import healthy
     from tests.tree import Tree
 
@@ -183,23 +184,30 @@ def test_a_node_that_was_installed_again_is_invited_again() -> None:
     assert (nodes, same) == (["10.0.0.1", "10.0.0.2"], True), output
 
 
-@pytest.mark.parametrize(("most", "nodes"), [(2, PAIR), (3, [*PAIR, "10.0.0.2"])])
-def test_one_more_node_than_the_recipe_is_for_is_refused(most: int, nodes: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("most", "file", "outcome"),
+    [(2, "conf.d/10-init", "refused"), (3, "sparkd", "refused"), (3, "conf.d/10-init", "joined")],
+)
+def test_a_node_more_than_recipe_or_a_persons_file_allow_is_refused_before_it_has_the_key(
+    most: int, file: str, outcome: str
+) -> None:
     printed = run(f"""
         recipe = {{"nodes": {{"min": 2, "max": {most}}}, "args": {{"tensor-parallel-size": "{{cluster.size}}"}}}}
         head.file("/etc/sparkd/recipes/pair.yaml", json.dumps(RECIPE | recipe))
-        head.file("/etc/sparkd/conf.d/10-init.toml", 'engine.recipe = "pair"\\ncluster.nodes = {json.dumps(PAIR)}\\n')
+        head.file("/etc/sparkd/{file}.toml", 'engine.recipe = "pair"\\ncluster.nodes = {json.dumps(PAIR)}\\n')
         inviting = subprocess.Popen([sys.executable, "-c", WIZARD.replace("int(sys.argv[2])", "None"), str(head.root),
                                      "invite", "invite"], stdout=subprocess.PIPE, text=True)
         wizard(other, "join", space="node2").communicate(code_of(inviting) + "\\n", timeout=60)
-        line = next(line for line in inviting.stdout if line.startswith(("joined", "refused")))
+        line = next(line for line in inviting.stdout if line.startswith(("joined", "refused", "error")))
         inviting.kill()
-        print(json.dumps([settings(head)["cluster"]["nodes"], line]))
+        nodes = NodeFiles(Host(head.root), {{}}).load().settings.cluster.nodes
+        print(json.dumps([nodes, (other.root / KEY).exists(), line]))
     """)
+    nodes = PAIR if outcome == "refused" else [*PAIR, "10.0.0.2"]
     assert isinstance(printed, list)
-    refusal = "10.0.0.2: the cluster has 2 nodes already, as many as its recipe is for"
-    assert printed[0] == nodes
-    assert (refusal in printed[1]) is (nodes == PAIR), printed
+    assert printed[:2] == [nodes, outcome == "joined"], printed
+    assert printed[2].startswith(outcome), printed
+    assert ("10.0.0.2: the cluster has 2 nodes already" in printed[2]) is (outcome == "refused")
 
 
 @pytest.mark.parametrize("hosts", [["other", "lost"], ["lost", "other"]])

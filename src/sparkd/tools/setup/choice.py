@@ -86,7 +86,8 @@ class Chooser:
         joining = missing or len(self.wishes.ssh) or int(self.wishes.invite)
         recipe = self._load(fit.recipe).recipe
         # --invite is also for a node of the cluster that was installed again.
-        fits_more = bool(joining and try_recipe(recipe, settings, len(nodes) + joining).plan)
+        is_fixed = not joining or self.files.is_set_by_person(("cluster", "nodes"))
+        fits_more = not is_fixed and try_recipe(recipe, settings, len(nodes) + joining).plan is not None
         return Choice(fit, nodes, joining, min(MAX_NODES, len(nodes) + joining * fits_more))
 
     def _find_known_total(self, cluster: tuple[str, ...]) -> int | None:

@@ -230,7 +230,9 @@ class Invitation:
         elif hello.written and address not in self._sent:
             refusal = f"{address} has got no key by this code"
         elif not is_known and address not in self._nodes and len(self._nodes) >= self._most_nodes:
-            refusal = f"the cluster has {len(self._nodes)} nodes already, as many as its recipe is for"
+            count = len(self._nodes)
+            one_more = f"; one more is for: sudo sparkd init --nodes {count + 1}" * (count < MAX_NODES)
+            refusal = f"the cluster has {count} nodes already{one_more}"
         if refusal:
             self._record_refusal(address, refusal)
             return Welcome(__version__, refused=refusal)

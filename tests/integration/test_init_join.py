@@ -1,5 +1,6 @@
 """`sparkd init` on a head and on the node that joins it: two network namespaces, each with a machine made of files."""
 
+import json
 import textwrap
 
 import pytest
@@ -8,6 +9,7 @@ from tests.integration.test_fabric_kernel import COMMON
 
 NODES = """
     from pathlib import Path
+    from sparkd.tools.setup.node_files import NodeFiles
     from tests.machines.areas import healthy
     from tests.tree import Tree
 
@@ -58,6 +60,9 @@ NODES = """
 """
 
 
+PAIR = ["10.0.0.1", "10.0.0.9"]
+
+
 def run(code: str) -> object:
     return world.run("".join(map(textwrap.dedent, (COMMON, NODES, code))))
 
@@ -101,13 +106,45 @@ def test_ctrl_c_while_it_waits_says_who_has_joined_and_how_to_continue() -> None
         inviting = wizard(head)
         code_of(inviting)
         inviting.send_signal(signal.SIGINT)
-        print(json.dumps([inviting.communicate(timeout=60)[1].splitlines(), settings(head)["cluster"]["nodes"]]))
+        print(json.dumps(inviting.communicate(timeout=60)[1].splitlines()))
     """)
     assert isinstance(rest, list)
-    lines, nodes = rest
-    assert "interrupted; nodes that have joined and stay: none" in lines
-    assert "sudo sparkd init --nodes 2   # makes a new code" in lines
-    assert nodes == ["10.0.0.1"]
+    assert "interrupted; nodes that have joined and stay: none" in rest
+    assert "sudo sparkd init --nodes 2   # makes a new code" in rest
+
+
+def test_a_head_that_serves_alone_keeps_its_settings_where_no_node_joins() -> None:
+    printed = run("""
+        import signal
+        alone = '[engine]\\nrecipe = "alone"\\n'
+        own_file = head.file("/etc/sparkd/conf.d/10-init.toml", alone)
+        by_recipe = WIZARD.replace("ssh=()", "recipe='deepseek-v4-flash-balanced'")
+        inviting = subprocess.Popen([sys.executable, "-c", by_recipe, str(head.root), "2"],
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        code_of(inviting)
+        inviting.send_signal(signal.SIGINT)
+        lines = inviting.communicate(timeout=60)[1].splitlines()
+        print(json.dumps([own_file.read_text() == alone, lines]))
+    """)
+    assert isinstance(printed, list)
+    is_kept, lines = printed
+    assert is_kept, "after a power cut it would not start: its recipe needs two nodes"
+    assert "sudo sparkd init --nodes 2 --recipe deepseek-v4-flash-balanced   # makes a new code" in lines
+
+
+def test_a_head_that_runs_is_to_be_restarted_once_a_node_has_joined() -> None:
+    lines = run("""
+        text = '[engine]\\nrecipe = "deepseek-v4-flash-balanced"\\n[cluster]\\nnodes = ["10.0.0.1"]\\n'
+        head.file("/etc/sparkd/conf.d/10-init.toml", text)
+        head.link("/etc/systemd/system/sparkd.target.wants/sparkd-head.service", "/usr/lib/none")
+        head.process(4242, "sparkd", start_time=100, argv=("/usr/bin/sparkd", "run"))
+        head.owner(4242)
+        inviting = wizard(head)
+        wizard(other, "join", space="node2").communicate(code_of(inviting) + "\\n", timeout=60)
+        print(json.dumps(inviting.communicate(timeout=60)[0].splitlines()))
+    """)
+    assert isinstance(lines, list)
+    assert lines[-1] == "next      sudo systemctl restart sparkd-head   # it runs"
 
 
 def test_a_wrong_code_changes_nothing_there_and_the_right_one_is_still_good() -> None:
@@ -147,6 +184,32 @@ def test_a_node_that_was_installed_again_is_invited_again() -> None:
     assert (nodes, same) == (["10.0.0.1", "10.0.0.2"], True), output
 
 
+@pytest.mark.parametrize(
+    ("most", "file", "outcome"),
+    [(2, "conf.d/10-init", "refused"), (3, "sparkd", "refused"), (3, "conf.d/10-init", "joined")],
+)
+def test_a_node_more_than_recipe_or_a_persons_file_allow_is_refused_before_it_has_the_key(
+    most: int, file: str, outcome: str
+) -> None:
+    printed = run(f"""
+        recipe = {{"nodes": {{"min": 2, "max": {most}}}, "args": {{"tensor-parallel-size": "{{cluster.size}}"}}}}
+        head.file("/etc/sparkd/recipes/pair.yaml", json.dumps(RECIPE | recipe))
+        head.file("/etc/sparkd/{file}.toml", 'engine.recipe = "pair"\\ncluster.nodes = {json.dumps(PAIR)}\\n')
+        inviting = subprocess.Popen([sys.executable, "-c", WIZARD.replace("int(sys.argv[2])", "None"), str(head.root),
+                                     "invite", "invite"], stdout=subprocess.PIPE, text=True)
+        wizard(other, "join", space="node2").communicate(code_of(inviting) + "\\n", timeout=60)
+        line = next(line for line in inviting.stdout if line.startswith(("joined", "refused", "error")))
+        inviting.kill()
+        nodes = NodeFiles(Host(head.root), {{}}).load().settings.cluster.nodes
+        print(json.dumps([nodes, (other.root / KEY).exists(), line]))
+    """)
+    nodes = PAIR if outcome == "refused" else [*PAIR, "10.0.0.2"]
+    assert isinstance(printed, list)
+    assert printed[:2] == [nodes, outcome == "joined"], printed
+    assert printed[2].startswith(outcome), printed
+    assert ("10.0.0.2: the cluster has 2 nodes already" in printed[2]) is (outcome == "refused")
+
+
 @pytest.mark.parametrize("hosts", [["other", "lost"], ["lost", "other"]])
 def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_the_way_on_is_said(
     hosts: list[str],
@@ -176,6 +239,7 @@ def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_t
     nodes, lines, _ = printed
     assert nodes == ["10.0.0.1", "10.0.0.2"], "\n".join(lines)
     assert any(line.startswith("joined") for line in lines), printed
+    assert "there     other: sudo systemctl enable --now sparkd-worker" in lines
     assert lines[-1].startswith("error: lost: "), printed
     (refused,) = [line for line in lines if line.startswith("failed") and "lost: " in line]
     assert refused.endswith("sudo ssh-copy-id lost; or there by hand: sudo sparkd init --join)"), "init has no --user"

@@ -5,12 +5,19 @@ import json
 import time
 
 from tests.unit.engine_server import Reply, engine
+from tests.unit.node_reports import ALONE
+from tests.unit.plans import plan, recipe
 from tests.unit.stream_server import streaming
 
+from sparkd.agent.actions.rank_process import Rank
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.config import Settings
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.streaming import Streamed
+from sparkd.tools.measure import measuring
 from sparkd.tools.measure.bench import Prompts, Wanted, measure, send
 from sparkd.tools.measure.figures import Depth, LevelFigures
+from sparkd.tools.node.served import Served
 
 WANTED = Wanted((1, 4), (60,), 30, 10, 2, staggered=False, seed=1)
 
@@ -58,6 +65,14 @@ def test_a_measurement_ends_after_a_level_without_an_answer() -> None:
     assert single.failed == 0
     assert four.failed == 8
     assert four.fault == "HTTP 503 draining"
+
+
+def test_an_endpoint_is_measured_once_more_at_once_as_after_kernels_were_compiled() -> None:
+    node = NodeContext(plan(), Settings(), recipe(), Settings())
+    with streaming(0.0, 0.0) as port:
+        served = Served(node, ALONE, Rank("c", "c", "i", 1, -1), Endpoint("127.0.0.1", port, "tiny", connections=4))
+        benchmarks = [measuring.run(served, WANTED) for _ in range(2)]
+    assert [(len(benchmark.levels), benchmark.fault) for benchmark in benchmarks] == [(2, "")] * 2
 
 
 def test_no_two_prompts_begin_alike_and_lengths_follow_the_servers_count() -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -16,9 +17,11 @@ from tests.unit.verdicts import present
 from sparkd.agent.actions.files import compare_and_swap
 from sparkd.agent.preflight.runner import IDS
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError, EngineEndedError
+from sparkd.base.lib.errors import BlockedError, Cause, EngineEndedError, NotReadyError
 from sparkd.base.lib.text import GIB
+from sparkd.base.state import launch_history
 from sparkd.base.state import switch as switch_file
+from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.measure.climb import FILE, Climb, find_shortage, find_start
 from sparkd.tools.measure.figures import Spread
@@ -118,6 +121,27 @@ def test_the_end_of_an_engine_whose_agent_is_gone_is_no_fault_of_the_step(tree: 
     with pytest.raises(BlockedError, match="it ended"):
         Climbing(tree, end, gone_seconds=6).run()
     agent.join()
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"), [(Cause.PEER_LOST, "the engine was ended: spark2"), (Cause.ENGINE_ENDED, "")]
+)
+def test_requests_that_fail_as_another_node_is_lost_are_no_fault_of_the_step(
+    tree: Tree, cause: Cause, reason: str
+) -> None:
+    def lose_peer() -> None:
+        end = End("spark2 is gone", at=LATER, cause=cause)
+        tree.file(launch_history.FILE.path, launch_history.FILE.encode(LaunchHistory(last_exit=end)))
+        raise NotReadyError("bench: the server closed the connection")
+
+    agent = act_on_choice(tree, partial(begin_step, tree))
+    climbing = Climbing(tree, lose_peer, gone_seconds=6)
+    with pytest.raises(BlockedError, match=reason) if reason else nullcontext():
+        climbing.run()
+    agent.join()
+    assert [step.fault for step in climbing.tuning.measured] == ["bench: the server closed the connection"] * (
+        not reason
+    )
 
 
 @pytest.mark.parametrize("stage", [Stage.DRAINING, Stage.TRYING, Stage.IN_FORCE])

@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 import msgspec
 import pytest
+from tests.machines.areas import healthy
 from tests.tree import Tree
+from tests.unit.plans import configured
 from tests.unit.traffic_programs import Programs
 
 from sparkd.base.cluster.membership import Peer
@@ -73,6 +75,17 @@ def test_both_nodes_have_the_result(worker: list[Result], programs: Programs, tr
     (pair,) = outcome.pairs
     assert pair.measured is not None
     assert round(pair.measured.sent_gbps, 1) == round(outcome.ceiling_gbps, 1) == 19.3
+
+
+def test_a_worker_waits_until_the_head_may_have_measured_with_each_of_the_others(
+    programs: Programs, tree: Tree, capsys: pytest.CaptureFixture[str]
+) -> None:
+    healthy(tree, 1)
+    tree.file("/etc/sparkd/cluster.key", f"{KEY.hex()}\n", mode=0o600)
+    nodes = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    with pytest.raises(BlockedError, match="can't be had"):  # the address is the tree's alone
+        fabric_test.measure_all(configured(cluster={"nodes": nodes}), Host(tree.root))
+    assert "waits for 10.0.0.1, for 240 s" in capsys.readouterr().err
 
 
 def test_a_node_that_does_not_come_is_named_on_both_sides(port: int, capsys: pytest.CaptureFixture[str]) -> None:

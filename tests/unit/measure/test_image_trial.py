@@ -1,5 +1,8 @@
 """`sparkd use --image`: which bench is the one before, what is slower, and that a trial which is not kept goes back."""
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 
 import msgspec
@@ -16,7 +19,9 @@ from tests.unit.verdicts import present
 from sparkd.agent.actions import history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.lock import open_lock, try_lock
 from sparkd.base.state.facts import Facts
+from sparkd.base.state.file import FOLDER
 from sparkd.base.state.history import Bench, Launch, Row
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
@@ -116,6 +121,19 @@ def test_an_interrupt_goes_back_and_the_trial_would_end_by_itself(tree: Tree) ->
     assert switch.stage is Stage.RETURNING
     assert present(switch.to).is_same_plan(TO)
     assert present(switch.to).until
+
+
+def test_a_second_ctrl_c_while_the_file_is_awaited_leaves_no_trial_in_force(tree: Tree) -> None:
+    def interrupt_twice() -> None:
+        lock = open_lock(tree.path(f"{FOLDER}/.switch.json.lock"))
+        assert try_lock(lock)
+        threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        threading.Timer(0.4, os.close, (lock,)).start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trial(tree, interrupt_twice).run(None)
+    assert present(switch_in(tree)).stage is Stage.RETURNING
 
 
 def test_a_plan_in_force_that_cannot_be_tested_goes_back(tree: Tree) -> None:

@@ -36,6 +36,12 @@ def run(spark: Tree, capsys: pytest.CaptureFixture[str]) -> Run:
     return started
 
 
+def enable(spark: Tree, role: str) -> None:
+    """As `systemctl enable` does it."""
+    unit = f"sparkd-{role}.service"
+    spark.link(f"/etc/systemd/system/sparkd.target.wants/{unit}", f"/usr/lib/systemd/system/{unit}")
+
+
 def test_a_node_alone_gets_the_recipe_that_is_complete_there(spark: Tree, run: Run) -> None:
     own_recipe(spark)
     output = run()
@@ -335,8 +341,31 @@ def test_beside_an_agent_that_runs_the_last_line_says_what_takes_effect_how(spar
     own_recipe(spark)
     spark.process(4242, "sparkd", start_time=100, argv=("/usr/bin/sparkd", "run"))
     spark.owner(4242)
+    enable(spark, "head")
     assert run().splitlines()[-1] == "next      sudo systemctl restart sparkd-head   # it runs"
     assert run().splitlines()[-1] == "next      sparkd status   # it runs"
+
+
+def test_an_agent_that_no_boot_would_start_gets_its_unit_enabled(spark: Tree, run: Run) -> None:
+    own_recipe(spark)
+    spark.process(4242, "sparkd", start_time=100, argv=("/usr/bin/sparkd", "run"))
+    spark.owner(4242)
+    restart = "next      sudo systemctl restart sparkd-head   # it runs"
+    assert run().splitlines()[-2:] == ["next      sudo systemctl enable --now sparkd-head", restart]
+    assert run().splitlines()[-1] == "next      sudo systemctl enable --now sparkd-head"
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_head_that_has_become_a_worker_runs_the_workers_unit_alone(spark: Tree, run: Run, runs: bool) -> None:
+    spark.file(TOML, '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n')
+    enable(spark, "head")
+    if runs:
+        spark.process(4242, "sparkd", start_time=100, argv=("/usr/bin/sparkd", "run"))
+        spark.owner(4242)
+    assert run().splitlines()[-2:] == [
+        "next      sudo systemctl disable --now sparkd-head   # this node is a worker now",
+        "next      sudo systemctl enable --now sparkd-worker",
+    ]
 
 
 def test_docker_away_is_no_reason_to_say_that_an_image_is_there(spark: Tree, run: Run) -> None:

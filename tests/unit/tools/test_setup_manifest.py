@@ -49,6 +49,16 @@ def test_a_file_that_was_there_comes_back_as_it_was_with_its_mode(tree: Tree) ->
     assert (tree.root / TOML.lstrip("/")).stat().st_mode & 0o777 == 0o640
 
 
+def test_where_one_file_is_unfit_nothing_is_taken_back(tree: Tree) -> None:
+    setup_of(tree).write(KEY, "secret\n", 0o600)
+    choose(tree, "mine")
+    tree.path(KEY).unlink()
+    tree.link(KEY, "/srv/cluster.key")
+    with pytest.raises(ConfigError, match="can't be read: it is a symlink"):
+        list(setup_of(tree).take_back())
+    assert content(tree, OWN) is not None
+
+
 @pytest.mark.parametrize("persons", [None, "theirs\n"])
 def test_a_power_cut_between_the_manifest_and_a_second_change_loses_nothing(tree: Tree, persons: str | None) -> None:
     if persons:

@@ -72,6 +72,20 @@ def assert_refused(node: Tree, error: type[Exception], match: str) -> None:
     assert files(node) == before
 
 
+@pytest.mark.parametrize("wanted", [{}, SWAPPINESS])
+def test_of_two_settings_that_exclude_each_other_the_one_that_held_comes_back(
+    node: Tree, manager: SysctlManager, wanted: dict[str, str]
+) -> None:
+    """A kernel sets vm.dirty_bytes to 0 where vm.dirty_ratio gets a value. With 0 in both, all writers would wait."""
+    held, ratio = node.file("/proc/sys/vm/dirty_bytes", "268435456\n"), node.file("/proc/sys/vm/dirty_ratio", "0\n")
+    for _ in range(2):
+        apply(manager, {"vm.dirty_ratio": "5"})
+        held.write_text("0\n")  # as the kernel does it
+    assert apply(manager, wanted) if wanted else manager.revert()
+    assert (held.read_text(), ratio.read_text()) == ("268435456\n", "5\n"), "the kernel makes the ratio 0 again"
+    assert manager.saved().keys() == wanted.keys()
+
+
 def test_apply_sets_writes_and_saves_and_a_second_time_changes_nothing(node: Tree, manager: SysctlManager) -> None:
     assert apply(manager, BOTH) == [
         "net.ipv4.tcp_rmem: 4096 131072 6291456 -> 4096 131072 33554432",

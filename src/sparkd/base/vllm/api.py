@@ -62,6 +62,10 @@ class Endpoint:
         self._http = HttpClient(f"http://{address}:{port}", headers=headers, admit=admit, connections=connections)
         self.served_name = served_name
 
+    async def close(self) -> None:
+        """Close the connections: no other event loop can use them."""
+        await self._http.close()
+
     async def health(self, timeout_seconds: float = QUICK_SECONDS) -> int:
         """Status of /health. 503: the engine is dead; 200: only the API server is known to run."""
         return (await self._http.request("/health", timeout_seconds)).status

@@ -20,6 +20,7 @@ from sparkd.base.lib.times import utc_now
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.base.status.model import read_living_report
+from sparkd.tools.measure.interrupts import hold_signals
 from sparkd.tools.measure.knobs import Knob, Value, set_values
 from sparkd.tools.measure.ladder import BASE_STEP, MeasuredStep, Position, Step, find_position
 from sparkd.tools.measure.measuring import run_warm
@@ -101,7 +102,8 @@ class Climb:
 
     def __exit__(self, *_error: object) -> None:
         """Go back from a step, never from what somebody else has chosen. Raises UsageError."""
-        chosen = switching.go_back(self._host, self._is_step)
+        with hold_signals():  # a second Ctrl-C would leave the step in force
+            chosen = switching.go_back(self._host, self._is_step)
         self._show(f"this node runs, or is on the way to: {label(chosen)}; sparkd status")
 
     def _is_step(self, switch: Switch) -> bool:
@@ -217,7 +219,7 @@ class Climb:
         began = utc_now()
         try:
             measured = self.smoke_and_bench(step)
-        except EngineEndedError as error:
+        except (EngineEndedError, NotReadyError) as error:  # a bench only has requests that failed
             end = await_end(self._host, lambda last: last.at > began, self._gone_seconds)
             if end is not None and end.cause in FOREIGN_CAUSES:
                 raise BlockedError(f"the engine was ended: {end.reason}", RESUME_HINT) from None
@@ -228,7 +230,7 @@ class Climb:
         return measured
 
     def smoke_and_bench(self, step: Step) -> MeasuredStep:
-        """Smoke, then bench. Raises BlockedError without an agent, EngineEndedError, KeyboardInterrupt."""
+        """Smoke, then bench. Raises BlockedError without an agent, EngineEndedError, NotReadyError."""
         serves = await_service(self._host, ready_seconds(self._config), self._gone_seconds)
         if serves is None:
             raise BlockedError("no agent runs any more", f"sudo systemctl start sparkd-head; {RESUME_HINT}")
@@ -243,8 +245,6 @@ class Climb:
         except StillCompilingError as error:  # says nothing of the step, which would count as bad for good
             hint = "the same command continues from here, with the kernels that the step has now"
             raise BlockedError(error.reason, hint) from None
-        except NotReadyError as error:
-            return MeasuredStep(*step, fault=sanitize(error.reason, FAULT_LENGTH))
         first = benchmark.levels[0].first_token_seconds
         return MeasuredStep(
             *step,

@@ -48,7 +48,8 @@ def measure_all(settings: Settings, host: Host) -> tuple[list[Result], list[Bloc
         except (OSError, ValueError) as error:
             raise ConfigError(f"this node's ports can't be read: {error}", "ip -brief address") from None
         if place.rank:
-            return [await_result(facts, port, keys, peers[0].address)], []
+            # The head measures with one node after the other.
+            return [await_result(facts, port, keys, peers[0].address, WAIT_SECONDS * len(peers))], []
         return measure_peers(facts, peers, port, keys, host)
 
 

@@ -21,6 +21,7 @@ from sparkd.base.status.model import NodeReport, read_living_report
 from sparkd.tools.measure import measuring, trial
 from sparkd.tools.measure.bench import Benchmark
 from sparkd.tools.measure.figures import LEAST_DIFFERENCE, LevelFigures, Spread, describe_rate, is_faster
+from sparkd.tools.measure.interrupts import hold_signals
 from sparkd.tools.measure.past import find_runs
 from sparkd.tools.node.served import open_endpoint
 from sparkd.tools.node.switch_progress import await_service, follow
@@ -126,7 +127,8 @@ class ImageTrial:
             return fault
         finally:
             if not stays:
-                go_back(self._host, lambda choice: (choice.chosen_at, choice.to) == (tried.chosen_at, tried.to))
+                with hold_signals():  # a second Ctrl-C would leave the trial in force
+                    go_back(self._host, lambda choice: (choice.chosen_at, choice.to) == (tried.chosen_at, tried.to))
 
     def _find_fault(self, baseline: Benchmark) -> str:
         """Why the tried plan may not stay; empty where it serves, passes smoke, and is not slower."""

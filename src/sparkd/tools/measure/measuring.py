@@ -100,14 +100,17 @@ def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Benchmark:
         return 0
 
     async def collect() -> None:
-        if warms:
-            await warm_if_cold(served)
-        kernels_before = count_kernels()
-        async for figure in measure(served.endpoint, wanted):
-            kernels_now = count_kernels()
-            figures.append(replace(figure, compiled=max(0, kernels_now - kernels_before)))
-            kernels_before = kernels_now
-            report_progress(_describe(figures[-1]))
+        try:
+            if warms:
+                await warm_if_cold(served)
+            kernels_before = count_kernels()
+            async for figure in measure(served.endpoint, wanted):
+                kernels_now = count_kernels()
+                figures.append(replace(figure, compiled=max(0, kernels_now - kernels_before)))
+                kernels_before = kernels_now
+                report_progress(_describe(figures[-1]))
+        finally:
+            await served.endpoint.close()  # `run_warm` measures again, in another loop
 
     try:
         interrupted = run_interruptible(collect())

@@ -14,6 +14,7 @@ from sparkd.base.lib.text import counted
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.tools.node.fit import Candidate, Fit, find_fits
+from sparkd.tools.node.recipe_lint import try_recipe
 from sparkd.tools.setup.node_files import NodeFiles
 from sparkd.tools.setup.survey import Survey, describe_fit, describe_others, format_rows, propose_addresses
 
@@ -45,6 +46,8 @@ class Choice(Struct, frozen=True):
     """Fabric addresses that are known, the head's first; empty for one node."""
     missing: int = 0
     """Nodes that are still to join."""
+    most_nodes: int = MAX_NODES
+    """How many nodes there may be once they have joined."""
 
     def commands(self, *, complete: bool) -> Iterator[str]:
         """Yield commands to run before the start. `complete`: the other nodes lack nothing."""
@@ -80,7 +83,12 @@ class Chooser:
         if missing := total - len(nodes):
             self._refuse_surplus(missing, len(nodes))
             self.files.refuse_overruled({("cluster", "nodes"): None})
-        return Choice(fit, nodes, missing or len(self.wishes.ssh) or int(self.wishes.invite))
+        joining = missing or len(self.wishes.ssh) or int(self.wishes.invite)
+        recipe = self._load(fit.recipe).recipe
+        # --invite is also for a node of the cluster that was installed again.
+        is_fixed = not joining or self.files.is_set_by_person(("cluster", "nodes"))
+        fits_more = not is_fixed and try_recipe(recipe, settings, len(nodes) + joining).plan is not None
+        return Choice(fit, nodes, joining, min(MAX_NODES, len(nodes) + joining * fits_more))
 
     def _find_known_total(self, cluster: tuple[str, ...]) -> int | None:
         """The number of nodes by options and settings; None where the best recipe decides."""

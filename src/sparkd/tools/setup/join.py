@@ -114,8 +114,8 @@ class Welcome(Struct, frozen=True):
 class Invitation:
     """Lets up to `limit` nodes join, once each. Listens on the head's fabric address at once, answers within a `with`.
 
-    `nodes`: those of the cluster so far. `keys`: the cluster's. `head_keys`: public halves of the head's. `events` go
-    to the journal by default. Raises BlockedError where the port is taken.
+    `nodes`: those of the cluster so far, `most_nodes` their number at most. `keys`: the cluster's. `head_keys`: public
+    halves of the head's. `events` go to the journal by default. Raises BlockedError where the port is taken.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class Invitation:
         limit: int = MAX_NODES - 1,
         *,
         head_keys: tuple[bytes, ...],
+        most_nodes: int = MAX_NODES,
         port: int = PORT,
         valid_seconds: float = 600.0,
         wrong_seconds: float = WRONG_SECONDS,
@@ -133,7 +134,7 @@ class Invitation:
     ) -> None:
         self._code = JoinCode.new(address)
         self._ephemeral = Ephemeral()
-        self._keys, self._limit = tuple(key.hex() for key in keys), limit
+        self._keys, self._limit, self._most_nodes = tuple(key.hex() for key in keys), limit, most_nodes
         self._head_keys = tuple(key.hex() for key in head_keys)
         self._nodes = list(dict.fromkeys((self._code.head, *map(canonical, nodes))))
         self._sent: dict[str, bool] = {}
@@ -228,8 +229,10 @@ class Invitation:
             refusal = f"{address} is the head itself"
         elif hello.written and address not in self._sent:
             refusal = f"{address} has got no key by this code"
-        elif not is_known and address not in self._nodes and len(self._nodes) >= MAX_NODES:
-            refusal = f"the cluster has {MAX_NODES} nodes already"
+        elif not is_known and address not in self._nodes and len(self._nodes) >= self._most_nodes:
+            count = len(self._nodes)
+            one_more = f"; one more is for: sudo sparkd init --nodes {count + 1}" * (count < MAX_NODES)
+            refusal = f"the cluster has {count} nodes already{one_more}"
         if refusal:
             self._record_refusal(address, refusal)
             return Welcome(__version__, refused=refusal)

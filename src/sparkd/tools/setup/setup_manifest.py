@@ -102,13 +102,14 @@ class Setup:
 
     def take_back(self) -> Iterator[str]:
         """Remove or restore each file, and yield a line on it; remove the manifest at the end. Raises UsageError."""
-        for file in reversed(self.written()):
+        texts = [(file, self.read(file.path)) for file in reversed(self.written())]  # all, before any change
+        for file, text in texts:
             with files.usage_error(f"{file.path} can't be changed"):
-                yield self._take_back(file)
+                yield self._take_back(file, text)
         remove(self._root, FILE.path)
 
-    def _take_back(self, file: WrittenFile) -> str:
-        current_text, path = self.read(file.path), self._root / file.path.lstrip("/")
+    def _take_back(self, file: WrittenFile, current_text: str | None) -> str:
+        path = self._root / file.path.lstrip("/")
         if current_text is None or current_text == file.before:
             return f"{file.path} {'is gone' if current_text is None else 'is as it was before'}"
         if file.is_edited(current_text):

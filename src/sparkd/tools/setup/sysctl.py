@@ -19,6 +19,14 @@ PATH = "/etc/sysctl.d/60-sparkd.conf"
 HEADER = "# Written by `sparkd tune apply`"
 """The beginning of sparkd's files. A file without it is never overwritten and never removed."""
 
+_PAIRED = {
+    "vm.dirty_ratio": "vm.dirty_bytes",
+    "vm.dirty_background_ratio": "vm.dirty_background_bytes",
+    "vm.overcommit_ratio": "vm.overcommit_kbytes",
+}
+PAIRED = _PAIRED | {other: name for name, other in _PAIRED.items()}
+"""The other one of two settings of which a value for one makes the other 0. Two zeros hold up every writer."""
+
 
 class Saved(Struct, frozen=True):
     """The values before sparkd first set them."""
@@ -69,14 +77,19 @@ class SysctlManager:
                 if (value := self.current(name)) is None:
                     hint = "take it out of the recipe's host.sysctls"
                     raise ConfigError(f"{name}: this kernel has no such setting", hint)
-                old_values.setdefault(name, value)
+                other = PAIRED.get(name, "")
+                if not saved.keys() & {name, other}:
+                    held = (self.current(other) or "0") if other and value == "0" else "0"
+                    old_values |= {name: value} if held == "0" else {other: held}
             if old_values != saved:
                 self._save(old_values)
             if file_text != text:
                 write(self._root, PATH, text)
-            changes = self._set({**old_values, **wanted})
-            if old_values.keys() != wanted.keys():
-                self._save({name: old_values[name] for name in wanted})
+            kept = {name: value for name, value in old_values.items() if {name, PAIRED.get(name, "")} & wanted.keys()}
+            dropped = {name: value for name, value in old_values.items() if name not in kept}
+            changes = self._set({**dropped, **wanted})
+            if dropped:
+                self._save(kept)
             return changes
 
     def revert(self) -> list[str]:

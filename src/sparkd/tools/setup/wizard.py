@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -17,9 +18,11 @@ from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import Peer, find_place, resolve_context
 from sparkd.base.config import Settings
 from sparkd.base.config.layers import Key
+from sparkd.base.config.units import ROLES
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import canonical
+from sparkd.base.host.units import enabled_services
 from sparkd.base.lib.errors import BlockedError, ConfigError
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
@@ -74,7 +77,8 @@ class Wizard:
             if (changes or choice.missing) and not self._confirmed():
                 return
             with self.files.setup.hold_lock():
-                self.files.write(values, files)
+                # Until a node has joined, a head that serves keeps the settings with which it can start again.
+                self.files.write(offered.values if choice.missing else values, files)
                 guests = self._invite(choice, values, settings.cluster.key_file) if choice.missing else []
             settings = self.files.load().settings
             is_complete = self._compare(settings, survey, guests)
@@ -83,6 +87,7 @@ class Wizard:
         commands = list(choice.commands(complete=is_complete))
         if ("notify", "webhook_file") in values:
             commands.append("sudo sparkd notify test")
+        has_changed = has_changed or settings.cluster.nodes != nodes
         self._finish(settings, "head", commands, changed=has_changed, offered=offered.values)
 
     def _draft_offers(self, fit: Fit, settings: Settings) -> Draft:
@@ -137,10 +142,12 @@ class Wizard:
 
         joined, failure = list[Guest](), ""
         option = f"--nodes {choice.fit.nodes}" if choice.fit.nodes > len(choice.nodes) else "--invite"
-        again = f"sudo sparkd init {option}"
+        again = f"sudo sparkd init {option}" + f" --recipe {quote(self.wishes.recipe)}" * bool(self.wishes.recipe)
         files = Files(self.host.files.root, os.geteuid())
         keys, head_keys = read_keys(files, key_file), head_key.read_public_halves(files)
-        invitation = Invitation(choice.nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys)
+        invitation = Invitation(
+            choice.nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys, most_nodes=choice.most_nodes
+        )
         with explain_interrupt(joined, again), invitation:
             note = f"on {choice.missing} other node(s), within ten minutes; this one waits"
             self._show("join", f"sudo sparkd init --join   # {note}")
@@ -162,12 +169,14 @@ class Wizard:
         return joined
 
     def _join_by_ssh(self, host: str, code: str) -> str:
-        """Let a host of --ssh join. Returns why it can't, for the sentence at the end, and shows it; else empty."""
+        """Let a host of --ssh join, and show what is next there. Returns why it can't, and shows that; else empty."""
         try:
-            SshHost(host, otherwise="there by hand: sudo sparkd init --join").join(code)
+            printed = SshHost(host, otherwise="there by hand: sudo sparkd init --join").join(code)
         except BlockedError as error:
             self._show("failed", str(error))
             return f"{error.reason}; "
+        commands = (row[4:].strip() for row in printed.splitlines() if row.startswith("next "))
+        self._show("there", *(f"{host}: {command}" for command in commands))
         return ""
 
     def _admit(
@@ -219,11 +228,23 @@ class Wizard:
                 future_settings = settings.model_copy(update=updated_sections(settings, offered or {}))
                 for name, *texts in describe_endpoint(resolve_context(future_settings, None, self.host), self.host):
                     self._show(name, *texts)
-        start = f"sudo systemctl enable --now sparkd-{role}"
-        if preflight.owner is not None:
-            start = f"sudo systemctl restart sparkd-{role}   # it runs" if changed else "sparkd status   # it runs"
-        for command in (*commands, start):
+        running = preflight.owner.command if preflight.owner is not None else ""
+        for command in (*commands, *self._list_starts(role, running, changed=changed)):
             self._show("next", command)
+
+    def _list_starts(self, role: str, running: str, *, changed: bool) -> Iterator[str]:
+        """Commands after which this role's agent runs, also after a boot, and no other. `running`: the owner's."""
+        enabled = enabled_services(self.host.files)
+        other_role = next(name for name in ROLES if name != role)
+        if f"sparkd-{other_role}.service" in enabled or running.endswith(f"--role {other_role}"):
+            yield f"sudo systemctl disable --now sparkd-{other_role}   # this node is a {role} now"
+        is_enabled, runs = f"sparkd-{role}.service" in enabled, running.endswith(f"--role {role}")
+        if not (is_enabled and runs):
+            yield f"sudo systemctl enable --now sparkd-{role}"
+        if runs and changed:
+            yield f"sudo systemctl restart sparkd-{role}   # it runs"
+        elif runs and is_enabled:
+            yield "sparkd status   # it runs"
 
     def _show_preflight(self, preflight: PreflightReport, settings: Settings) -> None:
         """Show what blocks. A worker that follows its head has no configuration before the first contact with it."""

@@ -106,6 +106,7 @@ def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(po
     (line,) = journal
     assert "engine.port.foreign" in line
     assert f"pid={stranger.pid}" in line
+    assert "preflight --fix" not in line, "which is refused beside an agent whose rank loads"
 
 
 DEAF = """\

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import partial
 
 from sparkd.agent.actions.rank_process import Rank
-from sparkd.agent.preflight.fixes import stop_by_hand
 from sparkd.agent.preflight.port_uses import describe_holder, find_port_uses
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
@@ -123,7 +122,8 @@ class ApiOwner:
         (use,) = find_port_uses(self._host, self._host.processes(), (listener,))
         earlier, self._named_at, self.holder = self.holder, time.monotonic(), describe_holder(use, user)
         if self.holder != earlier:
-            stop_hint = f"stop it if it may go: {stop_by_hand(use.pid or 0, use.service_stop)}"
+            # Not by preflight --fix, which an agent that is not blocked refuses.
+            stop_hint = f"stop it if it may go: {use.service_stop or f'sudo kill {use.pid}'}"
             self._events.warning(
                 "engine.port.foreign",
                 address=self._address,

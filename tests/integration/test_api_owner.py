@@ -136,6 +136,16 @@ def test_another_user_who_does_not_accept_or_closes_at_once_is_named(port: int, 
     assert "engine.port.foreign" in line
 
 
+def test_docker_is_not_to_be_stopped_for_a_published_port_of_a_container(port: int) -> None:
+    """One that was started while the rank loads. Its proxy runs in docker's own service."""
+    journal: list[str] = []
+    named = f"import ctypes; ctypes.CDLL(None).prctl(15, b'docker-proxy', 0, 0, 0)\n{DEAF}"
+    with rank("0.0.0.0", port, "loading", "bound") as loading, Stranger(named, str(port), "never") as proxy:
+        proxy.wait_for("listens")
+        assert probe_as(loading, port, journal=journal).failed is ReadinessStage.PORT
+    assert f"sudo docker ps --filter publish={port}" in journal[0]
+
+
 def test_a_rank_that_closes_at_once_is_an_error_and_no_stranger(port: int) -> None:
     command = [sys.executable, "-I", "-c", DEAF, str(port), "closes"]
     with (

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from sparkd.agent.actions.rank_process import Rank
-from sparkd.agent.preflight.port_uses import describe_holder, find_port_uses
+from sparkd.agent.preflight.port_uses import describe_holder, find_port_uses, find_stop_command
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
 from sparkd.base.host.sockets import Listener, SocketPeer, find_peer, has_open
@@ -123,7 +123,7 @@ class ApiOwner:
         earlier, self._named_at, self.holder = self.holder, time.monotonic(), describe_holder(use, user)
         if self.holder != earlier:
             # Not by preflight --fix, which an agent that is not blocked refuses.
-            stop_hint = f"stop it if it may go: {use.service_stop or f'sudo kill {use.pid}'}"
+            command = find_stop_command(use) or use.service_stop or f"sudo kill {use.pid}"
             self._events.warning(
                 "engine.port.foreign",
                 address=self._address,
@@ -131,7 +131,7 @@ class ApiOwner:
                 pid=use.pid or 0,
                 process=use.comm,
                 user=user or use.user,
-                hint=stop_hint if use.pid else f"sudo ss -ltnp sport = :{self._port}",
+                hint=f"stop it if it may go: {command}" if use.pid else f"sudo ss -ltnp sport = :{self._port}",
             )
 
 

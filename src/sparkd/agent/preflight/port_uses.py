@@ -10,6 +10,8 @@ from sparkd.base.host.sockets import Holder, Listener
 
 EPHEMERAL = 32768
 """The first port of those that the kernel assigns: an engine has a dozen, and they identify nothing."""
+PROXY = "docker-proxy"
+"""docker's process that holds a published port of a container. To end it does not end the container."""
 
 
 class PortUse(Struct, frozen=True):
@@ -64,6 +66,15 @@ def describe_holder(use: PortUse, user: str = "") -> str:
     """Name who holds a port of a rank's instead of it. `user`: as the kernel reports, where the use may lack it."""
     who = f"pid {use.pid or '?'} ({use.comm or '?'}) of {user or use.user or '?'}"
     return f"port {use.port} is held by {who}, not by this rank"
+
+
+def find_stop_command(use: PortUse) -> str:
+    """The command that stops a holder other than by ending its process or service; empty where there is none."""
+    if use.comm == PROXY:
+        return f"sudo docker stop NAME, which this shows: sudo docker ps --filter publish={use.port}"
+    if use.pid == 1:
+        return "sudo systemctl stop UNIT, which this shows: systemctl list-sockets"
+    return ""
 
 
 def _read_port_use(host: Host, table: ProcessTable, holder: Holder) -> PortUse:

@@ -122,8 +122,7 @@ class ApiOwner:
         (use,) = find_port_uses(self._host, self._host.processes(), (listener,))
         earlier, self._named_at, self.holder = self.holder, time.monotonic(), describe_holder(use, user)
         if self.holder != earlier:
-            # Not by preflight --fix, which an agent that is not blocked refuses.
-            command = find_stop_command(use) or use.service_stop or f"sudo kill {use.pid}"
+            command = find_stop_command(use, beside_agent=True)
             self._events.warning(
                 "engine.port.foreign",
                 address=self._address,

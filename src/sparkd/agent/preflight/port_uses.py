@@ -68,13 +68,16 @@ def describe_holder(use: PortUse, user: str = "") -> str:
     return f"port {use.port} is held by {who}, not by this rank"
 
 
-def find_stop_command(use: PortUse) -> str:
-    """The command that stops a holder other than by ending its process or service; empty where there is none."""
+def find_stop_command(use: PortUse, *, beside_agent: bool) -> str:
+    """The command that stops a holder, other than `sparkd preflight --fix`; empty where there is none.
+
+    `beside_agent`: also while an agent loads or serves, beside which that command is refused.
+    """
     if use.comm == PROXY:
         return f"sudo docker stop NAME, which this shows: sudo docker ps --filter publish={use.port}"
     if use.pid == 1:
         return "sudo systemctl stop UNIT, which this shows: systemctl list-sockets"
-    return ""
+    return (use.service_stop or f"sudo kill {use.pid}") if beside_agent else ""
 
 
 def _read_port_use(host: Host, table: ProcessTable, holder: Holder) -> PortUse:

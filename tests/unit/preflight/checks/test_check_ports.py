@@ -53,6 +53,12 @@ def test_nobody_is_ended_for_a_port() -> None:
     expect(CHECK.judge(held(API)), fixes=(), clears=False, hint=f"stop it if it may go: {FIX}; or change args.port")
 
 
+def test_what_only_warns_is_stopped_by_what_works_while_the_agent_serves() -> None:
+    """Beside an agent that is not blocked `preflight --fix` is refused."""
+    hint = "stop it if it may go: sudo kill 50; or change observe.listen"
+    expect(CHECK.judge(held(OBSERVE)), Level.WARN, hint=hint, offers=())
+
+
 def judged(tree: Tree, docker: DockerFacts | None = None) -> Verdict:
     if not (tree.root / "proc/1").exists():
         tree.process(1, "systemd", parent=0)

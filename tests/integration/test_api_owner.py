@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.integration.stranger import UID, Stranger
+from tests.unit.limits import no_more_threads
 
 from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.engine.api_owner import ApiOwner
@@ -90,6 +91,12 @@ def probe_as(owner: Rank, port: int, host: str = "127.0.0.1", journal: list[str]
 def test_the_rank_itself_gets_the_requests(address: str, mode: str, host: str, port: int) -> None:
     with rank(address, port, mode) as serving:
         assert probe_as(serving, port, host).failed is None
+
+
+def test_an_engine_that_serves_is_known_also_where_no_thread_can_be_started(port: int) -> None:
+    """Too many processes of others may last for longer than supervise.stall_seconds."""
+    with rank("127.0.0.1", port) as serving, no_more_threads():
+        assert probe_as(serving, port).failed is None
 
 
 def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(port: int) -> None:

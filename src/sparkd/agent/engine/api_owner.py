@@ -8,7 +8,7 @@ import asyncio
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from sparkd.agent.actions.rank_process import Rank
@@ -51,9 +51,7 @@ class ApiOwner:
         try:
             peer = await self._await_accepted(connection)
             accepted = Listener(self._address, self._port, peer.inode)
-            # In a thread: a user may have made many processes.
-            note_owner = partial(self._note_owner, (accepted,), peer.uid)
-            if not await run_in_thread("api-owner", note_owner):
+            if not await _look(partial(self._note_owner, (accepted,), peer.uid)):
                 raise WrongServerError(self.holder)
         except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
@@ -72,7 +70,7 @@ class ApiOwner:
         raise HttpError("the server closed the connection before anything was sent")
 
     async def _raise_if_squatted(self) -> None:
-        if await run_in_thread("api-owner", self._only_others_listen):
+        if await _look(self._only_others_listen):
             raise WrongServerError(self.holder)
 
     def _only_others_listen(self) -> bool:
@@ -132,6 +130,14 @@ class ApiOwner:
                 user=user or use.user,
                 hint=f"stop it if it may go: {command}" if use.pid else f"sudo ss -ltnp sport = :{self._port}",
             )
+
+
+async def _look(look: Callable[[], bool]) -> bool:
+    """The result of a look at processes, made in a thread: a user may have made many."""
+    try:
+        return await run_in_thread("api-owner", look)
+    except BlockingIOError:  # no thread now: an engine that serves is not given up for that
+        return look()
 
 
 def _is_closed(connection: socket.socket) -> bool:

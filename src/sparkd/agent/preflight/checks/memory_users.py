@@ -91,9 +91,8 @@ def _describe_consumer(consumer: Consumer, docker: DockerFacts) -> HeldMemory:
             stop = f"sudo docker stop {shlex.quote(name)}" if is_dockers else f"sudo kill {consumer.pid}"
         case "user-unit":
             stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
-        case "unit":
-            label = consumer.name if consumer.name.endswith(".service") else label
-            stop = f"sudo systemctl stop {shlex.quote(consumer.name)}"
+        case "unit" if consumer.name.endswith(".service"):  # a scope may be the session of who reads this
+            label, stop = consumer.name, f"sudo systemctl stop {shlex.quote(consumer.name)}"
         case "small":
             label = f"{consumer.processes} {label}"
             stop = f"ps -u {shlex.quote(user)}"

@@ -10,8 +10,9 @@ from sparkd.base.host.sockets import Holder, Listener
 
 EPHEMERAL = 32768
 """The first port of those that the kernel assigns: an engine has a dozen, and they identify nothing."""
-PROXY = "docker-proxy"
-"""docker's process that holds a published port of a container. To end it does not end the container."""
+PROXIES = ("docker-proxy", "dockerd")
+"""docker's processes that hold a published port of a container: the second where docker's userland-proxy is off. To
+end one does not end that container alone."""
 
 
 class PortUse(Struct, frozen=True):
@@ -73,7 +74,7 @@ def find_stop_command(use: PortUse, *, beside_agent: bool) -> str:
 
     `beside_agent`: also while an agent loads or serves, beside which that command is refused.
     """
-    if use.comm == PROXY:
+    if use.comm in PROXIES:
         return f"sudo docker stop NAME, which this shows: sudo docker ps --filter publish={use.port}"
     if use.pid == 1:
         return "sudo systemctl stop UNIT, which this shows: systemctl list-sockets"

@@ -9,6 +9,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
+from errno import ENOTCONN
 from functools import partial
 
 from sparkd.agent.actions.rank_process import Rank
@@ -60,7 +61,13 @@ class ApiOwner:
         """Wait for the server's end of the connection. Raises as `admit`."""
         query_at = time.monotonic() + QUERY_AFTER_SECONDS
         while connection is not None and not _is_closed(connection):
-            if (peer := find_peer(connection)) is not None:
+            try:
+                peer = find_peer(connection)
+            except OSError as error:
+                if error.errno != ENOTCONN:
+                    raise
+                break  # closed just now
+            if peer is not None:
                 return peer
             if time.monotonic() >= query_at:
                 query_at = float("inf")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 from tests.integration.stranger import UID, Stranger
+from tests.unit.limits import no_more_threads
 
 from sparkd.agent.actions.rank_process import Rank
 from sparkd.agent.engine.api_owner import ApiOwner
@@ -92,6 +93,12 @@ def test_the_rank_itself_gets_the_requests(address: str, mode: str, host: str, p
         assert probe_as(serving, port, host).failed is None
 
 
+def test_an_engine_that_serves_is_known_also_where_no_thread_can_be_started(port: int) -> None:
+    """Too many processes of others may last for longer than supervise.stall_seconds."""
+    with rank("127.0.0.1", port) as serving, no_more_threads():
+        assert probe_as(serving, port).failed is None
+
+
 def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(port: int) -> None:
     journal: list[str] = []
     with rank("0.0.0.0", port, "loading", "bound") as loading:
@@ -106,6 +113,7 @@ def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(po
     (line,) = journal
     assert "engine.port.foreign" in line
     assert f"pid={stranger.pid}" in line
+    assert "preflight --fix" not in line, "which is refused beside an agent whose rank loads"
 
 
 DEAF = """\
@@ -133,6 +141,16 @@ def test_another_user_who_does_not_accept_or_closes_at_once_is_named(port: int, 
     assert f"held by pid {stranger.pid} (" in result.answer
     (line,) = journal
     assert "engine.port.foreign" in line
+
+
+def test_docker_is_not_to_be_stopped_for_a_published_port_of_a_container(port: int) -> None:
+    """One that was started while the rank loads. Its proxy runs in docker's own service."""
+    journal: list[str] = []
+    named = f"import ctypes; ctypes.CDLL(None).prctl(15, b'docker-proxy', 0, 0, 0)\n{DEAF}"
+    with rank("0.0.0.0", port, "loading", "bound") as loading, Stranger(named, str(port), "never") as proxy:
+        proxy.wait_for("listens")
+        assert probe_as(loading, port, journal=journal).failed is ReadinessStage.PORT
+    assert f"sudo docker ps --filter publish={port}" in journal[0]
 
 
 def test_a_rank_that_closes_at_once_is_an_error_and_no_stranger(port: int) -> None:

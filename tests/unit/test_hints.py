@@ -21,7 +21,7 @@ NEEDS_ROOT = re.compile(
         | apt\ (?:install|remove|update|full-upgrade)\b | (?<=[ ])dmesg\b
         | kill\ \{\} | ss\ -\w*p | fuser\ -v | >\ /proc/
         | (?:rm|mkdir|cat|less)\ (?:-\S+\ )?/(?:run|var|etc|proc/\{\})/
-        | update-grub\b | poweroff\b | smartctl\ -
+        | update-grub\b | poweroff\b | smartctl\ - | umask\ \d
         | sparkd\ (?:diff|history|preflight(?!\ --))\b
         | sparkd\ (?:warm|model\ pull|rollback|sweep|drill|logs|capture|tune\ \w|units\ (?:install|remove))\b
         | sparkd\ (?:notify\b | deinit\b | use\b | init\b(?!\ --plan))

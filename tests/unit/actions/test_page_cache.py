@@ -5,13 +5,22 @@ from pathlib import Path
 
 from tests.tree import Tree
 
-from sparkd.agent.actions.page_cache import compact_memory, drop_file_cache
+from sparkd.agent.actions.page_cache import compact_memory, drop_file_cache, drop_page_cache
 from sparkd.agent.preflight.fixes import Applied, CompactMemory
 from sparkd.base.host import Host
 from sparkd.base.host.shm import File
 from sparkd.base.lib.text import GIB
 
 COMPACT = "/proc/sys/vm/compact_memory"
+
+
+def test_the_page_cache_is_not_dropped_after_a_sync_that_the_start_has_given_up(tree: Tree) -> None:
+    tree.meminfo(MemTotal=128, MemFree=8, MemAvailable=100)
+    written = tree.file("/proc/sys/vm/drop_caches")
+    assert drop_page_cache(Host(tree.root), sync_seconds=0).state == "failed"
+    assert written.read_text() == ""
+    assert drop_page_cache(Host(tree.root)).state == "applied"
+    assert written.read_text() == "3\n"
 
 
 def test_the_kernel_gets_the_request_to_compact_all_its_memory(tree: Tree) -> None:

@@ -280,6 +280,12 @@ def test_requests_that_queue_in_an_engine_without_statistics_are_no_reason_for_a
     assert 300 + LIMITS.stall_seconds <= outcome.ended < NEVER
 
 
+def test_an_engine_without_statistics_is_not_ended_for_its_queue_while_its_gpu_computes() -> None:
+    queued = Situation(lambda _: None, canary=lambda sent: sent + CANARY_TIMEOUT_SECONDS + 10, computes=lambda _: True)
+    assert watch(queued, 4 * 3600).ended == NEVER
+    assert watch(replace(queued, computes=lambda now: now < 1000), 4 * 3600).ended < 1100
+
+
 PREFILL_SECONDS = 300.0
 
 

@@ -65,6 +65,16 @@ def test_a_ranks_segments_are_known_before_and_after_its_end(tree: Tree) -> None
         assert [segment.path for segment in rank.segments] == [SEGMENT]
 
 
+def test_a_segment_that_has_grown_by_the_next_look_is_known_once(tree: Tree) -> None:
+    with rank_with_a_segment(tree) as (rank, _):
+        rank.note_segments()
+        machine = Tree(tree.root / "node0")
+        machine.segment("psm_0123abcd", "x" * 100_000, age_seconds=5)
+        machine.segment("psm_89abcdef", age_seconds=5)  # a new one, so that there is another look
+        rank.note_segments()
+        assert [segment.path for segment in rank.segments] == [SEGMENT]
+
+
 def test_a_look_that_the_runs_end_has_cut_short_hides_no_segment_from_the_next_one(tree: Tree) -> None:
     with rank_with_a_segment(tree) as (rank, loop):
         loop.endings.end_by(Ending(end_run))

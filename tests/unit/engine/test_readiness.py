@@ -150,6 +150,18 @@ def test_a_load_that_works_for_ever_is_ended_after_three_times_its_time(port: in
     assert time.monotonic() - began >= 0.9
 
 
+def test_a_load_that_takes_longer_has_time_for_its_first_completion_too() -> None:
+    """It may compile kernels for it."""
+    opens_at, completions = time.monotonic() + 1.5, iter(((503, b""), token()))
+
+    def reply(request: str, key: str) -> Reply:
+        time.sleep(max(0.0, opens_at - time.monotonic()))
+        return next(completions) if request.startswith("POST") else serving(request, key)
+
+    with engine(reply) as port:
+        wait_for(port, 1, works=lambda: True)
+
+
 def test_an_endpoint_that_answers_without_a_token_is_ended_by_the_time() -> None:
     began = unstalled()
     with engine(lambda *_: (503, b"")) as port, pytest.raises(NotReadyError, match=r"not ready within 1 s"):

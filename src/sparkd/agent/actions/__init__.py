@@ -103,7 +103,8 @@ class Actions:
             case fixes.UnlinkSegment():
                 return self._act(partial(unlink_segment, fix, self._host), ACT_SECONDS, "a look at who uses it")
             case fixes.DropPageCache():
-                return self._act(self.drop_page_cache, ACT_SECONDS, "sync")
+                drop = partial(page_cache.drop_page_cache, self._host, ACT_SECONDS)
+                return self._act(drop, ACT_SECONDS, "sync")
             case fixes.CompactMemory():
                 return self._act(partial(self.compact_memory, fix), ACT_SECONDS, "compaction")
             case _:

@@ -1,10 +1,12 @@
 """Makes room for the GPU's driver: drops the page cache, or one file's, and compacts free memory."""
 
 import ctypes
+import math
 import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from sparkd.agent.preflight.fixes import Applied, CompactMemory
 from sparkd.base.host import Host
@@ -20,12 +22,18 @@ _CACHESTAT = 451
 """The call's number in Linux 6.5 and later, the same on x86-64 and arm64. 0.1 ms for a GiB."""
 
 
-def drop_page_cache(host: Host) -> Applied:
-    """May block for as long as the disks take. The note says what MemFree gained."""
-    before = host.meminfo().free_bytes
+def drop_page_cache(host: Host, sync_seconds: float = math.inf) -> Applied:
+    """May block for as long as the disks take. The note says what MemFree gained.
+
+    Nothing is dropped after a sync of more than `sync_seconds`: the start has gone on, and profiling fails if free
+    memory grows.
+    """
+    before, began = host.meminfo().free_bytes, monotonic()
     os.sync()
+    if monotonic() - began > sync_seconds:
+        return Applied("failed", f"nothing is dropped: sync took over {sync_seconds:g} s")
     try:
-        Path(DROP_CACHES).write_text("3\n", encoding="ascii")
+        Path(host.files.real(DROP_CACHES)).write_text("3\n", encoding="ascii")
     except OSError as error:
         return Applied("failed", f"{DROP_CACHES}: {error.strerror}")
     gained = host.meminfo().free_bytes - before

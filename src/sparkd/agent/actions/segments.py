@@ -34,9 +34,8 @@ def find_own_segments(host: Host, pid: int, start_time: int = 0) -> tuple[Unlink
     age_seconds = host.uptime_seconds() - ancestor.start_time / os.sysconf("SC_CLK_TCK") + ROUNDING_SECONDS
     of_its_time = (segment for segment in named if -ROUNDING_SECONDS <= segment.age_seconds <= age_seconds)
     own_segments = (segment for segment in of_its_time if (segment.identity, segment.uid) in used_keys)
-    return tuple(
-        UnlinkSegment(segment.path, segment.device, segment.inode, segment.allocated_bytes) for segment in own_segments
-    )
+    # Without their sizes, which change: each has to be the same in the next look.
+    return tuple(UnlinkSegment(segment.path, segment.device, segment.inode) for segment in own_segments)
 
 
 def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:

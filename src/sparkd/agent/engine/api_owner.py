@@ -8,12 +8,12 @@ import asyncio
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from errno import ENOTCONN
 from functools import partial
 
 from sparkd.agent.actions.rank_process import Rank
-from sparkd.agent.preflight.fixes import stop_by_hand
-from sparkd.agent.preflight.port_uses import describe_holder, find_port_uses
+from sparkd.agent.preflight.port_uses import describe_holder, find_port_uses, find_stop_command
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
 from sparkd.base.host.sockets import Listener, SocketPeer, find_peer, has_open
@@ -52,9 +52,7 @@ class ApiOwner:
         try:
             peer = await self._await_accepted(connection)
             accepted = Listener(self._address, self._port, peer.inode)
-            # In a thread: a user may have made many processes.
-            note_owner = partial(self._note_owner, (accepted,), peer.uid)
-            if not await run_in_thread("api-owner", note_owner):
+            if not await _look(partial(self._note_owner, (accepted,), peer.uid)):
                 raise WrongServerError(self.holder)
         except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
@@ -63,7 +61,13 @@ class ApiOwner:
         """Wait for the server's end of the connection. Raises as `admit`."""
         query_at = time.monotonic() + QUERY_AFTER_SECONDS
         while connection is not None and not _is_closed(connection):
-            if (peer := find_peer(connection)) is not None:
+            try:
+                peer = find_peer(connection)
+            except OSError as error:
+                if error.errno != ENOTCONN:
+                    raise
+                break  # closed just now
+            if peer is not None:
                 return peer
             if time.monotonic() >= query_at:
                 query_at = float("inf")
@@ -73,7 +77,7 @@ class ApiOwner:
         raise HttpError("the server closed the connection before anything was sent")
 
     async def _raise_if_squatted(self) -> None:
-        if await run_in_thread("api-owner", self._only_others_listen):
+        if await _look(self._only_others_listen):
             raise WrongServerError(self.holder)
 
     def _only_others_listen(self) -> bool:
@@ -123,7 +127,7 @@ class ApiOwner:
         (use,) = find_port_uses(self._host, self._host.processes(), (listener,))
         earlier, self._named_at, self.holder = self.holder, time.monotonic(), describe_holder(use, user)
         if self.holder != earlier:
-            stop_hint = f"stop it if it may go: {stop_by_hand(use.pid or 0, use.service_stop)}"
+            command = find_stop_command(use, beside_agent=True)
             self._events.warning(
                 "engine.port.foreign",
                 address=self._address,
@@ -131,8 +135,16 @@ class ApiOwner:
                 pid=use.pid or 0,
                 process=use.comm,
                 user=user or use.user,
-                hint=stop_hint if use.pid else f"sudo ss -ltnp sport = :{self._port}",
+                hint=f"stop it if it may go: {command}" if use.pid else f"sudo ss -ltnp sport = :{self._port}",
             )
+
+
+async def _look(look: Callable[[], bool]) -> bool:
+    """The result of a look at processes, made in a thread: a user may have made many."""
+    try:
+        return await run_in_thread("api-owner", look)
+    except BlockingIOError:  # no thread now: an engine that serves is not given up for that
+        return look()
 
 
 def _is_closed(connection: socket.socket) -> bool:

@@ -263,6 +263,8 @@ def _find_stall(last: HealthState, state: HealthState, probe: Observation, limit
     # A prompt that fits into one step counts no token before its end. If the engine were ended here, the client would
     # send it again, and end the next engine.
     computed_lately = probe.at - state.computed_at < IDLE_SECONDS
+    if computed_lately and state.work is None:
+        return None  # without statistics a canary that is late may only wait in the queue
     if state.still_seconds >= limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately):
         return StalledError(_describe_stall(state))
     # Not the API server's silence: where it alone is silent, the engine may be idle because it has no requests.

@@ -85,11 +85,11 @@ def await_ready(
 
     `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12):
     at once where the endpoint serves another model or refuses the key; else after `launch_seconds`. While HTTP does not
-    answer and the load `works`, it waits longer, up to three times as long.
+    answer and the load `works`, it waits longer, up to three times as long, then also for the first completion.
     """
     deadline = time.monotonic() + launch_seconds
     probing: Outcome[ProbeResult] | None = None
-    next_at = 0.0
+    next_at, is_extended = 0.0, False
     stage, answer, progress = ReadinessStage.HTTP, "", show(ReadinessStage.HTTP)
     while True:
         now = time.monotonic()
@@ -106,8 +106,8 @@ def await_ready(
         if progress.step != before.step:
             next_at = now  # a new step: the endpoint may answer now
         if now >= deadline:
-            may_continue = stage is ReadinessStage.HTTP and now < deadline + MAX_EXTENSION * launch_seconds
-            if not (may_continue and works()):
+            is_extended |= stage is ReadinessStage.HTTP  # and stays so: it may compile for a completion
+            if not (is_extended and now < deadline + MAX_EXTENSION * launch_seconds and works()):
                 raise _late_error(launch_seconds, stage, answer, progress.step, hint)
         loop.wait(PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now)))
 

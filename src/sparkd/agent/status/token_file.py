@@ -15,7 +15,7 @@ from sparkd.base.lib.slow_document import SlowDocument
 FRESH_SECONDS = 0.5
 """Longest time until a new token counts."""
 _TOKEN = re.compile(rb"[!-~]{16,512}")
-_CREATION_HINT = "(umask 077; openssl rand -hex 32 >{path})"
+_CREATION_HINT = "sudo sh -c 'umask 077; openssl rand -hex 32 >{path}'"
 
 
 class TokenFile:

@@ -81,7 +81,7 @@ def test_probe_names_the_largest_five_and_how_to_stop_them(machine: Tree) -> Non
     assert facts.held == (
         OLLAMA,
         HeldMemory(f"pid {root_pid} (x) of uid 0", 7 * GIB, f"sudo kill {root_pid}"),
-        HeldMemory("session-3.scope of spark", 6 * GIB, "sudo systemctl stop session-3.scope"),
+        HeldMemory("session-3.scope of spark", 6 * GIB, "sudo kill 12"),
         HeldMemory("firefox.scope of spark", 5 * GIB, "sudo systemctl --user -M spark@ stop firefox.scope"),
         HeldMemory("fifth.service", 4 * GIB, "sudo systemctl stop fifth.service"),
     )
@@ -100,6 +100,14 @@ def test_docker_stops_the_containers_that_it_has_and_others_end_with_their_proce
     unknown = Host(machine.root, docker=lambda: DockerFacts(running=True, containers=()))
     held = HeldMemory(f"container {CONTAINER[:12]}", 3 * GIB, "sudo kill 10")
     assert OtherTenants(NEED).probe(unknown).held == (held,)
+
+
+@pytest.mark.parametrize("scope", ["vte-spawn-0a1b2c3d.scope", "tmux-spawn-0a1b2c3d.scope"])
+def test_the_shell_beside_a_large_program_is_not_stopped(machine: Tree, scope: str) -> None:
+    group = f"0::{USER_SLICE}/user@1000.service/app.slice/{scope}"
+    machine.process(10, "python3", cgroup=group, private_kib=5 * GIB_IN_KIB, uid=1000)
+    facts = OtherTenants(NEED).probe(Host(machine.root, docker=lambda: AWAY))
+    assert facts.held == (HeldMemory(f"{scope} of uid 1000", 5 * GIB, "sudo kill 10"),)
 
 
 def test_a_user_of_a_directory_in_the_network_is_named_by_his_number(machine: Tree) -> None:

@@ -53,6 +53,12 @@ def test_nobody_is_ended_for_a_port() -> None:
     expect(CHECK.judge(held(API)), fixes=(), clears=False, hint=f"stop it if it may go: {FIX}; or change args.port")
 
 
+def test_what_only_warns_is_stopped_by_what_works_while_the_agent_serves() -> None:
+    """Beside an agent that is not blocked `preflight --fix` is refused."""
+    hint = "stop it if it may go: sudo kill 50; or change observe.listen"
+    expect(CHECK.judge(held(OBSERVE)), Level.WARN, hint=hint, offers=())
+
+
 def judged(tree: Tree, docker: DockerFacts | None = None) -> Verdict:
     if not (tree.root / "proc/1").exists():
         tree.process(1, "systemd", parent=0)
@@ -87,13 +93,15 @@ def test_a_container_of_others_than_docker_is_ended_by_its_process(tree: Tree) -
     ("pid", "comm", "cgroup", "words"),
     [
         (50, "docker-proxy", "/system.slice/docker.service", "sudo docker ps --filter publish=8000"),
+        (50, "dockerd", "/system.slice/docker.service", "sudo docker ps --filter publish=8000"),
         (1, "systemd", "/init.scope", "systemctl list-sockets"),
     ],
 )
 def test_a_process_that_holds_a_port_for_another_one_is_not_to_be_killed(
     tree: Tree, pid: int, comm: str, cgroup: str, words: str
 ) -> None:
-    """docker's proxy of a published port is in docker's own cgroup; a socket unit's port is open in systemd itself."""
+    """docker's proxy of a published port is in docker's own cgroup, and without userland-proxy dockerd has the port; a
+    socket unit's port is open in systemd itself."""
     tree.process(pid, comm, parent=0, opened=("socket:[5]",), cgroup=f"0::{cgroup}")
     tree.listening((8000, 5))
     verdict = judged(tree)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -349,6 +351,18 @@ def test_the_time_grows_with_the_shards_and_not_with_the_weights(tree: Tree) -> 
     assert facts.shards == 46
     assert facts.flaws == ()
     assert took < 0.2, f"{took:.3f} s of CPU"
+
+
+def test_the_command_for_files_that_are_not_for_all_to_read_opens_those_of_a_download_cache_too(tree: Tree) -> None:
+    """There a model's folder has links alone."""
+    blob, cache = tree.file("/m/models--a--tiny/blobs/77", "{}", 0o600), tree.path("/m/models--a--tiny")
+    snapshot = tree.folder("/m/models--a--tiny/snapshots/0a1b")
+    (snapshot / "config.json").symlink_to("../../blobs/77")
+    for folder in (snapshot, cache):
+        blob.chmod(0o600)
+        hint = CHECK.judge(replace(GOOD, folder=str(folder), closed="config.json", image_user="vllm")).hint
+        subprocess.run(shlex.split(hint.removeprefix("sudo ")), check=True)
+        assert blob.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("closed", ["", A, "config.json"])

@@ -14,6 +14,8 @@ from sparkd.base.plan.inputs import MemoryNeed
 
 LEAST_BYTES = GIB
 """Smaller users are neither named nor counted."""
+TERMINALS = ("vte-spawn-", "tmux-spawn-")
+"""Scopes of a shell in a terminal, of GNOME's and of tmux. To stop one ends the shell, too, as that of a login."""
 
 
 class HeldMemory(Struct, frozen=True):
@@ -89,11 +91,10 @@ def _describe_consumer(consumer: Consumer, docker: DockerFacts) -> HeldMemory:
             is_dockers = container is not None or not docker.known  # others are podman's, or Kubernetes'
             label = f"container {name}"
             stop = f"sudo docker stop {shlex.quote(name)}" if is_dockers else f"sudo kill {consumer.pid}"
-        case "user-unit":
+        case "user-unit" if not consumer.name.startswith(TERMINALS):
             stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
-        case "unit":
-            label = consumer.name if consumer.name.endswith(".service") else label
-            stop = f"sudo systemctl stop {shlex.quote(consumer.name)}"
+        case "unit" if consumer.name.endswith(".service"):  # a scope may be a login
+            label, stop = consumer.name, f"sudo systemctl stop {shlex.quote(consumer.name)}"
         case "small":
             label = f"{consumer.processes} {label}"
             stop = f"ps -u {shlex.quote(user)}"

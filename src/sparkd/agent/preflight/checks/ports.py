@@ -9,7 +9,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_v
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.engine_processes import find_engines, pids_of
 from sparkd.agent.preflight.fixes import EndProcess, RemoveContainer, stop_by_hand
-from sparkd.agent.preflight.port_uses import PortUse, find_port_uses
+from sparkd.agent.preflight.port_uses import PortUse, find_port_uses, find_stop_command
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker import DockerFacts
@@ -22,8 +22,6 @@ from sparkd.base.vllm.args import API_KEY
 from sparkd.base.vllm.command import first_values
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
-PROXY = "docker-proxy"
-"""docker's process that holds a published port of a container. To end it does not end the container."""
 
 
 class WantedPort(Struct, frozen=True):
@@ -195,22 +193,11 @@ def _judge_held(held: HeldPort) -> Verdict:
         return refuse(f"{conflict} an unknown process", f"look at: sudo ss -ltnp sport = :{wanted.port}; {alternative}")
     inside = f" in container {held.container}" if held.container else ""
     reason = f"{conflict} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
-    command = _find_stop_command(held)
+    command = find_stop_command(use, beside_agent=not wanted.vital)
+    command = f"sudo docker stop {quote(held.container)}" if held.container else command
     offers = () if command else ((EndProcess(use.pid, use.start_time, use.comm), *held.descendants),)
     command = command or stop_by_hand(use.pid, use.service_stop)
     return refuse(reason, f"stop it if it may go: {command}; {alternative}", offers=offers)
-
-
-def _find_stop_command(held: HeldPort) -> str:
-    """The command that stops a holder other than by ending its process; empty where there is none."""
-    use = held.use
-    if held.container:
-        return f"sudo docker stop {quote(held.container)}"
-    if use.comm == PROXY:
-        return f"sudo docker stop NAME, which this shows: sudo docker ps --filter publish={use.port}"
-    if use.pid == 1:
-        return "sudo systemctl stop UNIT, which this shows: systemctl list-sockets"
-    return ""
 
 
 class ListenersFacts(Struct, frozen=True):

@@ -10,6 +10,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_v
 from sparkd.base.host import Host, docker_image, model_folder
 from sparkd.base.host.files import Files, follow
 from sparkd.base.host.model_folder import ModelFolder
+from sparkd.base.host.weights import SNAPSHOT
 from sparkd.base.lib.text import counted, sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import pull_command
@@ -155,7 +156,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             yield warn(reason, "index and shards may be of different revisions")
         if facts.closed and facts.image_user not in (None, "", "0", "root"):
             reason = f"{facts.closed} is not for everybody to read, and the image runs as {facts.image_user}"
-            yield warn(reason, f"sudo chmod -R a+rX {quote(facts.folder)}")
+            snapshot = SNAPSHOT.fullmatch(facts.folder)  # has links alone, which chmod -R leaves alone
+            yield warn(reason, f"sudo chmod -R a+rX {quote(snapshot[1] if snapshot else facts.folder)}")
 
 
 def _count_more(count: int) -> str:

@@ -76,7 +76,7 @@ class Flag(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
         if not self.choices or (self.optional and value in ("", "None")):
             return ""
         folded = value.lower().replace("-", "_") if self.folds else value
-        choice = str(int(value)) if self.kind == "int" else folded
+        choice = str(int(value)) if self.kind == "int" and not self.wrong_type(value) else folded
         if choice in self.choices:
             return ""
         known = did_you_mean(folded, self.choices) or f": {', '.join(self.choices[:8])}"

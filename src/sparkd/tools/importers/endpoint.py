@@ -1,9 +1,9 @@
 """Completes an imported recipe with what leads to an endpoint: its model and drafts, its image, and its files."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.recipes.schema import Recipe
@@ -55,7 +55,8 @@ def _set_model(source: Source, bundle: Bundle) -> None:
             bundle.update("container", volumes=tuple(mount for mount in volumes if mount.target != path))
             break
     path = bundle.recipe.model.path
-    if not bundle.recipe.model.repo and path.startswith("/") and Path(path).is_dir():
+    # os.path: false also where this user can't look, as in root's home, of which a container's path may be.
+    if not bundle.recipe.model.repo and path.startswith("/") and os.path.isdir(path):  # noqa: PTH112
         source.note(("model",), f"model: no repository is named: it is read from {path}")
     elif not bundle.recipe.model.repo:
         place = path if path.startswith("/") else f"{path} below engine.models_dir"

@@ -18,8 +18,10 @@ from sparkd.tools.importers.source import Source
 _MODELS = RESERVED_TARGETS[0]
 """The container's folder to which sparkd mounts the node's models."""
 DRAFT = "speculative-config"
-SNAPSHOT = re.compile(r"(?a)/(?:[^/]+/)*hub/models--([^\W_][\w.-]*?)--([^\W_][\w.-]*)/snapshots/([0-9a-f]{7,40})/?")
-"""The folder of a model in the hub's cache: organisation, name and commit."""
+SNAPSHOT = re.compile(
+    r"(?a)/(?:[^/]+/)*hub/models--([^\W_][\w.-]{0,95}?)--([^\W_][\w.-]{0,95})/snapshots/([0-9a-f]{7,40})/?"
+)
+"""The folder of a model in the hub's cache: organisation, name and commit. The hub takes names of 96 letters."""
 
 
 def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:

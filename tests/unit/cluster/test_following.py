@@ -130,6 +130,7 @@ BEYOND = "cluster.allow.mounts permits"
         (mount("/srv/models/tiny:/run/sparkd-secrets/A:ro"), "does not accept it as Recipe"),
         (container(devices=["/dev/mem"]), BEYOND),
         (container(devices=["/dev"]), BEYOND),
+        (container(devices=["/srv/data"]), BEYOND),
         (container(devices=["/dev/infiniband/../mem"]), "does not accept it as Recipe"),
         (lambda document: document["recipe"]["model"].update(path="/root/.ssh"), BEYOND),
         (lambda document: document["recipe"]["model"].update(path="../../etc"), "does not accept it as Recipe"),

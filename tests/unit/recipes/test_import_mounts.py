@@ -11,6 +11,8 @@ from tests.unit.started_engines import COMPOSE, IMAGE, UNIT, imported
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.schema import Model
+from sparkd.tools.importers.bundle import Place
+from sparkd.tools.importers.convert import import_text
 
 SNAPSHOT = f"hub/models--a--b/snapshots/{'0' * 40}"
 
@@ -33,6 +35,19 @@ def test_a_folder_of_models_is_no_loss_where_sparkd_mounts_the_model_itself(tmp_
     assert loss.endswith(":/models: left out: /models in the container is sparkd's own: choose another")
     losses = imported(tmp_path, line.format("named")).notes
     assert any(loss.startswith("line 2: --volume named:/models: left out: it is no folder") for loss in losses)
+
+
+@pytest.mark.parametrize("name", ["m", "m" * 300], ids=["of another user", "too long a name"])
+def test_an_unreadable_folder_is_no_error(tmp_path: Path, name: str) -> None:
+    uid, line = os.geteuid(), f"docker run {IMAGE} --model {tmp_path}/{name}"
+    tmp_path.chmod(0)
+    os.seteuid(uid or 65534)
+    try:
+        (missing,) = import_text(line, Path("x"), {}, (), Place(), None).missing
+    finally:
+        os.seteuid(uid)
+        tmp_path.chmod(0o700)
+    assert missing == f"x: line 1: model: no repository is named: put it into {tmp_path}/{name}"
 
 
 def test_a_snapshot_in_the_hubs_cache_of_any_user_is_its_repository(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.unit import published_recipes
+from tests.unit.published_recipes import SERVES, V1, V2
 from tests.unit.started_engines import COMPOSE, IMAGE, LINE, SECRET, UNIT, imported
 
 from sparkd.base.lib.errors import ConfigError
@@ -32,6 +34,18 @@ def test_a_secret_becomes_a_file_and_is_nowhere(text: str, names: list[str], tmp
     assert SECRET not in result.text + "".join(result.notes)
     for path in result.recipe.secrets.values():
         assert f"sudo install -m 600 /dev/stdin {path}" in result.text
+
+
+@pytest.mark.parametrize("form", [V1, V2], ids=["eugr", "sparkrun"])
+def test_a_secret_in_a_published_form_becomes_a_file_also_by_a_further_name_or_by_its_value(
+    root: Path, form: str
+) -> None:
+    env = f'{{LANGFUSE_SECRET_KEY: {SECRET}, HTTPS_PROXY: "http://u:{SECRET}@proxy:3128", MAX_TOKENS: 5}}'
+    recipe, result = published_recipes.imported(root, f"{form}{SERVES}env: {env}\n")
+    names = ("HTTPS_PROXY", "LANGFUSE_SECRET_KEY")
+    assert recipe.secrets == {name: f"/etc/sparkd/{name.lower()}" for name in names}
+    assert recipe.env["MAX_TOKENS"] == "5"
+    assert SECRET not in result.text + "".join(result.notes)
 
 
 def test_a_token_in_the_overrides_of_a_configuration_is_left_out_and_its_numbers_stay(tmp_path: Path) -> None:

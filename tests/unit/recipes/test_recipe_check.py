@@ -153,6 +153,7 @@ def test_ports_that_nothing_listens_on_are_none(checker: Checker) -> None:
         ({"env": {"A": "{model.name}"}}, "there is no placeholder {model.name}", 78),
         ({"env": {"A": "{node.}"}}, "there is no placeholder {node.}", 78),
         ({"args": {"seed": "{node.number}"}}, "there is no placeholder {node.number}", 78),
+        ({"args": {"seed": "{model.path}" * 8000}, "model": {"path": "m" * 4000}}, "once it is filled in", 78),
         ({"args": {"hf-overrides": {"a": ["{node.x}"]}}}, "there is no placeholder {node.x}", 78),
         ({"env": {"A": "a$b pa$$word $ORIGIN/lib:${LIB} ^[a-z]{b}$ {port} $$HOME"}}, "x is good (", 0),
         ({"args": {"tokenizer": "{nodes.x}"}}, "--tokenizer is given {nodes.x} as it stands", 0),

@@ -1,10 +1,13 @@
 """Names and values of flags are judged by the table, and by what a fork may have beside it."""
 
+from time import process_time
+
 import pytest
+from msgspec.structs import replace
 from tests.unit.lint_launches import judge, launch_without_gpu
 
 from sparkd.base.vllm.command import ParsedFlag
-from sparkd.base.vllm.lint import flags, rules
+from sparkd.base.vllm.lint import flags, rules, values
 from sparkd.base.vllm.lint.launch import Launch
 
 
@@ -125,3 +128,19 @@ def test_of_both_forms_of_a_switch_the_last_one_counts(last: str) -> None:
     (issue,) = rules.find_issues(launch_without_gpu(words))
     first = {"enable-prefix-caching", "no-enable-prefix-caching"} - {last}
     assert issue.reason == f"--{last} comes after --{first.pop()}, which does nothing then"
+
+
+def test_both_forms_before_the_engines_own_program_are_not_judged() -> None:
+    launch = launch_without_gpu("")
+    given = replace(launch, flags={"trace": None, "no-trace": None}, given=(ParsedFlag("seed", ("1",)),))
+    assert not list(values.no_effect(given))
+
+
+def test_both_forms_of_very_many_switches_are_found_in_a_time_that_grows_with_their_number() -> None:
+    seconds = []
+    for number in (1_000, 8_000):
+        launch = launch_without_gpu(" ".join(f"--a{at} --no-a{at}" for at in range(number)))
+        start = process_time()
+        assert len([*values.no_effect(launch)]) == number
+        seconds.append(process_time() - start)
+    assert seconds[1] < 20 * seconds[0]

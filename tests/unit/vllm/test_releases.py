@@ -52,6 +52,19 @@ def test_each_release_has_the_no_form_of_a_switch(table: FlagTable) -> None:
     assert judge(launch_without_gpu("--no-enable-prefix-caching", table=table)) == []
 
 
+@pytest.mark.parametrize(
+    ("fork", "words"),
+    [
+        (Flag("block-size", "text", choices=("auto", "16")), "--block-size small"),
+        (Flag("hf-overrides", "int", choices=("1",)), "--hf-overrides abc"),
+    ],
+    ids=["a release has numbers for it", "a number where vLLM has JSON"],
+)
+def test_a_choice_of_a_fork_that_is_no_number_elsewhere_is_judged(fork: Flag, words: str) -> None:
+    flags = tuple(fork if flag.name == fork.name else flag for flag in OWN.flags)
+    assert judge(launch_without_gpu(words, table=replace(OWN, flags=flags))) == ["flag-choice blocks"]
+
+
 OF_KIND = {"text": "abc", "float": "0.5", "json": "{}", "object": "{}", "text or object": "abc"}
 NAMES = ("flag-", "json-", "variable-", "misnamed", "not-registered")
 """How the rules of names and single values begin."""

@@ -1,6 +1,7 @@
 """Types of setting values, each with the error text for a wrong value."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from ipaddress import IPv6Address, ip_address
 from typing import Annotated, NamedTuple
@@ -132,7 +133,7 @@ def _check_table(check: Callable[[Mapping[str, object]], object], written_as: ob
 
 
 def _refuse_repeats(raw: tuple[str, ...]) -> tuple[str, ...]:
-    if twice := [name for name in raw if raw.count(name) > 1]:
+    if twice := [name for name, count in Counter(raw).items() if count > 1]:
         raise ValueError(f"names {twice[0]} twice")
     return raw
 

@@ -57,7 +57,7 @@ def _refuse_paths(
         folders = _permitted_folders(key, settings, written=written)
         plain, real = f"/{normpath(path).lstrip('/')}", resolve(path)
         if not (_lies_in(plain, folders) and _lies_in(real, [*filter(None, map(resolve, folders))])):
-            mode = "to read and write" if written else "to read"
+            mode = "as a device below /dev" if key == DEVICES else "to read and write" if written else "to read"
             readable = f"{models} and what the head sends (files of up to 1 MiB) to read"
             yield f"{path} {mode}: cluster.allow.mounts permits {mounts}, beside {readable}"
         elif outer := _find_writable_above(plain, real, settings, resolve):
@@ -68,9 +68,16 @@ def _refuse_paths(
 
 
 def _permitted_folders(key: str, settings: Settings, *, written: bool) -> list[str]:
-    """Folders in which a path of the option `key` may lie. VERBS is permitted as a device, never mounted writable."""
-    read_only = () if written else (settings.engine.models_dir, HEAD_FILES, *_list_mounts(settings, writable=False))
-    return [*_list_mounts(settings, writable=True), *([VERBS] if key == DEVICES or not written else ()), *read_only]
+    """Folders in which a path of the option `key` may lie. VERBS is permitted as a device, never mounted writable.
+
+    Of a folder docker gives every device in it: as a node, which a share's server may make, and by a link into /dev
+    (DevicesFromPath in moby's daemon/pkg/oci), which a container that writes there may make.
+    """
+    writable = _list_mounts(settings, writable=True)
+    if key == DEVICES:
+        return [VERBS, *(folder for folder in writable if is_below(folder, "/dev"))]
+    read_only = (settings.engine.models_dir, HEAD_FILES, VERBS, *_list_mounts(settings, writable=False))
+    return [*writable, *(() if written else read_only)]
 
 
 def _list_mounts(settings: Settings, *, writable: bool) -> list[str]:

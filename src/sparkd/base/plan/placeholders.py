@@ -7,7 +7,7 @@ from sparkd.base.lib.errors import AwaitedError, ConfigError
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.plan.model import Node
 from sparkd.base.recipes.schema import PLACEHOLDER
-from sparkd.base.vllm.args import JsonValue
+from sparkd.base.vllm.args import LONGEST_ARGUMENT, JsonValue
 
 _SET_BY = {"node.interface": "set fabric.interface", "node.hcas": "set fabric.hcas"}
 """Placeholders whose values come with the fabric, each with the setting that can give one."""
@@ -41,7 +41,9 @@ def fill_text(template: str, values: Mapping[str, str], where: str) -> str:
             raise error_type(f"{where}: {{{name}}} is not known on this node", _SET_BY.get(name, ""))
         return values[name]
 
-    return PLACEHOLDER.sub(find_value, template)
+    if len(text := PLACEHOLDER.sub(find_value, template)) > LONGEST_ARGUMENT:
+        raise ConfigError(f"{where}: is longer than {LONGEST_ARGUMENT} characters once it is filled in")
+    return text
 
 
 def fill_value(template: JsonValue, values: Mapping[str, str], where: str) -> JsonValue:

@@ -38,6 +38,8 @@ OTHER_HOMES = {
 
 LONGEST_ARGUMENT = 100_000
 """In bytes, or in characters before they are encoded: Linux limits one argument or variable to 128 KiB."""
+LONGEST_PATH = 4095
+"""In bytes: PATH_MAX of linux/limits.h, without the NUL at its end."""
 
 _FLAG = re.compile(r"[a-z][a-z0-9]*(?:-[a-zA-Z0-9]+)*(?:\.[A-Za-z0-9_-]+)*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -182,7 +184,8 @@ def parse_secret_files(raw: Mapping[str, object]) -> dict[str, str]:
 
 def check_path(raw: str, what: str = "a path") -> str:
     """An absolute path that docker can mount, without a trailing slash."""
-    check_text(raw, what)
+    if len(check_text(raw, what).encode()) > LONGEST_PATH:
+        raise ValueError(f"{what} is longer than {LONGEST_PATH} bytes, and no file can be opened by it")
     if not raw.startswith("/"):
         # The value is not repeated: it may be the secret itself.
         raise ValueError(f"{what} must be an absolute path, such as /etc/sparkd/name")

@@ -17,7 +17,8 @@ from sparkd.base.lib import read_data
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.vllm.args import JsonValue
 
-_QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
+_QUOTED = re.compile(r'("(?:[^"\\]|\\.)*+(?:"|\\?\Z))', re.DOTALL)
+"""A text in quotes; one without an end goes to the end, or the search would begin again at each escaped quote."""
 _BARE_AMOUNT = re.compile(r"\b\d{1,15}(?:\.\d{1,6})?[kKmMgGtT]\b", re.ASCII)
 _WORD_BREAK = re.compile("[_-]")
 
@@ -75,7 +76,7 @@ class Flag(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
         if not self.choices or (self.optional and value in ("", "None")):
             return ""
         folded = value.lower().replace("-", "_") if self.folds else value
-        choice = str(int(value)) if self.kind == "int" else folded
+        choice = str(int(value)) if self.kind == "int" and not self.wrong_type(value) else folded
         if choice in self.choices:
             return ""
         known = did_you_mean(folded, self.choices) or f": {', '.join(self.choices[:8])}"

@@ -1,9 +1,9 @@
 """Completes an imported recipe with what leads to an endpoint: its model and drafts, its image, and its files."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.recipes.schema import Recipe
@@ -18,8 +18,10 @@ from sparkd.tools.importers.source import Source
 _MODELS = RESERVED_TARGETS[0]
 """The container's folder to which sparkd mounts the node's models."""
 DRAFT = "speculative-config"
-SNAPSHOT = re.compile(r"(?a)/(?:[^/]+/)*hub/models--([^\W_][\w.-]*?)--([^\W_][\w.-]*)/snapshots/([0-9a-f]{7,40})/?")
-"""The folder of a model in the hub's cache: organisation, name and commit."""
+SNAPSHOT = re.compile(
+    r"(?a)/(?:[^/]+/)*hub/models--([^\W_][\w.-]{0,95}?)--([^\W_][\w.-]{0,95})/snapshots/([0-9a-f]{7,40})/?"
+)
+"""The folder of a model in the hub's cache: organisation, name and commit. The hub takes names of 96 letters."""
 
 
 def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
@@ -55,7 +57,8 @@ def _set_model(source: Source, bundle: Bundle) -> None:
             bundle.update("container", volumes=tuple(mount for mount in volumes if mount.target != path))
             break
     path = bundle.recipe.model.path
-    if not bundle.recipe.model.repo and path.startswith("/") and Path(path).is_dir():
+    # os.path: false also where this user can't look, as in root's home, of which a container's path may be.
+    if not bundle.recipe.model.repo and path.startswith("/") and os.path.isdir(path):  # noqa: PTH112
         source.note(("model",), f"model: no repository is named: it is read from {path}")
     elif not bundle.recipe.model.repo:
         place = path if path.startswith("/") else f"{path} below engine.models_dir"

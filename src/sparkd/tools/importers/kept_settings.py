@@ -64,7 +64,7 @@ class KeptSettings(Struct):
             value = option.value
             if name in _RANK_VARIABLES or has_node_address(name, value):
                 self.launch.note(option, f"{name}: left out: {OF_RANK}")
-            elif _is_secret(name, value):
+            elif is_secret(name, value):
                 if value:
                     self.take_secret(name, option)
             elif missing := unknown(value):
@@ -173,7 +173,7 @@ class KeptSettings(Struct):
         return published
 
 
-def _is_secret(name: str, value: str) -> bool:
+def is_secret(name: str, value: str) -> bool:
     """Whether a variable is a secret, by its name or its value."""
     if SECRET_NAME.search(name):
         return True

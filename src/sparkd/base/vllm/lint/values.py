@@ -128,11 +128,10 @@ def no_effect(launch: Launch) -> Matches:
 
 
 def _find_both_forms(launch: Launch) -> Matches:
-    names = [parsed.name for parsed in launch.given] or [*launch.flags]
-    for flag in launch.flags:
-        if (negative := f"no-{flag}") in launch.flags:
-            *_, last = (name for name in names if name in (flag, negative))
-            other = flag if last == negative else negative
+    places = {name: place for place, name in enumerate([parsed.name for parsed in launch.given] or launch.flags)}
+    for flag in places:
+        if (negative := f"no-{flag}") in places:
+            other, last = sorted((flag, negative), key=places.__getitem__)
             yield about(last, f"comes after --{other}, which does nothing then")
 
 

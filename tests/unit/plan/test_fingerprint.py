@@ -25,3 +25,9 @@ def test_an_unreadable_file_is_named(tree: Tree) -> None:
         fingerprint.read_weights(host, plan(HEAD))
     with pytest.raises(BlockedError, match=r"engine.script /x.sh can't be read"):
         fingerprint.hash_user_script(host, plan(HEAD, configured(engine={"script": "/x.sh"})))
+
+
+def test_a_command_to_paste_holds_a_folder_with_a_blank_together(tree: Tree) -> None:
+    with pytest.raises(BlockedError) as raised:
+        fingerprint.read_weights(Host(tree.root), plan(HEAD, configured(engine={"models_dir": "/srv/my models"})))
+    assert "sudo ls -lL '/srv/my models/" in raised.value.hint

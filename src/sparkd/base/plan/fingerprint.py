@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from hashlib import sha256
+from shlex import quote
 
 from sparkd.base.host import Host, docker_image, weights
 from sparkd.base.host.files import Files
@@ -40,7 +41,7 @@ def read_weights(host: Host, plan: LaunchPlan) -> weights.Manifest:
     try:
         return weights.manifest(host.files, folder)
     except OSError as error:
-        raise _make_error(f"the model's folder {folder}", error, f"look at: ls -lL {folder}") from None
+        raise _make_error(f"the model's folder {folder}", error, f"look at: sudo ls -lL {quote(folder)}") from None
 
 
 def hash_user_script(host: Host, plan: LaunchPlan) -> str:

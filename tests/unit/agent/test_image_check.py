@@ -129,6 +129,15 @@ def test_an_image_that_is_not_as_asserted_blocks_until_it_is_built_again(asserti
     assert journal.index("agent.run.blocked") < journal.index("engine.container.started")
 
 
+def test_an_engine_that_a_blocked_node_has_started_ends_in_its_own_phase(asserting: AssertingWorld) -> None:
+    """An image that a person has just brought is checked while the node still reports that it is blocked."""
+    asserting.use(OLD, 64, FAULT)
+    acts = {"blocked": lambda: asserting.use(NEW), "serving": asserting.fail}
+    code, journal = asserting.run(ASSERTING, ASSERTING, CONTAINER, once=acts)
+    assert code is ExitCode.ENGINE_ENDED, journal
+    assert asserting.last_exit.phase == "serving"
+
+
 def test_the_images_own_vllm_is_queried_once_and_the_next_preflight_judges_by_it(asserting: AssertingWorld) -> None:
     """A fork, as by its parser, that lacks all flags of the recipe but one."""
     asserting.use(OLD, 0, packed(ONE_FLAG).encode())

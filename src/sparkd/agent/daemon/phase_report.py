@@ -28,7 +28,7 @@ class PhaseReport(Struct):
         """
         previous = self.reporter.report.phase
         has_ended = phase in (Phase.BLOCKED, Phase.FAILED)
-        if has_ended and self.failed_in is None:
+        if has_ended and previous is not phase and self.failed_in is None:
             self.failed_in = previous
         self.reporter.update(phase=phase, message=message, draining=draining, action=action, memory=self.memory())
         if not may_follow(previous, phase):

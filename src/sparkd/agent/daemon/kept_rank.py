@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from functools import partial
+from contextlib import suppress
 
 import msgspec
 from msgspec import Struct, field
@@ -81,7 +81,14 @@ def keep_rank(agent: Agent, running: Running) -> None:
     if running.record.stage is not RankStage.STARTING:
         return
     context, rank = agent.context, running.rank
-    read_service = partial(units.digest_service, context.role, context.configured)
+
+    def read_service() -> str:
+        with suppress(
+            LookupError, ValueError
+        ):  # an upgrade during the load may have brought another version's template
+            return units.digest_service(context.role, context.configured)
+        return ""
+
     kept_rank = KeptRank(
         rank_id=running.record.rank_id,
         name=rank.name,

@@ -183,6 +183,8 @@ def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
     begin_restore(agent)  # the agent before may have been killed before it did that
     agent.reporter.publish()
     agent.loop.report_ready()  # only now, as in `serve`
+    # What ends the rank is imported now, and not once an upgrade of the package has replaced it.
+    agent.run_aside("containers", lambda: agent.actions.containers)
 
 
 def _find_change(agent: Agent, stamp: str) -> FindingReport | None:

@@ -249,4 +249,4 @@ def test_another_configuration_is_for_the_next_process(scriptless: World, path: 
     scriptless.tree.file("/etc/sparkd/conf.d/05-key.toml", f"engine.secrets.VLLM_API_KEY = {json.dumps(secret)}\n")
     code, journal = run_agent(scriptless, once={"blocked": lambda: scriptless.tree.file(path, "engine.script = ''\n")})
     assert code is ExitCode.BLOCKED
-    assert 'reason="the configuration has changed"' in journal
+    assert 'reason="the configuration, or sparkd itself, has changed"' in journal

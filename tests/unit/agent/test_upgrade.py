@@ -1,4 +1,4 @@
-"""An upgrade of the package replaces the files of an agent that runs, and restarts nothing: the agent goes on without
+"""An upgrade of the package replaces the files of an agent that runs, and restarts nothing: the agent continues without
 them.
 """
 
@@ -11,11 +11,14 @@ from pathlib import Path
 
 from tests.unit.agent.kept_ranks import kept_rank
 from tests.unit.agent.left_ranks import left_rank
-from tests.unit.agent_runs import World, end, open_world, run_agent, serving
+from tests.unit.agent.starts import start_agent
+from tests.unit.agent_runs import World, configuration, end, open_world, run_agent, serving
 from tests.unit.engine_server import Reply
 from tests.unit.nodes import until
 
 import sparkd
+from sparkd.agent.daemon.configuration_stamp import digest_stamp
+from sparkd.agent.daemon.context import Agent, Pace
 from sparkd.base.lib.errors import ExitCode
 
 PACKAGE = Path(sparkd.__file__).parent
@@ -26,7 +29,8 @@ def run_upgraded(scenario: str, folder: Path) -> None:
     shutil.copytree(PACKAGE, folder / "sparkd", ignore=shutil.ignore_patterns("__pycache__"))
     program = f"from tests.unit.agent.test_upgrade import {scenario} as run; run()"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), *sys.path))}
-    completed = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    command = (sys.executable, "-c", program)
+    completed = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert completed.returncode == 0, completed.stderr
 
 
@@ -47,6 +51,40 @@ def test_an_agent_that_has_taken_a_rank_over_ends_it_after_an_upgrade(tmp_path: 
     run_upgraded("stop_after_upgrade", tmp_path)
 
 
+def block_through_upgrade() -> None:
+    with open_world(World) as world:
+        world.pace = Pace(look_seconds=0.05, look_share=1)
+        world.tree.file("/etc/sparkd/sparkd.toml", configuration(world.port, "/none", ("script-paths",)))
+        code, journal = run_agent(world, once={"blocked": replace_program})
+        assert code is ExitCode.BLOCKED, journal
+        assert "sparkd itself, has changed" in journal
+
+
+def replace_program() -> None:
+    (PACKAGE / "new.py").write_text((PACKAGE / "__init__.py").read_text())
+    (PACKAGE / "new.py").replace(PACKAGE / "__init__.py")
+
+
+def test_a_blocked_node_starts_again_with_the_new_version(tmp_path: Path) -> None:
+    """Else two nodes that stood by may differ for ever, and advise the upgrade that they have."""
+    run_upgraded("block_through_upgrade", tmp_path)
+
+
+def stamp_through_upgrade() -> None:
+    def read_stamp(agent: Agent) -> str:
+        agent.actions.release()
+        return digest_stamp(agent)
+
+    with open_world(World) as world:
+        stamp, _ = start_agent(world.tree, read_stamp)
+        replace_program()
+        assert start_agent(world.tree, read_stamp)[0] == stamp
+
+
+def test_an_upgrade_is_no_changed_configuration_of_a_rank_that_is_taken_over(tmp_path: Path) -> None:
+    run_upgraded("stamp_through_upgrade", tmp_path)
+
+
 def load_through_upgrade() -> None:
     upgraded = threading.Event()
 
@@ -63,5 +101,5 @@ def load_through_upgrade() -> None:
         assert code is ExitCode.GOOD, journal
 
 
-def test_a_load_goes_on_through_an_upgrade_of_the_units(tmp_path: Path) -> None:
+def test_a_load_continues_through_an_upgrade_of_the_units(tmp_path: Path) -> None:
     run_upgraded("load_through_upgrade", tmp_path)

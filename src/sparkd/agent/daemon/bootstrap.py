@@ -260,7 +260,7 @@ def _await(base: Base, events: Events, attempt: Callable[[], T], limit_seconds: 
 def _raise_if_outdated(base: Base) -> None:
     stamp = look_at_configuration(base.loop, base.host.files.root, base.configured_at)
     if (stamp, stamp_switch(base.host)) != (base.configured_at, base.switch_seen):
-        raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
+        raise OutdatedPlanError("the configuration, or sparkd itself, has changed", "sparkd restarts with it")
 
 
 def await_head_config(base: Base, awaited: HeadAwaitedError, events: Events) -> NoReturn:

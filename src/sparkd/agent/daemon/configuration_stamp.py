@@ -12,12 +12,15 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+import sparkd
 from sparkd.agent.daemon.context import Agent
 from sparkd.base.cluster.head_key import PRIVATE, PUBLIC
 from sparkd.base.lib.errors import OutdatedPlanError
 from sparkd.base.lib.main_loop import MainLoop
 
 FOLDER = "etc/sparkd"
+PROGRAM = Path(sparkd.__file__)
+"""An upgrade replaces it, and restarts no agent: one that waits is to start again with it."""
 FORM = "2:"
 """What a digest is made of, by number: those of two versions of sparkd are compared only where it is the same."""
 LOOK_SECONDS = 2.0
@@ -26,10 +29,11 @@ Stamp = Mapping[Path, tuple[int, ...]]
 
 
 def stamp_configuration(root: str | os.PathLike[str]) -> Stamp:
-    """A stamp that changes with every edit below /etc/sparkd. Folders that can't be listed are left out."""
+    """A stamp that changes with every edit below /etc/sparkd, and an upgrade. Unlistable folders are left out."""
     path = Path(root, FOLDER)  # named where a share that a link leads to hangs: `find_path`
     walked = os.walk(path)
-    return _stamp_files(Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
+    names = (Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
+    return _stamp_files([PROGRAM, *names])
 
 
 def look_at_configuration(loop: MainLoop, root: str | os.PathLike[str], unknown: Stamp) -> Stamp:
@@ -45,11 +49,12 @@ def look_at_configuration(loop: MainLoop, root: str | os.PathLike[str], unknown:
 def digest_stamp(agent: Agent) -> str:
     """Digest of `Agent.configured_at` for an agent that takes over the rank of this one, behind FORM.
 
-    The cluster's keys are left out: an agent that runs reads them again, so that a new one counts at once.
+    The cluster's keys are left out: an agent that runs reads them again, so that a new one counts at once. The program
+    is, too, since it runs the rank as it is.
     """
     root, key_file = agent.host.files.root, agent.context.configured.cluster.key_file
-    keys = {Path(root, path.lstrip("/")) for path in (key_file, PRIVATE, PUBLIC)}
-    stamps = {path: stamp for path, stamp in agent.configured_at.items() if path not in keys}
+    left_out = {PROGRAM, *(Path(root, path.lstrip("/")) for path in (key_file, PRIVATE, PUBLIC))}
+    stamps = {path: stamp for path, stamp in agent.configured_at.items() if path not in left_out}
     return FORM + sha256(repr(stamps).encode()).hexdigest()
 
 
@@ -81,7 +86,7 @@ class ConfigurationWatch:
             self._named_files = named_files
         agent, stamp = self._agent, self._agent.configured_at
         if named_files != self._named_files or look_at_configuration(agent.loop, agent.host.files.root, stamp) != stamp:
-            raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
+            raise OutdatedPlanError("the configuration, or sparkd itself, has changed", "sparkd restarts with it")
 
     def _stamp_named_files(self, previous: object) -> object:
         """The stamp of files that the configuration names, and a process reads once. `previous` where they hang."""

@@ -242,9 +242,13 @@ def test_a_port_of_a_stray_that_survived_is_no_reason_for_a_try_at_once(tree: Tr
     assert len(tries) == 1
 
 
-@pytest.mark.parametrize("path", ["/etc/sparkd/conf.d/10-mine.toml", "/srv/secrets/api.key"])
+@pytest.mark.parametrize(
+    "path", ["/etc/sparkd/conf.d/10-mine.toml", "/srv/secrets/api.key", "/srv/checkout/recipes/mine.yaml"]
+)
 def test_another_configuration_is_for_the_next_process(scriptless: World, path: str) -> None:
     scriptless.tree.file("/srv/secrets/api.key", "old")
+    recipes = scriptless.tree.file("/srv/checkout/recipes/mine.yaml", "old").parent
+    (scriptless.tree.root / "etc/sparkd/recipes").symlink_to(recipes)
     secret = str(scriptless.tree.root / "srv/secrets/api.key")
     scriptless.tree.file("/etc/sparkd/conf.d/05-key.toml", f"engine.secrets.VLLM_API_KEY = {json.dumps(secret)}\n")
     code, journal = run_agent(scriptless, once={"blocked": lambda: scriptless.tree.file(path, "engine.script = ''\n")})

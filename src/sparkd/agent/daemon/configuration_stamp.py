@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 import sparkd
@@ -21,7 +22,7 @@ from sparkd.base.lib.main_loop import MainLoop
 FOLDER = "etc/sparkd"
 PROGRAM = Path(sparkd.__file__)
 """An upgrade replaces it, and restarts no agent: one that waits is to start again with it."""
-FORM = "2:"
+FORM = "3:"
 """What a digest is made of, by number: those of two versions of sparkd are compared only where it is the same."""
 LOOK_SECONDS = 2.0
 """Limit for a look: milliseconds, unless a file server hangs. The other nodes wait for an agent meanwhile."""
@@ -31,9 +32,9 @@ Stamp = Mapping[Path, tuple[int, ...]]
 def stamp_configuration(root: str | os.PathLike[str]) -> Stamp:
     """A stamp that changes with every edit below /etc/sparkd, and an upgrade. Unlistable folders are left out."""
     path = Path(root, FOLDER)  # named where a share that a link leads to hangs: `find_path`
-    walked = os.walk(path)
+    walked = chain.from_iterable(os.walk(path / name) for name in ("", "conf.d", "recipes"))  # these may be links
     names = (Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
-    return _stamp_files([PROGRAM, *names])
+    return _stamp_files({PROGRAM, *names})
 
 
 def look_at_configuration(loop: MainLoop, root: str | os.PathLike[str], unknown: Stamp) -> Stamp:

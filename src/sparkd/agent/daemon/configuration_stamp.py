@@ -1,7 +1,7 @@
 """Stamps of the files from which a process has its plan: where one changes, the next process makes another plan.
 
 A stamp is only compared. It has the inode, size and time of each file, so that an edit changes it, and so does a
-replacement. That of /etc/sparkd is taken before these files are read, as `Agent.configured_at`: an edit in between
+replacement. That of /etc/sparkd is taken before these files are read, as `Context.configured_at`: an edit in between
 counts as a change.
 """
 
@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 import sparkd
-from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.context import Context
 from sparkd.base.cluster.head_key import PRIVATE, PUBLIC
 from sparkd.base.lib.errors import OutdatedPlanError
 from sparkd.base.lib.main_loop import MainLoop
@@ -47,8 +47,8 @@ def look_at_configuration(loop: MainLoop, root: str | os.PathLike[str], unknown:
     return unknown
 
 
-def digest_stamp(agent: Agent) -> str:
-    """Digest of `Agent.configured_at` for an agent that takes over the rank of this one, behind FORM.
+def digest_stamp(agent: Context) -> str:
+    """Digest of `Context.configured_at` for an agent that takes over the rank of this one, behind FORM.
 
     The cluster's keys are left out: an agent that runs reads them again, so that a new one counts at once. The program
     is, too, since it runs the rank as it is.
@@ -75,7 +75,7 @@ class ConfigurationWatch:
     A look that hangs counts as no change.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Context) -> None:
         self._agent = agent
         self._named_files = self._stamp_named_files(None)
         """Their first stamp; None until a look has not hung."""

@@ -50,6 +50,18 @@ WantedBy=multi-user.target
     assert [note.partition("=")[0] for note in result.notes] == ["line 5: EnvironmentFile", "line 7: ExecStartPre"]
 
 
+def test_what_a_unit_sets_counts_wherever_it_stands(tmp_path: Path) -> None:
+    text = f"{UNIT}ExecStart=/opt/vllm serve $MODEL\nEnvironment=A=1\n# a drop-in\n[Service]\nEnvironment=MODEL=org/m\n"
+    result = imported(tmp_path, text, image=IMAGE)
+    assert (result.recipe.model.repo, result.recipe.env) == ("org/m", {"A": "1", "MODEL": "org/m"})
+
+
+def test_an_empty_value_of_a_unit_takes_back_those_before_it(tmp_path: Path) -> None:
+    drop_in = f"[Service]\nEnvironment=\nExecStartPre=\nExecStart=\nExecStart=/usr/bin/{LINE} --seed 1\n"
+    result = imported(tmp_path, f"{UNIT}Environment=A=1\nExecStartPre=/x\nExecStart=/usr/bin/{LINE} -e A\n{drop_in}")
+    assert (result.recipe.args, result.recipe.env, result.notes) == ({"seed": 1}, {}, [])
+
+
 def test_the_vllm_of_a_unit_is_the_images_own(tmp_path: Path) -> None:
     text = f"{UNIT}Environment=OMP_NUM_THREADS=8 PATH=/opt/vllm/bin:/bin\nExecStart=/opt/vllm/bin/vllm serve org/m\n"
     result = imported(tmp_path, text, image=IMAGE)

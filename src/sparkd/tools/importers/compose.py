@@ -58,6 +58,7 @@ class _Service(Struct):
     def make_launch(self) -> Launch:
         line = self._find_line("command" if "command" in self.data else "image")
         launch = Launch(line, self._fill_text(self.data.get("image"), "image") or self._name_build(), service=self.name)
+        launch.folder = self.variables.values.get("PWD", "")
         launch.words = self._read_words("command") or []
         entrypoint = self._read_words("entrypoint")
         # The program of an image that is built is not known, whatever the image is called.

@@ -48,12 +48,14 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
     inner = inner_commands(words, command.env, overrides, line) if depth < 3 and not verb_at else None
     if verb_at:
         launch = read_docker(words, command.lines, verb_at + 1, command.env)
+        launch.folder = command.folder
         _note_own_options(launch, words[at:verb_at], line)
         note_condition(launch, command.block)
         yield launch
     elif inner is not None:
         for nested in inner:
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
+            nested.folder = nested.folder or command.folder
             yield from find_launches(nested, overrides, depth + 1)
     elif words[at + 1 : at + 2] == ["compose"] and at >= 0:
         own_words = [*takewhile(lambda word: word not in ("run", "exec", "logs"), words)]

@@ -32,8 +32,6 @@ class Form(Struct, frozen=True):
     path: str
     kind: str
     launches: list[Launch]
-    folder: str = ""
-    """The folder where relative paths begin; empty where the text is no file's."""
     overrides: Overrides = {}
     """Variables that the user sets, also for a shell in the container."""
 
@@ -62,7 +60,7 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
         raise (unreadable_error(text, path, "") if is_markdown else fault) from None
     if is_markdown and not launches:
         raise unreadable_error(text, path, "")
-    return Form(str(path), kind, launches, folder, overrides)
+    return Form(str(path), kind, launches, overrides)
 
 
 def _read_launches(

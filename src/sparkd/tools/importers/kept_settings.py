@@ -46,8 +46,6 @@ class KeptSettings(Struct):
     """The settings of one launch, whose notes get what is left out."""
 
     launch: Launch
-    folder: str
-    """The folder where relative paths begin; empty where there is none."""
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
 
@@ -149,8 +147,9 @@ class KeptSettings(Struct):
     def _read_mount(self, option: Option) -> _Mount:
         """The mount with an absolute source, and no slash at the target's end."""
         source, target, mode = _split_mount(option)
-        is_relative = source.startswith(".") and self.folder
-        return _Mount(normpath(f"{self.folder}/{source}") if is_relative else source, target.rstrip("/"), mode)
+        folder = self.launch.folder
+        is_relative = source.startswith(".") and folder
+        return _Mount(normpath(f"{folder}/{source}") if is_relative else source, target.rstrip("/"), mode)
 
     def publish(self, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
         """Replace the engine's port by the node's published one, since the engine will use the node's network."""

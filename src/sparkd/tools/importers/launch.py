@@ -45,17 +45,17 @@ class Engine(Struct):
     """Keys of schema 1's `container`."""
 
 
-def find_engine(launch: Launch, folder: str, overrides: Mapping[str, str]) -> Engine | None:
+def find_engine(launch: Launch, overrides: Mapping[str, str]) -> Engine | None:
     """Find the engine of a launch; None where that starts no vLLM server. Raises LineError.
 
-    `folder`: of relative paths. `overrides`: variables that the user sets for a shell in the container.
+    `overrides`: variables that the user sets for a shell in the container.
     """
     if len(launch.options) + len(launch.env) > _MOST_OPTIONS:
         raise LineError(launch.line, f"has more than {_MOST_OPTIONS} options and variables")
-    return _choose_engine(launch, _list_commands(launch, overrides), folder)
+    return _choose_engine(launch, _list_commands(launch, overrides))
 
 
-def _choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engine | None:
+def _choose_engine(launch: Launch, commands: list[Command]) -> Engine | None:
     """The engine that one of the commands starts. The other commands become notes. Raises LineError."""
     places = [place for place, command in enumerate(commands) if find_server(command.words)[1]]
     if not places:
@@ -67,7 +67,7 @@ def _choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engi
     for place, command in enumerate(commands):
         if command is not starter and command.words[0] not in _OF_SHELL:
             _note_other(launch, command, is_before=place < places[0])
-    return _make_engine(launch, starter, folder)
+    return _make_engine(launch, starter)
 
 
 def _note_other(launch: Launch, command: Command, *, is_before: bool) -> None:
@@ -106,7 +106,7 @@ def _list_commands(launch: Launch, overrides: Mapping[str, str]) -> list[Command
 def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrides: Mapping[str, str]) -> Engine:
     """Find the engine that a shell in the container starts by `text`. Raises CommandError, LineError."""
     commands = inner_commands(["bash", "-c", text], env, overrides, launch.line)
-    engine = _choose_engine(launch, commands or [], "")
+    engine = _choose_engine(launch, commands or [])
     if engine is None:
         raise CommandError("runs no `vllm serve`: write one plainly")
     return engine
@@ -121,7 +121,7 @@ def _put_program_first(words: list[str], image: str) -> list[str]:
     return [*VLLM_SERVE, *words] if is_taken else words
 
 
-def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
+def _make_engine(launch: Launch, command: Command) -> Engine:
     """The engine of a command, with what a recipe keeps of the launch. The rest becomes notes. Raises LineError."""
     entrypoint, program_end = find_server(command.words)
     try:
@@ -133,7 +133,7 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     assignments = (word.partition("=") for word in command.words[:program_end])
     env = {**command.env, **{name: value for name, equals, value in assignments if equals and name.isidentifier()}}
     extended = _find_extended(command.env) if launch.image else {}  # without an image, no shell starts the program
-    kept = KeptSettings(launch, folder)
+    kept = KeptSettings(launch)
     kept.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _keep_flag(flag, kept))
     container = kept.container([*_list_paths(flags)], serve.model)

@@ -48,6 +48,8 @@ class Launch(Struct):
     notes: list[Note] = field(default_factory=list)
     service: str = ""
     """The name in a compose file; empty elsewhere."""
+    folder: str = ""
+    """The folder where relative paths begin; empty, or with a mark, where it is not known."""
 
     def note(self, at: int | Option, text: str, *, is_missing: bool = False) -> None:
         """Add a note. `at`: a line of the launch, or the option."""

@@ -86,7 +86,7 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
             for variable in [name for name in SET_BY_IMAGE if name in launch.env]:
                 launch.note(launch.env.pop(variable), f"{variable}: left out: the image has its own")
         try:
-            engine = find_engine(launch, form.folder, form.overrides)
+            engine = find_engine(launch, form.overrides)
         except LineError as error:
             raise make_fault(form.path, error.line, str(error)) from None
         if engine is None:
@@ -104,7 +104,7 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
 def _put_into(launch: Launch, file: str, container: Launch) -> None:
     """Give a launch the image, options and variables of the container that it runs in. `file`: the container's."""
     launch.image = container.image
-    launch.options = [option._replace(file=file) for option in container.options]
+    launch.folder, launch.options = container.folder, [option._replace(file=file) for option in container.options]
     launch.env = {**{name: option._replace(file=file) for name, option in container.env.items()}, **launch.env}
     launch.notes = [*(replace(note, file=file) for note in container.notes), *launch.notes]
 

@@ -141,7 +141,8 @@ class ShellState(Struct):
             command.env |= self.exported
             command.take_prefix()
             self._follow_setting(command.words)
-            if command.words[0] == "cd" and not self.is_piped:
+            command.folder = self.variables.values.get("PWD", "")
+            if command.words[0] in ("cd", "pushd", "popd") and not self.is_piped:
                 folder = self.variables.find_folder("".join(command.words[1:][-1:]))
                 self._set_variable("PWD", folder or mark_variable("PWD"))
         return bool(command.words)

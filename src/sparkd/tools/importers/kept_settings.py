@@ -8,13 +8,12 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
-from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.container_options import convert_for_recipe, is_true
 from sparkd.tools.importers.marks import unknown
-from sparkd.tools.importers.options import OF_RANK, Launch, Option, merge_keys, redact, secret_file
+from sparkd.tools.importers.options import OF_RANK, Launch, Option, is_secret, merge_keys, redact, secret_file
 from sparkd.tools.importers.variables import SET_BY_IMAGE
 
 _RANK_VARIABLES = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
@@ -62,7 +61,7 @@ class KeptSettings(Struct):
             value = option.value
             if name in _RANK_VARIABLES or has_node_address(name, value):
                 self.launch.note(option, f"{name}: left out: {OF_RANK}")
-            elif _is_secret(name, value):
+            elif is_secret(name, value):
                 if value:
                     self.take_secret(name, option)
             elif missing := unknown(value):
@@ -170,13 +169,6 @@ class KeptSettings(Struct):
                 text = f"--publish {option.value[:60]}: left out: the engine listens on one port, {port}"
                 self.launch.note(option, text)
         return published
-
-
-def _is_secret(name: str, value: str) -> bool:
-    """Whether a variable is a secret, by its name or its value."""
-    if SECRET_NAME.search(name):
-        return True
-    return redact.document(value, name.removeprefix("TIKTOKEN_")) != value  # TIKTOKEN has TOKEN in it
 
 
 def _split_mount(option: Option) -> _Mount:

@@ -137,6 +137,9 @@ def _make_engine(launch: Launch, command: Command) -> Engine:
     kept.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _keep_flag(flag, kept))
     container = kept.container([*_list_paths(flags)], serve.model)
+    # A variable that is left out, such as a secret, is left out of what runs the engine, too.
+    left_out = env.keys() - kept.env.keys()
+    entrypoint = tuple(word for word in entrypoint if "=" not in word or word.partition("=")[0] not in left_out)
     flags, model = kept.publish(flags), kept.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     # A blank that no shell fills in, or quotes as pages print them.

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from msgspec import Struct, toml
 
 from sparkd.base.lib import read_data
-from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import is_below
 from sparkd.tools.importers.container_options import convert_for_recipe, is_true
+from sparkd.tools.importers.options import is_secret, redact
 from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.templates import Values, substitute
 
@@ -176,7 +176,7 @@ def _read_environment(source: Source) -> Mapping[str, str]:
         if re.search(r"\{(?:config|launch)\.", text):
             source.note(("env", name), f"env.{name}: left out: sparkrun fills it in at each launch: write its value")
             continue
-        if re.search(r"\$(?:\w|\{)", text) and not SECRET_NAME.search(name):
+        if re.search(r"\$(?:\w|\{)", text) and not is_secret(name, text):
             note = f"env.{name}: is passed as it stands, as sparkrun does: write its value"
             source.note(("env", name), note)
         variables[name] = text
@@ -210,7 +210,7 @@ def _convert_or_note(source: Source, name: str, value: object, command: str) -> 
     converted, reason = convert_for_recipe(name, value)
     if reason:
         entries = [str(entry) for entry in value] if isinstance(value, list) else []
-        shown = "".join(f" {shorten(entry)}:" for entry in entries)
+        shown = "".join(f" {redact(shorten(entry))}:" for entry in entries)
         is_used = name == "volumes" and any(_is_used(volume, command) for volume in entries)
         leave_out = source.need if is_used or name == "platform" else source.note
         leave_out((_EXECUTOR, name), f"{_EXECUTOR}.{name}:{shown} left out: {reason}")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.started_engines import COMPOSE, IMAGE, imported
+from tests.unit.started_engines import COMPOSE, IMAGE, LINE, UNIT, imported
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.schema import Volume
@@ -133,9 +133,23 @@ def test_what_a_compose_file_includes_is_named_as_not_read(tmp_path: Path) -> No
     assert imported(tmp_path, f"include: []\n{COMPOSE}").notes == []
 
 
-def test_yes_is_text_in_a_compose_file_but_switches_privileged_on(tmp_path: Path) -> None:
+def test_what_compose_and_systemd_merge_into_a_file_is_named_as_not_read(tmp_path: Path) -> None:
+    beside = tmp_path / "0"
+    (beside / "given.d").mkdir(parents=True)
+    (beside / "docker-compose.override.yml").touch()
+    (beside / "given.d" / "a.conf").touch()
+    text = "line 1: {}: not read, and may change this: import what `{}` prints"
+    assert imported(tmp_path, COMPOSE).notes == [text.format("docker-compose.override.yml", "docker compose config")]
+    unit = f"{UNIT}ExecStart=/usr/bin/{LINE}\n"
+    assert imported(tmp_path, unit).notes == [text.format("a.conf", "systemctl cat given")]
+    assert imported(tmp_path, LINE).notes == []
+
+
+def test_yes_is_text_in_a_compose_file_but_switches_what_is_on_or_off(tmp_path: Path) -> None:
     text = f"{COMPOSE}    environment: {{A: yes, B: off, C: true}}\n    init: yes\n    privileged: yes\n"
-    recipe = imported(tmp_path, text).recipe
+    mount = "    volumes: [{type: bind, source: /srv/x, target: /x, read_only: yes}]\n"
+    recipe = imported(tmp_path, text + mount).recipe
+    assert recipe.container.volumes[0].read_only
     assert recipe.env == {"A": "yes", "B": "off", "C": "true"}
     assert recipe.container.init and recipe.container.privileged
 

@@ -85,10 +85,10 @@ def test_an_eval_without_an_end_is_noted_and_a_model_may_have_an_apostrophe(tmp_
 
 
 def test_only_programs_that_are_not_run_are_noted_and_no_words_of_the_shell(tmp_path: Path) -> None:
-    flow = 'set -e; [ -n "$A" ] && unset A; for i in 1 2; do (( i > 1 )) && break; done; read -r a b <x; : x'
+    flow = 'set -e; [ -n "$A" ] && unset B; for i in 1 2; do (( i > 1 )) && break; done; read -r a b <x; : x'
     choice = 'case "$A" in on|off) echo on;; *) fix /x;; esac'
     text = f"{flow}\n{choice}\n(cp a b)\nvllm serve org/m"
     result = imported(tmp_path, f"docker run --entrypoint bash {IMAGE} -c '{text}'")
     assert result.recipe.model.repo == "org/m"
     noted = [note.partition("not run: ")[2].partition(":")[0] for note in result.notes]
-    assert noted == ["echo on", "fix /x", "cp a b"]
+    assert noted == ["unset B", "echo on", "fix /x", "cp a b"]

@@ -75,6 +75,15 @@ def test_the_path_of_a_vllm_in_a_container_is_kept(tmp_path: Path) -> None:
     assert imported(tmp_path, text).recipe.image.entrypoint == ("/opt/vllm/bin/vllm", "serve")
 
 
+def test_an_engine_that_is_started_in_a_container_has_the_image_of_that_name(tmp_path: Path) -> None:
+    other = "docker run -d --name web web:1\n"
+    start = "docker exec -d x vllm serve org/m\n"
+    result = imported(tmp_path, f"{other}docker run -d --name x -e A=1 {IMAGE} sleep infinity\n{start}")
+    assert (result.recipe.image.ref, result.recipe.env) == (IMAGE, {"A": "1"})
+    with pytest.raises(ConfigError, match="line 2: names no image to run it in"):
+        imported(tmp_path, other + start)
+
+
 def test_what_a_unit_gives_to_the_script_that_it_runs_is_named_as_lost(tmp_path: Path) -> None:
     unit = (
         f"{UNIT}Environment=A=1 B=2\nEnvironmentFile=/etc/x.env\nExecStartPre=/usr/bin/modprobe foo\nExecStart=/x.sh\n"

@@ -23,6 +23,7 @@ _VALUE_OPTIONS = {
     "platform": "platform",
 }  # fmt: skip
 """The option of `docker run` for a service's single value."""
+_TRUE = ("true", "yes", "y", "on")
 _IGNORED_KEYS = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
     "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "runtime", "expose",
@@ -154,7 +155,7 @@ class _Service(Struct):
         text = "all" if name == "gpus" else self._fill_text(self.data[name], name)
         if name not in ("privileged", "init"):
             yield Option(_VALUE_OPTIONS[name], text, line)
-        elif text in ("true", "yes", "y", "on"):
+        elif text.lower() in _TRUE:
             yield Option(name, "true", line)
 
     def _read_entry(self, name: str, entry_value: object, steps: tuple[str, ...]) -> tuple[str, str]:
@@ -169,7 +170,7 @@ class _Service(Struct):
         }
         if name == "ports":
             return "publish", port_text(parts.get("host_ip", ""), parts.get("published", ""), parts.get("target", ""))
-        suffix = ",readonly" if parts.get("read_only") == "true" else ""
+        suffix = ",readonly" if parts.get("read_only", "").lower() in _TRUE else ""
         return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + suffix
 
     def _read_ulimits(self) -> Iterator[Option]:

@@ -125,6 +125,7 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
         raise LineError(launch.line, f"docker {verb} names no {'container' if verb == 'exec' else 'image'}: write it")
     if verb == "exec":
         launch.entrypoint = []
+        launch.options.append(Option("name", name, launch.line))
     else:
         launch.image = name
     return launch

@@ -1,9 +1,12 @@
 """Reads files beside a form that it names: the `.env` of a compose file, and what a script sources."""
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
+from glob import escape
 from os.path import normpath, realpath
 from pathlib import Path
+from shlex import quote
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable
@@ -15,6 +18,21 @@ from sparkd.tools.importers.variables import CommandError, Variables
 _ENV_LINE = re.compile(
     r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:(?<!\s)\s+#.*)?", re.ASCII
 )
+
+
+_MERGED = {
+    "compose": ("*compose.override.y*ml", "docker compose config"),
+    "systemd unit": ("{}.d/*.conf", "systemctl cat {}"),
+}
+"""By kind of form: the files beside it that its tool merges into it, and the command that prints the result."""
+
+
+def list_merged(path: Path, kind: str) -> Iterator[str]:
+    """Notes on the files beside a form that its tool merges into it: they are not read."""
+    pattern, command = _MERGED.get(kind, ("", ""))
+    files = path.parent.glob(pattern.format(escape(path.name))) if pattern else ()
+    for name in sorted(file.name for file in files if file != path):
+        yield f"{name}: not read, and may change this: import what `{command.format(quote(path.name))}` prints"
 
 
 def read_env_file(path: Path, owner: int, variables: Variables) -> dict[str, str]:

@@ -16,7 +16,7 @@ from sparkd.base.lib.text import printable, sanitize
 from sparkd.tools.importers.compose import read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import read_script
-from sparkd.tools.importers.files_beside import read_env_file, read_sourced
+from sparkd.tools.importers.files_beside import list_merged, read_env_file, read_sourced
 from sparkd.tools.importers.kinds import find_kind, may_be_markdown, unreadable_error
 from sparkd.tools.importers.options import Launch, LineError, make_fault
 from sparkd.tools.importers.source import Overrides
@@ -60,6 +60,9 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
         raise (unreadable_error(text, path, "") if is_markdown else fault) from None
     if is_markdown and not launches:
         raise unreadable_error(text, path, "")
+    for note in list_merged(path, kind) if folder else ():
+        for launch in launches:
+            launch.note(1, note)
     return Form(str(path), kind, launches, overrides)
 
 

@@ -20,9 +20,9 @@ from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError
 
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
-_NEEDLESS = ("cd", "echo", "sleep")
+_NEEDLESS = ("cd", "echo", "sleep", "unset")
 """Programs of which the engine needs nothing."""
-_OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true", "unset")
+_OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true")
 """Words that mean something to the shell alone."""
 _EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(SET_BY_IMAGE)})(?!\w))+", re.ASCII)
 """A value that consists of plain text and variables that the image sets."""

@@ -73,15 +73,16 @@ def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve
 def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
     """Path and engine of each launch that starts one.
 
-    An engine without an image, as of `docker exec`, runs in the only container that starts no engine itself, if any.
+    An engine without an image, as of `docker exec`, runs in the only container that may be its own, and starts none.
     """
     launches = [(form, launch) for form in forms for launch in form.launches]
     engines, idle_containers = list[tuple[str, Engine]](), list[tuple[str, Launch]]()
     # Containers come first, since the other launches may run in one.
     for form, launch in sorted(launches, key=lambda pair: not pair[1].image):
-        is_container = bool(launch.image)
-        if not is_container and len(idle_containers) == 1:
-            _put_into(launch, *idle_containers[0])
+        is_container, own_name = bool(launch.image), _find_name(launch)
+        own_containers = [idle for idle in idle_containers if own_name in ("", _find_name(idle[1]) or own_name)]
+        if not is_container and len(own_containers) == 1:
+            _put_into(launch, *own_containers[0])
         elif not is_container:
             for variable in [name for name in SET_BY_IMAGE if name in launch.env]:
                 launch.note(launch.env.pop(variable), f"{variable}: left out: the image has its own")
@@ -99,6 +100,12 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
             raise make_fault(form.path, launch.line, "names no image to run it in: --image REF names one")
         engines.append((form.path, engine))
     return engines
+
+
+def _find_name(launch: Launch) -> str:
+    """The name of its container; empty where that is not known."""
+    names = [option.value for option in launch.options if option.name == "name" and not unknown(option.value)]
+    return "".join(names[:1])
 
 
 def _put_into(launch: Launch, file: str, container: Launch) -> None:

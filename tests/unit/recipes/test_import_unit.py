@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,13 @@ def test_what_a_unit_sets_counts_wherever_it_stands(tmp_path: Path) -> None:
     text = f"{UNIT}ExecStart=/opt/vllm serve $MODEL\nEnvironment=A=1\n# a drop-in\n[Service]\nEnvironment=MODEL=org/m\n"
     result = imported(tmp_path, text, image=IMAGE)
     assert (result.recipe.model.repo, result.recipe.env) == ("org/m", {"A": "1", "MODEL": "org/m"})
+
+
+@pytest.mark.parametrize(("user", "home"), [("daemon", pwd.getpwnam("daemon").pw_dir), ("nobody-of-here", "${HOME}")])
+def test_the_home_of_a_unit_with_a_user_is_that_users(tmp_path: Path, user: str, home: str) -> None:
+    start = f"docker run -e A=${{HOME}}/a {IMAGE} --model org/m"
+    text = imported(tmp_path, f"{UNIT}ExecStart=/usr/bin/{start}\nUser={user}\n").text
+    assert f"{home} stands for" in text if home[0] == "$" else f"A: {home}/a" in text
 
 
 def test_an_empty_value_of_a_unit_takes_back_those_before_it(tmp_path: Path) -> None:

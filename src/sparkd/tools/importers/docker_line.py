@@ -6,7 +6,7 @@ from itertools import pairwise, takewhile
 
 from sparkd.tools.importers.command import find_server, is_ray
 from sparkd.tools.importers.inner_shell import find_script, inner_commands
-from sparkd.tools.importers.launch import note_condition
+from sparkd.tools.importers.launch import explain_stray, note_condition
 from sparkd.tools.importers.marks import is_unknown, mark, shown, unknown
 from sparkd.tools.importers.options import Launch, LineError, Option, redact
 from sparkd.tools.importers.shell import Script
@@ -27,6 +27,7 @@ _SHORT_OPTIONS = {
 }  # fmt: skip
 _PROGRAMS = ("docker", "podman", "nerdctl")
 _VERBS = ("run", "exec", "create")
+_FLAG = re.compile("--?[A-Za-z]")
 _OWN_OPTION = re.compile(r"(?!(?:-D|--debug|--tls|--tlsverify)\Z)(?:-\w|--[^=]+)")
 """An option of docker itself, before the verb, whose value is the next word."""
 
@@ -67,6 +68,8 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         yield launch
     elif text := _explain_unused(words):
         yield Launch(line, notes=[Note(line, text)])
+    elif _FLAG.match("".join(words[:1])) and not command.block:  # in a block it may be a pattern of `case`
+        yield Launch(line, notes=[Note(line, explain_stray(words), is_missing=True)])
 
 
 def _find_program(words: list[str]) -> tuple[int, int]:

@@ -76,11 +76,16 @@ def _note_other(launch: Launch, command: Command, *, is_before: bool) -> None:
     if is_ray(command.words):
         text = "ray start: left out: sparkd joins the nodes itself; see executor: ray"
     elif command.words[0].startswith("-"):
-        text, is_missing = f"left out: {printed[:2000]}: the line before it lacks its backslash: add it", True
+        text, is_missing = explain_stray(command.words), True
     else:
         text = f"not run: {printed[:120]}: do it in an image, and name that under image.ref"
         is_missing = is_before and command.words[0] not in _NEEDLESS
     launch.note(launch.line, text, is_missing=is_missing)
+
+
+def explain_stray(words: list[str]) -> str:
+    """What becomes of flags without a program."""
+    return f"left out: {redact(shown(' '.join(words)))[:2000]}: the line before it lacks its backslash: add it"
 
 
 def note_condition(launch: Launch, block: int) -> None:

@@ -1,5 +1,6 @@
 """Reads a systemd unit: what its ExecStart= starts, by systemd.syntax(7), systemd.service(5) and systemd.exec(5)."""
 
+import pwd
 import re
 import shlex
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from sparkd.tools.importers.variables import CommandError, Variables
 _SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
 _SYSTEM_UNIT = re.compile(r"^(?:User=|WantedBy=(?:multi-user|graphical)\.target)", re.MULTILINE)
 """Shows a unit of the system manager, in which %h is root's home, also with User= (systemd.unit(5))."""
-_KEYS = ("Environment", "WorkingDirectory", "EnvironmentFile", "ExecStartPre", "ExecStart")
-"""In the order in which they count: the first two hold wherever they stand, as in a drop-in behind the unit."""
+_KEYS = ("Environment", "WorkingDirectory", "User", "EnvironmentFile", "ExecStartPre", "ExecStart")
+"""In the order in which they count: the first three hold wherever they stand, as in a drop-in behind the unit."""
 _SPECIFIER = re.compile(r"%[A-Za-z%]")
 
 
@@ -41,6 +42,8 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                     variables.assign(name, env[name])
             elif key == "WorkingDirectory":
                 variables.assign("PWD", _fill_specifiers(value.removeprefix("-"), home))
+            elif key == "User":  # which has no part in %h
+                variables.assign("HOME", _find_home(value))
             elif key == "EnvironmentFile":
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
             elif key == "ExecStartPre" and not _makes_way(value):
@@ -54,6 +57,13 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
     for launch in launches:
         launch.notes += notes
     return launches
+
+
+def _find_home(user: str) -> str:
+    try:
+        return pwd.getpwnam(user).pw_dir
+    except KeyError:
+        return mark_variable("HOME")
 
 
 def _find_engines(line: int, words: list[str], env: Mapping[str, str], variables: Variables) -> list[Launch]:

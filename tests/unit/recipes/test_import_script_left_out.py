@@ -84,6 +84,16 @@ def test_an_eval_without_an_end_is_noted_and_a_model_may_have_an_apostrophe(tmp_
     assert notes[0] == f"line 1: eval {text} -y: not read: give what it sets by -o NAME=VALUE"
 
 
+def test_what_an_eval_sets_is_not_known(tmp_path: Path) -> None:
+    (lost,) = imported(tmp_path, f"S=1\neval S=2\n{LINE} --seed $S").missing
+    assert (
+        lost
+        == "line 3: --seed: left out: what ${S} stands for in ${S} is not known: write its value, or give -o S=VALUE"
+    )
+    result = imported(tmp_path, f'S=1\neval "$(cat x.env)"\n{LINE} --seed $S')
+    assert result.notes == ["line 2: eval $(cat x.env): not read: give what it sets by -o NAME=VALUE"]
+
+
 @pytest.mark.parametrize("start", [LINE, "vllm serve org/m"])
 def test_flags_behind_a_line_without_its_backslash_are_missing(tmp_path: Path, start: str) -> None:
     options = 'case "$1" in\n  -p|--port) P=$2;;\n  -h|--help) exit;;\nesac'

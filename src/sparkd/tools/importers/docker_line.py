@@ -57,7 +57,8 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         for nested in inner:
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
             nested.folder = nested.folder or command.folder
-            yield from find_launches(nested, overrides, depth + 1)
+        launches = [launch for nested in inner for launch in find_launches(nested, overrides, depth + 1)]
+        yield from launches or _note_unused(words, line)
     elif words[at + 1 : at + 2] == ["compose"] and at >= 0:
         own_words = [*takewhile(lambda word: word not in ("run", "exec", "logs"), words)]
         yield Launch(line, words=["docker", "compose", "-f", find_script(own_words)], entrypoint=[])
@@ -66,10 +67,10 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         launch = Launch(line, words=words, entrypoint=[], env=env)
         note_condition(launch, command.block)
         yield launch
-    elif text := _explain_unused(words):
-        yield Launch(line, notes=[Note(line, text)])
     elif _FLAG.match("".join(words[:1])) and not command.block:  # in a block it may be a pattern of `case`
         yield Launch(line, notes=[Note(line, explain_stray(words), is_missing=True)])
+    else:
+        yield from _note_unused(words, line)
 
 
 def _find_program(words: list[str]) -> tuple[int, int]:
@@ -78,11 +79,15 @@ def _find_program(words: list[str]) -> tuple[int, int]:
     return at, _find_verb(words, at + 1) if at >= 0 else 0
 
 
-def _explain_unused(words: list[str]) -> str:
-    """What the import makes of a command that starts no engine; empty for one that does not concern it."""
+def _note_unused(words: list[str], line: int) -> Iterator[Launch]:
+    """A note on a command that starts no engine; none on one that does not concern the import."""
+    text = ""
     if words[:1] in (["source"], ["."], ["eval"]) and not words[-1].endswith("/activate"):  # of a virtual environment
-        return f"{redact(shorten(shown(' '.join(words))))}: not read: give what it sets by -o NAME=VALUE"
-    return "ray start: left out: sparkd joins the nodes itself" if is_ray(words) else ""
+        text = f"{redact(shorten(shown(' '.join(words))))}: not read: give what it sets by -o NAME=VALUE"
+    elif is_ray(words):
+        text = "ray start: left out: sparkd joins the nodes itself"
+    if text:
+        yield Launch(line, notes=[Note(line, text)])
 
 
 def _note_own_options(launch: Launch, words: list[str], line: int) -> None:

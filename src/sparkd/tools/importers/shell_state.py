@@ -153,7 +153,7 @@ class ShellState(Struct):
         names = words[1 : _SETTING[setting]] if setting in _SETTING else []
         if words[:2] == ["printf", "-v"]:
             names = words[2:3]
-        elif setting == "let":
+        elif setting in ("let", "eval"):
             self.make_computed_unknown(" ".join(words[1:]))
         self.make_unknown(name for name in names if name.isidentifier())
 

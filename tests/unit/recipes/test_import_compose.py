@@ -95,7 +95,8 @@ def test_an_env_file_may_be_named_in_the_long_form(tmp_path: Path) -> None:
 
 def test_a_service_that_is_only_built_has_the_image_that_compose_makes(tmp_path: Path) -> None:
     ui = "  ui: {build: ui, env_file: ui.env, command: [--config, /x.yaml]}\n"
-    built = COMPOSE.replace(f"image: {IMAGE}", "build: .").replace("--model", "vllm serve") + ui
+    built = COMPOSE.replace(f"image: {IMAGE}", "build: .").replace("--model", "vllm serve")
+    built += f"    ports: ['8000:8000']\n{ui}"
     result = imported(tmp_path, "name: My.vllm\n" + built)
     assert result.recipe.image.ref == "myvllm-vllm"
     assert result.notes == [
@@ -111,6 +112,20 @@ def test_a_service_that_is_only_built_has_the_image_that_compose_makes(tmp_path:
         imported(tmp_path, "name: $P\n" + built)
     (tmp_path / "0" / ".env").write_text("COMPOSE_PROJECT_NAME=bar\n")
     assert imported(tmp_path, "name: foo\n" + built).recipe.image.ref == "bar-vllm"
+
+
+@pytest.mark.parametrize(
+    ("more", "is_noted"),
+    [
+        ("    expose: ['8000']\n  web: {image: a}\n", True),
+        ("    ports: ['8000:8000']\n  web: {image: a}\n", False),
+        ("    network_mode: host\n  web: {image: a}\n", False),
+        ("", False),
+    ],
+)
+def test_an_engine_that_other_services_alone_reach_is_noted(tmp_path: Path, more: str, *, is_noted: bool) -> None:
+    note = "line 4: ports: none, yet the whole network will reach the engine: args.host 127.0.0.1 keeps it on the node"
+    assert imported(tmp_path, COMPOSE + more).notes == [note] * is_noted
 
 
 def test_one_service_is_named(tmp_path: Path) -> None:

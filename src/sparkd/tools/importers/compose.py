@@ -70,6 +70,10 @@ class _Service(Struct):
         if self.document.data.get("include"):
             text = "include: not read: write what the engine needs of it into this file"
             launch.note(self.document.line(("include",)), text)
+        is_alone = len(as_mapping(self.document.data["services"])) == 1 or self.data.get("network_mode") == "host"
+        if not self.data.get("ports") and not is_alone:
+            text = "ports: none, yet the whole network will reach the engine: args.host 127.0.0.1 keeps it on the node"
+            launch.note(line, text)
         launch.env = {option.name: option for option in self._read_environment(launch)}
         launch.options = list(self._read_options(launch))
         return launch

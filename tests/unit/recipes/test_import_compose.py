@@ -81,6 +81,18 @@ def test_an_anchor_of_a_compose_file_may_be_defined_again(tmp_path: Path) -> Non
     assert imported(tmp_path, text).recipe.env == {"A": "1", "B": "1", "C": "2", "D": "2"}
 
 
+def test_an_env_file_has_escapes_in_double_quotes_and_its_values_of_several_lines_are_named(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / ".env").write_text(r"""A="{\"a\": \"b\\\\c\nd\"}" # x
+B='\"\n'
+C="a
+b"
+""")
+    result = imported(tmp_path, f"{COMPOSE}    env_file: .env\n")
+    assert result.recipe.env == {"A": '{"a": "b\\\\c\nd"}', "B": r"\"\n"}
+    assert result.notes == ["line 5: C: left out: what $C stands for is not known: write its value under env"]
+
+
 def test_an_env_file_may_be_named_in_the_long_form(tmp_path: Path) -> None:
     text = COMPOSE + "    env_file: [{path: .env, required: false}, {path: more.env, required: false}]\n"
     more = ["line 5: env_file: more.env: not read: write its variables under env, secrets under secrets"]

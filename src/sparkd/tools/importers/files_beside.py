@@ -12,11 +12,12 @@ from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable
 from sparkd.base.lib.text_file import read_owned_file
 from sparkd.base.vllm.container_paths import is_below
+from sparkd.tools.importers.marks import mark
 from sparkd.tools.importers.options import make_fault
 from sparkd.tools.importers.variables import CommandError, Variables
 
 _ENV_LINE = re.compile(
-    r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:(?<!\s)\s+#.*)?", re.ASCII
+    r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"((?:[^\"\\]|\\.)*+)\"|(.*?))(?:(?<!\s)\s+#.*)?", re.ASCII
 )
 
 
@@ -72,6 +73,10 @@ def _parse_env_file(text: str, variables: Variables) -> dict[str, str]:
     for line in text.splitlines():
         if match := _ENV_LINE.fullmatch(line.strip()):
             name, single, double, bare = match.groups()
-            values[name] = single if single is not None else variables.fill(double if double is not None else bare)
+            if double is not None:
+                bare = re.sub(r"\\([\"\\n])", lambda sign: sign[1].replace("n", "\n"), double)
+            elif bare and bare[0] in "\"'":  # its quote ends on a later line
+                bare = mark(f"${name}")
+            values[name] = single if single is not None else variables.fill(bare)
             variables.assign(name, values[name])
     return values

@@ -42,6 +42,9 @@ def test_a_folder_of_models_is_no_loss_where_sparkd_mounts_the_model_itself(tmp_
         ("cd ../w || exit 1\n{}", "w/x"),
         ("(cd ../w && {})", "w/x"),
         ("pushd ../w\n{}", "w/x"),
+        ('cd "$(dirname "$(readlink -f "$0")")"/../w\n{}', "w/x"),
+        ('cd "$(dirname "$(realpath $0)")"\n{}', "0/x"),
+        ('cd "$(readlink -f ../link)"\n{}', "w/x"),
         ("cd ../w; bash -c '{}'", "w/x"),
         ("cd ../w; docker run -d -v ./x:/x a:1 sleep 9\ncd /; docker exec a vllm serve org/m --seed 1", "w/x"),
         ("cd $D\n{}", ""),
@@ -51,6 +54,7 @@ def test_a_folder_of_models_is_no_loss_where_sparkd_mounts_the_model_itself(tmp_
     ],
 )
 def test_a_relative_mount_begins_in_the_folder_of_its_command(script: str, source: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("w")
     result = imported(tmp_path, script.format(f"docker run -v ./x:/x {IMAGE} --model org/m"))
     sources = [volume.source for volume in result.recipe.container.volumes]
     assert sources == [str(tmp_path / source)] * bool(source)

@@ -54,11 +54,7 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         note_condition(launch, command.block)
         yield launch
     elif inner is not None:
-        for nested in inner:
-            nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
-            nested.folder = nested.folder or command.folder
-        launches = [launch for nested in inner for launch in find_launches(nested, overrides, depth + 1)]
-        yield from launches or _note_unused(words, line)
+        yield from [*_find_inner(inner, command, overrides, depth)] or _note_unused(command, line)
     elif words[at + 1 : at + 2] == ["compose"] and at >= 0:
         own_words = [*takewhile(lambda word: word not in ("run", "exec", "logs"), words)]
         yield Launch(line, words=["docker", "compose", "-f", find_script(own_words)], entrypoint=[])
@@ -67,10 +63,16 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         launch = Launch(line, words=words, entrypoint=[], env=env)
         note_condition(launch, command.block)
         yield launch
-    elif _FLAG.match("".join(words[:1])) and not command.block:  # in a block it may be a pattern of `case`
-        yield Launch(line, notes=[Note(line, explain_stray(words), is_missing=True)])
     else:
-        yield from _note_unused(words, line)
+        yield from _note_unused(command, line)
+
+
+def _find_inner(inner: list[Command], outer: Command, overrides: Mapping[str, str], depth: int) -> Iterator[Launch]:
+    """What the commands of a shell within another command start."""
+    for command in inner:
+        command.block, command.env = command.block or outer.block, {**outer.env, **command.env}
+        command.folder = command.folder or outer.folder
+        yield from find_launches(command, overrides, depth + 1)
 
 
 def _find_program(words: list[str]) -> tuple[int, int]:
@@ -79,15 +81,18 @@ def _find_program(words: list[str]) -> tuple[int, int]:
     return at, _find_verb(words, at + 1) if at >= 0 else 0
 
 
-def _note_unused(words: list[str], line: int) -> Iterator[Launch]:
+def _note_unused(command: Command, line: int) -> Iterator[Launch]:
     """A note on a command that starts no engine; none on one that does not concern the import."""
-    text = ""
+    words, text = command.words, ""
+    is_stray = bool(_FLAG.match("".join(words[:1]))) and not command.block  # in a block it may be a pattern of `case`
     if words[:1] in (["source"], ["."], ["eval"]) and not words[-1].endswith("/activate"):  # of a virtual environment
         text = f"{redact(shorten(shown(' '.join(words))))}: not read: give what it sets by -o NAME=VALUE"
     elif is_ray(words):
         text = "ray start: left out: sparkd joins the nodes itself"
+    elif is_stray:
+        text = explain_stray(words)
     if text:
-        yield Launch(line, notes=[Note(line, text)])
+        yield Launch(line, notes=[Note(line, text, is_stray)])
 
 
 def _note_own_options(launch: Launch, words: list[str], line: int) -> None:

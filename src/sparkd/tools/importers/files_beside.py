@@ -30,8 +30,8 @@ _MERGED = {
 
 def list_merged(path: Path, kind: str) -> Iterator[str]:
     """Notes on the files beside a form that its tool merges into it: they are not read."""
-    pattern, command = _MERGED.get(kind, ("", ""))
-    files = path.parent.glob(pattern.format(escape(path.name))) if pattern else ()
+    pattern, command = _MERGED[kind]
+    files = path.parent.glob(pattern.format(escape(path.name)))
     for name in sorted(file.name for file in files if file != path):
         yield f"{name}: not read, and may change this: import what `{command.format(quote(path.name))}` prints"
 

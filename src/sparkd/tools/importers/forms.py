@@ -60,9 +60,6 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
         raise (unreadable_error(text, path, "") if is_markdown else fault) from None
     if is_markdown and not launches:
         raise unreadable_error(text, path, "")
-    for note in list_merged(path, kind) if folder else ():
-        for launch in launches:
-            launch.note(1, note)
     return Form(str(path), kind, launches, overrides)
 
 
@@ -70,12 +67,17 @@ def _read_launches(
     text: str, kind: str, variables: Variables, service: str, path: Path, owner: int | None
 ) -> list[Launch]:
     """Read the launches; for a compose file also the file `.env` beside it. Raises LineError."""
-    if kind == "systemd unit":
-        return read_unit(text, variables)
     if kind == "command line":
         return read_script(text, variables, lambda name: read_sourced(path, name, owner))
-    env_file = {} if owner is None else read_env_file(path.parent / ".env", owner, variables)
-    return read_compose(text, variables, service, env_file)
+    if kind == "systemd unit":
+        launches = read_unit(text, variables)
+    else:
+        env_file = {} if owner is None else read_env_file(path.parent / ".env", owner, variables)
+        launches = read_compose(text, variables, service, env_file)
+    for note in () if owner is None else list_merged(path, kind):
+        for launch in launches:
+            launch.note(1, note)
+    return launches
 
 
 def read_container_form(name: str, host: Host) -> Form:

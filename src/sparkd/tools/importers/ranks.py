@@ -79,8 +79,7 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
     engines, idle_containers = list[tuple[str, Engine]](), list[tuple[str, Launch]]()
     # Containers come first, since the other launches may run in one.
     for form, launch in sorted(launches, key=lambda pair: not pair[1].image):
-        is_container, own_name = bool(launch.image), _find_name(launch)
-        own_containers = [idle for idle in idle_containers if own_name in ("", _find_name(idle[1]) or own_name)]
+        is_container, own_containers = bool(launch.image), _list_own(launch, idle_containers)
         if not is_container and len(own_containers) == 1:
             _put_into(launch, *own_containers[0])
         elif not is_container:
@@ -106,6 +105,12 @@ def _find_name(launch: Launch) -> str:
     """The name of its container; empty where that is not known."""
     names = [option.value for option in launch.options if option.name == "name" and not unknown(option.value)]
     return "".join(names[:1])
+
+
+def _list_own(launch: Launch, containers: list[tuple[str, Launch]]) -> list[tuple[str, Launch]]:
+    """The containers that a launch may run in, by their names."""
+    name = _find_name(launch)
+    return [container for container in containers if name in ("", _find_name(container[1]) or name)]
 
 
 def _put_into(launch: Launch, file: str, container: Launch) -> None:

@@ -4,6 +4,7 @@ import pwd
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 
 from sparkd.tools.importers.docker_line import find_launches
 from sparkd.tools.importers.marks import mark, mark_variable
@@ -35,15 +36,8 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
     variables.assign("PWD", mark_variable("PWD"))
     for line, key, value in _read_settings(text):
         try:
-            if key == "Environment":
-                for word in shlex.split(value):
-                    name, _, content = word.partition("=")
-                    env[name] = _fill_specifiers(content, home)
-                    variables.assign(name, env[name])
-            elif key == "WorkingDirectory":
-                variables.assign("PWD", _fill_specifiers(value.removeprefix("-"), home))
-            elif key == "User":  # which has no part in %h
-                variables.assign("HOME", _find_home(value))
+            if key in _KEYS[:3]:
+                _set_variables(key, value, home, env, variables)
             elif key == "EnvironmentFile":
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
             elif key == "ExecStartPre" and not _makes_way(value):
@@ -59,11 +53,19 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
     return launches
 
 
-def _find_home(user: str) -> str:
-    try:
-        return pwd.getpwnam(user).pw_dir
-    except KeyError:
-        return mark_variable("HOME")
+def _set_variables(key: str, value: str, home: str, env: dict[str, str], variables: Variables) -> None:
+    """Set what a program gets by Environment=, WorkingDirectory= or User=, which has no part in %h."""
+    if key == "Environment":
+        for word in shlex.split(value):
+            name, _, content = word.partition("=")
+            env[name] = _fill_specifiers(content, home)
+            variables.assign(name, env[name])
+    elif key == "WorkingDirectory":
+        variables.assign("PWD", _fill_specifiers(value.removeprefix("-"), home))
+    else:
+        variables.assign("HOME", mark_variable("HOME"))
+        with suppress(KeyError):
+            variables.assign("HOME", pwd.getpwnam(value).pw_dir)
 
 
 def _find_engines(line: int, words: list[str], env: Mapping[str, str], variables: Variables) -> list[Launch]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.started_engines import COMPOSE, IMAGE, imported
+from tests.unit.started_engines import COMPOSE, IMAGE, LINE, UNIT, imported
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.schema import Volume
@@ -81,6 +81,18 @@ def test_an_anchor_of_a_compose_file_may_be_defined_again(tmp_path: Path) -> Non
     assert imported(tmp_path, text).recipe.env == {"A": "1", "B": "1", "C": "2", "D": "2"}
 
 
+def test_an_env_file_has_escapes_in_double_quotes_and_its_values_of_several_lines_are_named(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / ".env").write_text(r"""A="{\"a\": \"b\\\\c\nd\"}" # x
+B='\"\n'
+C="a
+b"
+""")
+    result = imported(tmp_path, f"{COMPOSE}    env_file: .env\n")
+    assert result.recipe.env == {"A": '{"a": "b\\\\c\nd"}', "B": r"\"\n"}
+    assert result.notes == ["line 5: C: left out: what $C stands for is not known: write its value under env"]
+
+
 def test_an_env_file_may_be_named_in_the_long_form(tmp_path: Path) -> None:
     text = COMPOSE + "    env_file: [{path: .env, required: false}, {path: more.env, required: false}]\n"
     more = ["line 5: env_file: more.env: not read: write its variables under env, secrets under secrets"]
@@ -95,7 +107,8 @@ def test_an_env_file_may_be_named_in_the_long_form(tmp_path: Path) -> None:
 
 def test_a_service_that_is_only_built_has_the_image_that_compose_makes(tmp_path: Path) -> None:
     ui = "  ui: {build: ui, env_file: ui.env, command: [--config, /x.yaml]}\n"
-    built = COMPOSE.replace(f"image: {IMAGE}", "build: .").replace("--model", "vllm serve") + ui
+    built = COMPOSE.replace(f"image: {IMAGE}", "build: .").replace("--model", "vllm serve")
+    built += f"    ports: ['8000:8000']\n{ui}"
     result = imported(tmp_path, "name: My.vllm\n" + built)
     assert result.recipe.image.ref == "myvllm-vllm"
     assert result.notes == [
@@ -111,6 +124,20 @@ def test_a_service_that_is_only_built_has_the_image_that_compose_makes(tmp_path:
         imported(tmp_path, "name: $P\n" + built)
     (tmp_path / "0" / ".env").write_text("COMPOSE_PROJECT_NAME=bar\n")
     assert imported(tmp_path, "name: foo\n" + built).recipe.image.ref == "bar-vllm"
+
+
+@pytest.mark.parametrize(
+    ("more", "is_noted"),
+    [
+        ("    expose: ['8000']\n  web: {image: a}\n", True),
+        ("    ports: ['8000:8000']\n  web: {image: a}\n", False),
+        ("    network_mode: host\n  web: {image: a}\n", False),
+        ("", False),
+    ],
+)
+def test_an_engine_that_other_services_alone_reach_is_noted(tmp_path: Path, more: str, *, is_noted: bool) -> None:
+    note = "line 4: ports: none, yet the whole network will reach the engine: args.host 127.0.0.1 keeps it on the node"
+    assert imported(tmp_path, COMPOSE + more).notes == [note] * is_noted
 
 
 def test_one_service_is_named(tmp_path: Path) -> None:
@@ -133,9 +160,23 @@ def test_what_a_compose_file_includes_is_named_as_not_read(tmp_path: Path) -> No
     assert imported(tmp_path, f"include: []\n{COMPOSE}").notes == []
 
 
-def test_yes_is_text_in_a_compose_file_but_switches_privileged_on(tmp_path: Path) -> None:
+def test_what_compose_and_systemd_merge_into_a_file_is_named_as_not_read(tmp_path: Path) -> None:
+    beside = tmp_path / "0"
+    (beside / "given.d").mkdir(parents=True)
+    (beside / "docker-compose.override.yml").touch()
+    (beside / "given.d" / "a.conf").touch()
+    text = "line 1: {}: not read, and may change this: import what `{}` prints"
+    assert imported(tmp_path, COMPOSE).notes == [text.format("docker-compose.override.yml", "docker compose config")]
+    unit = f"{UNIT}ExecStart=/usr/bin/{LINE}\n"
+    assert imported(tmp_path, unit).notes == [text.format("a.conf", "systemctl cat given")]
+    assert imported(tmp_path, LINE).notes == []
+
+
+def test_yes_is_text_in_a_compose_file_but_switches_what_is_on_or_off(tmp_path: Path) -> None:
     text = f"{COMPOSE}    environment: {{A: yes, B: off, C: true}}\n    init: yes\n    privileged: yes\n"
-    recipe = imported(tmp_path, text).recipe
+    mount = "    volumes: [{type: bind, source: /srv/x, target: /x, read_only: yes}]\n"
+    recipe = imported(tmp_path, text + mount).recipe
+    assert recipe.container.volumes[0].read_only
     assert recipe.env == {"A": "yes", "B": "off", "C": "true"}
     assert recipe.container.init and recipe.container.privileged
 

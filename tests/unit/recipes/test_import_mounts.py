@@ -50,6 +50,34 @@ def test_an_unreadable_folder_is_no_error(tmp_path: Path, name: str) -> None:
     assert missing == f"x: line 1: model: no repository is named: put it into {tmp_path}/{name}"
 
 
+@pytest.mark.parametrize(
+    ("script", "source"),
+    [
+        ("{}", "0/x"),
+        ("cd ../w || exit 1\n{}", "w/x"),
+        ("(cd ../w && {})", "w/x"),
+        ("pushd ../w\n{}", "w/x"),
+        ('cd "$(dirname "$(readlink -f "$0")")"/../w\n{}', "w/x"),
+        ('cd "$(dirname "$(realpath $0)")"\n{}', "0/x"),
+        ('cd "$(readlink -f ../link)"\n{}', "w/x"),
+        ("cd ../w; bash -c '{}'", "w/x"),
+        ("cd ../w; docker run -d -v ./x:/x a:1 sleep 9\ncd /; docker exec a vllm serve org/m --seed 1", "w/x"),
+        ("cd $D\n{}", ""),
+        ("pushd ../w; popd\n{}", ""),
+        (f"{UNIT}WorkingDirectory=/srv/w\nExecStart=/usr/bin/{{}}", "/srv/w/x"),
+        (f"{UNIT}ExecStart=/usr/bin/{{}}", ""),
+    ],
+)
+def test_a_relative_mount_begins_in_the_folder_of_its_command(script: str, source: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("w")
+    result = imported(tmp_path, script.format(f"docker run -v ./x:/x {IMAGE} --model org/m"))
+    sources = [volume.source for volume in result.recipe.container.volumes]
+    assert sources == [str(tmp_path / source)] * bool(source)
+    assert [note.partition(": ")[2] for note in result.notes if "--volume" in note] == [
+        "--volume ./x:/x: left out: it is no folder of the node: name one by its absolute path under container.volumes"
+    ] * (not source)
+
+
 def test_a_snapshot_in_the_hubs_cache_of_any_user_is_its_repository(tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     mount = f"-v /home/u/.cache/huggingface/hub/models--org--M-1--x:/m:ro {IMAGE}"

@@ -165,6 +165,12 @@ def test_the_hub_token_of_a_set_up_becomes_a_secret_with_the_steps_for_its_file(
     assert any("model pull" in step and "--token-file /etc/sparkd/hf_token" in step for step in result.steps)
 
 
+def test_a_variable_without_a_value_is_one_of_the_shell(tmp_path: Path) -> None:
+    recipe, result = imported(tmp_path, PAIR.replace("-e HF_TOKEN=$HF_TOKEN", "-e HF_TOKEN -e MODE"))
+    assert (recipe.env, [*recipe.secrets]) == ({"A": "1", "NCCL_IB_DISABLE": "0"}, ["HF_TOKEN"])
+    assert any("MODE: left out: a value of the shell's" in note for note in result.notes)
+
+
 @pytest.mark.parametrize("name", ["my-secret", "my-api_TOKEN"])
 def test_a_secret_whose_name_is_no_variable_is_left_out(tmp_path: Path, name: str) -> None:
     recipe, result = imported(tmp_path, PAIR.replace("-e HF_TOKEN", f'-e "{name}=$X" -e HF_TOKEN'))

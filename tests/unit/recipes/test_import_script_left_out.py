@@ -84,11 +84,30 @@ def test_an_eval_without_an_end_is_noted_and_a_model_may_have_an_apostrophe(tmp_
     assert notes[0] == f"line 1: eval {text} -y: not read: give what it sets by -o NAME=VALUE"
 
 
+def test_what_an_eval_sets_is_not_known(tmp_path: Path) -> None:
+    (lost,) = imported(tmp_path, f"S=1\neval S=2\n{LINE} --seed $S").missing
+    assert (
+        lost
+        == "line 3: --seed: left out: what ${S} stands for in ${S} is not known: write its value, or give -o S=VALUE"
+    )
+    result = imported(tmp_path, f'S=1\neval "$(cat x.env)"\n{LINE} --seed $S')
+    assert result.notes == ["line 2: eval $(cat x.env): not read: give what it sets by -o NAME=VALUE"]
+
+
+@pytest.mark.parametrize("start", [LINE, "vllm serve org/m"])
+def test_flags_behind_a_line_without_its_backslash_are_missing(tmp_path: Path, start: str) -> None:
+    options = 'case "$1" in\n  -p|--port) P=$2;;\n  -h|--help) exit;;\nesac'
+    missing = imported(
+        tmp_path, f"{options}\n{start} \\\n  # --x \\\n  --port 9000 \\\n --seed 1\n", image=IMAGE
+    ).missing
+    assert missing == ["line 7: left out: --port 9000 --seed 1: the line before it lacks its backslash: add it"]
+
+
 def test_only_programs_that_are_not_run_are_noted_and_no_words_of_the_shell(tmp_path: Path) -> None:
-    flow = 'set -e; [ -n "$A" ] && unset A; for i in 1 2; do (( i > 1 )) && break; done; read -r a b <x; : x'
+    flow = 'set -e; [ -n "$A" ] && unset B; for i in 1 2; do (( i > 1 )) && break; done; read -r a b <x; : x'
     choice = 'case "$A" in on|off) echo on;; *) fix /x;; esac'
     text = f"{flow}\n{choice}\n(cp a b)\nvllm serve org/m"
     result = imported(tmp_path, f"docker run --entrypoint bash {IMAGE} -c '{text}'")
     assert result.recipe.model.repo == "org/m"
     noted = [note.partition("not run: ")[2].partition(":")[0] for note in result.notes]
-    assert noted == ["echo on", "fix /x", "cp a b"]
+    assert noted == ["unset B", "echo on", "fix /x", "cp a b"]

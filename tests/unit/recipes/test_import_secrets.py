@@ -10,6 +10,8 @@ from tests.unit.published_recipes import SERVES, V1, V2
 from tests.unit.started_engines import COMPOSE, IMAGE, LINE, SECRET, UNIT, imported
 
 from sparkd.base.lib.errors import ConfigError
+from sparkd.tools.importers.bundle import Place
+from sparkd.tools.importers.convert import import_text
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,8 @@ from sparkd.base.lib.errors import ConfigError
             f"{UNIT}Environment=HF_TOKEN={SECRET}\nExecStart=/usr/bin/docker run -e HF_TOKEN {IMAGE} --model org/m\n",
             ["HF_TOKEN"],
         ),
+        (f"docker run {IMAGE} env -u A HF_TOKEN={SECRET} vllm serve org/m", ["HF_TOKEN"]),
+        (f"docker run {IMAGE} bash -lc 'nice env HF_TOKEN={SECRET} vllm serve org/m'", ["HF_TOKEN"]),
     ],
 )
 def test_a_secret_becomes_a_file_and_is_nowhere(text: str, names: list[str], tmp_path: Path) -> None:
@@ -68,6 +72,32 @@ def test_a_fault_names_no_secret(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 1: image.ref = .*@registry.example/vllm:1") as fault:
         imported(tmp_path, f"docker run https://bob:{SECRET}@registry.example/vllm:1 vllm serve org/m")
     assert SECRET not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "recipe_version: '1'\nname: x\ncontainer: r/i:1\n",
+        f"""\
+recipe_version: '2'
+model: org/m
+container: r/i:1
+executor_config: {{env: [X_KEY={SECRET}]}}
+builder: x
+builder_config: {{token: {SECRET}}}
+""",
+    ],
+)
+def test_a_recipes_variable_is_a_secret_by_its_name_or_its_value(head: str) -> None:
+    env = (
+        f"{{OPENAI_KEY: {SECRET}, HTTPS_PROXY: 'http://u:{SECRET}@proxy:1', X: hf_{SECRET}, Y_KEY: '$Y_KEY', KEYS: 5}}"
+    )
+    text = f"{head}command: vllm serve org/m\nenv: {env}\n"
+    result = import_text(text, Path("r.yaml"), {}, (), Place(), None)
+    for name in ("OPENAI_KEY", "HTTPS_PROXY", "X", "Y_KEY"):
+        assert f"  {name}: /etc/sparkd/{name.lower()}\n" in result.text
+    assert "  KEYS: '5'\n" in result.text
+    assert SECRET not in result.text + "".join(result.notes)
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])

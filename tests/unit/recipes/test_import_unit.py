@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,25 @@ WantedBy=multi-user.target
     assert [note.partition("=")[0] for note in result.notes] == ["line 5: EnvironmentFile", "line 7: ExecStartPre"]
 
 
+def test_what_a_unit_sets_counts_wherever_it_stands(tmp_path: Path) -> None:
+    text = f"{UNIT}ExecStart=/opt/vllm serve $MODEL\nEnvironment=A=1\n# a drop-in\n[Service]\nEnvironment=MODEL=org/m\n"
+    result = imported(tmp_path, text, image=IMAGE)
+    assert (result.recipe.model.repo, result.recipe.env) == ("org/m", {"A": "1", "MODEL": "org/m"})
+
+
+@pytest.mark.parametrize(("user", "home"), [("daemon", pwd.getpwnam("daemon").pw_dir), ("nobody-of-here", "${HOME}")])
+def test_the_home_of_a_unit_with_a_user_is_that_users(tmp_path: Path, user: str, home: str) -> None:
+    start = f"docker run -e A=${{HOME}}/a {IMAGE} --model org/m"
+    text = imported(tmp_path, f"{UNIT}ExecStart=/usr/bin/{start}\nUser={user}\n").text
+    assert f"{home} stands for" in text if home[0] == "$" else f"A: {home}/a" in text
+
+
+def test_an_empty_value_of_a_unit_takes_back_those_before_it(tmp_path: Path) -> None:
+    drop_in = f"[Service]\nEnvironment=\nExecStartPre=\nExecStart=\nExecStart=/usr/bin/{LINE} --seed 1\n"
+    result = imported(tmp_path, f"{UNIT}Environment=A=1\nExecStartPre=/x\nExecStart=/usr/bin/{LINE} -e A\n{drop_in}")
+    assert (result.recipe.args, result.recipe.env, result.notes) == ({"seed": 1}, {}, [])
+
+
 def test_the_vllm_of_a_unit_is_the_images_own(tmp_path: Path) -> None:
     text = f"{UNIT}Environment=OMP_NUM_THREADS=8 PATH=/opt/vllm/bin:/bin\nExecStart=/opt/vllm/bin/vllm serve org/m\n"
     result = imported(tmp_path, text, image=IMAGE)
@@ -61,6 +81,15 @@ def test_the_vllm_of_a_unit_is_the_images_own(tmp_path: Path) -> None:
 def test_the_path_of_a_vllm_in_a_container_is_kept(tmp_path: Path) -> None:
     text = f"docker run -d {IMAGE} sleep infinity\ndocker exec -d x /opt/vllm/bin/vllm serve org/m\n"
     assert imported(tmp_path, text).recipe.image.entrypoint == ("/opt/vllm/bin/vllm", "serve")
+
+
+def test_an_engine_that_is_started_in_a_container_has_the_image_of_that_name(tmp_path: Path) -> None:
+    other = "docker run -d --name web web:1\n"
+    start = "docker exec -d x vllm serve org/m\n"
+    result = imported(tmp_path, f"{other}docker run -d --name x -e A=1 {IMAGE} sleep infinity\n{start}")
+    assert (result.recipe.image.ref, result.recipe.env) == (IMAGE, {"A": "1"})
+    with pytest.raises(ConfigError, match="line 2: names no image to run it in"):
+        imported(tmp_path, other + start)
 
 
 def test_what_a_unit_gives_to_the_script_that_it_runs_is_named_as_lost(tmp_path: Path) -> None:

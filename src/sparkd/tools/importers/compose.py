@@ -23,6 +23,7 @@ _VALUE_OPTIONS = {
     "platform": "platform",
 }  # fmt: skip
 """The option of `docker run` for a service's single value."""
+_TRUE = ("true", "yes", "y", "on")
 _IGNORED_KEYS = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
     "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "runtime", "expose",
@@ -58,6 +59,7 @@ class _Service(Struct):
     def make_launch(self) -> Launch:
         line = self._find_line("command" if "command" in self.data else "image")
         launch = Launch(line, self._fill_text(self.data.get("image"), "image") or self._name_build(), service=self.name)
+        launch.folder = self.variables.values.get("PWD", "")
         launch.words = self._read_words("command") or []
         entrypoint = self._read_words("entrypoint")
         # The program of an image that is built is not known, whatever the image is called.
@@ -68,6 +70,10 @@ class _Service(Struct):
         if self.document.data.get("include"):
             text = "include: not read: write what the engine needs of it into this file"
             launch.note(self.document.line(("include",)), text)
+        is_alone = len(as_mapping(self.document.data["services"])) == 1 or self.data.get("network_mode") == "host"
+        if not self.data.get("ports") and not is_alone:
+            text = "ports: none, yet the whole network will reach the engine: args.host 127.0.0.1 keeps it on the node"
+            launch.note(line, text)
         launch.env = {option.name: option for option in self._read_environment(launch)}
         launch.options = list(self._read_options(launch))
         return launch
@@ -153,7 +159,7 @@ class _Service(Struct):
         text = "all" if name == "gpus" else self._fill_text(self.data[name], name)
         if name not in ("privileged", "init"):
             yield Option(_VALUE_OPTIONS[name], text, line)
-        elif text in ("true", "yes", "y", "on"):
+        elif text.lower() in _TRUE:
             yield Option(name, "true", line)
 
     def _read_entry(self, name: str, entry_value: object, steps: tuple[str, ...]) -> tuple[str, str]:
@@ -168,7 +174,7 @@ class _Service(Struct):
         }
         if name == "ports":
             return "publish", port_text(parts.get("host_ip", ""), parts.get("published", ""), parts.get("target", ""))
-        suffix = ",readonly" if parts.get("read_only") == "true" else ""
+        suffix = ",readonly" if parts.get("read_only", "").lower() in _TRUE else ""
         return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + suffix
 
     def _read_ulimits(self) -> Iterator[Option]:

@@ -221,7 +221,7 @@ def _note_code(source: Source) -> None:
             source.note((key,), f"{key}: {redact(shorten(step))}: not run: {meaning}")
     for key in ("builder", "builder_config"):
         if source.has(key) and source.document.data[key] not in ("eugr", "docker-pull"):
-            source.need((key,), f"{key}: not run: {shorten(source.document.data[key])}: sparkd builds no image")
+            source.need((key,), f"{key}: not run: {redact(shorten(source.document.data[key]))}: sparkd builds no image")
 
 
 def _count_nodes(source: Source, foreign: ForeignRecipe, args: Mapping[str, JsonValue]) -> dict[str, int]:

@@ -6,7 +6,7 @@ from itertools import pairwise, takewhile
 
 from sparkd.tools.importers.command import find_server, is_ray
 from sparkd.tools.importers.inner_shell import find_script, inner_commands
-from sparkd.tools.importers.launch import note_condition
+from sparkd.tools.importers.launch import explain_stray, note_condition
 from sparkd.tools.importers.marks import is_unknown, mark, shown, unknown
 from sparkd.tools.importers.options import Launch, LineError, Option, redact
 from sparkd.tools.importers.shell import Script
@@ -27,6 +27,7 @@ _SHORT_OPTIONS = {
 }  # fmt: skip
 _PROGRAMS = ("docker", "podman", "nerdctl")
 _VERBS = ("run", "exec", "create")
+_FLAG = re.compile("--?[A-Za-z]")
 _OWN_OPTION = re.compile(r"(?!(?:-D|--debug|--tls|--tlsverify)\Z)(?:-\w|--[^=]+)")
 """An option of docker itself, before the verb, whose value is the next word."""
 
@@ -48,13 +49,12 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
     inner = inner_commands(words, command.env, overrides, line) if depth < 3 and not verb_at else None
     if verb_at:
         launch = read_docker(words, command.lines, verb_at + 1, command.env)
+        launch.folder = command.folder
         _note_own_options(launch, words[at:verb_at], line)
         note_condition(launch, command.block)
         yield launch
     elif inner is not None:
-        for nested in inner:
-            nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
-            yield from find_launches(nested, overrides, depth + 1)
+        yield from [*_find_inner(inner, command, overrides, depth)] or _note_unused(command, line)
     elif words[at + 1 : at + 2] == ["compose"] and at >= 0:
         own_words = [*takewhile(lambda word: word not in ("run", "exec", "logs"), words)]
         yield Launch(line, words=["docker", "compose", "-f", find_script(own_words)], entrypoint=[])
@@ -63,8 +63,16 @@ def find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0
         launch = Launch(line, words=words, entrypoint=[], env=env)
         note_condition(launch, command.block)
         yield launch
-    elif text := _explain_unused(words):
-        yield Launch(line, notes=[Note(line, text)])
+    else:
+        yield from _note_unused(command, line)
+
+
+def _find_inner(inner: list[Command], outer: Command, overrides: Mapping[str, str], depth: int) -> Iterator[Launch]:
+    """What the commands of a shell within another command start."""
+    for command in inner:
+        command.block, command.env = command.block or outer.block, {**outer.env, **command.env}
+        command.folder = command.folder or outer.folder
+        yield from find_launches(command, overrides, depth + 1)
 
 
 def _find_program(words: list[str]) -> tuple[int, int]:
@@ -73,11 +81,18 @@ def _find_program(words: list[str]) -> tuple[int, int]:
     return at, _find_verb(words, at + 1) if at >= 0 else 0
 
 
-def _explain_unused(words: list[str]) -> str:
-    """What the import makes of a command that starts no engine; empty for one that does not concern it."""
+def _note_unused(command: Command, line: int) -> Iterator[Launch]:
+    """A note on a command that starts no engine; none on one that does not concern the import."""
+    words, text = command.words, ""
+    is_stray = bool(_FLAG.match("".join(words[:1]))) and not command.block  # in a block it may be a pattern of `case`
     if words[:1] in (["source"], ["."], ["eval"]) and not words[-1].endswith("/activate"):  # of a virtual environment
-        return f"{redact(shorten(shown(' '.join(words))))}: not read: give what it sets by -o NAME=VALUE"
-    return "ray start: left out: sparkd joins the nodes itself" if is_ray(words) else ""
+        text = f"{redact(shorten(shown(' '.join(words))))}: not read: give what it sets by -o NAME=VALUE"
+    elif is_ray(words):
+        text = "ray start: left out: sparkd joins the nodes itself"
+    elif is_stray:
+        text = explain_stray(words)
+    if text:
+        yield Launch(line, notes=[Note(line, text, is_stray)])
 
 
 def _note_own_options(launch: Launch, words: list[str], line: int) -> None:
@@ -123,6 +138,7 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
         raise LineError(launch.line, f"docker {verb} names no {'container' if verb == 'exec' else 'image'}: write it")
     if verb == "exec":
         launch.entrypoint = []
+        launch.options.append(Option("name", name, launch.line))
     else:
         launch.image = name
     return launch

@@ -13,8 +13,7 @@ from sparkd.base.vllm.args import (
 )
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag, Serve
-from sparkd.tools.importers.kept_settings import is_secret
-from sparkd.tools.importers.options import OF_RANK, secret_file
+from sparkd.tools.importers.options import OF_RANK, is_secret, secret_file
 from sparkd.tools.importers.source import COMMAND, Source, UnusableRecipeError
 
 

@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 
-from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.inner_shell import commands_in_container
 from sparkd.tools.importers.marks import unknown
-from sparkd.tools.importers.options import redact
+from sparkd.tools.importers.options import is_secret, redact
 from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError
 from sparkd.tools.importers.sparkrun import TABLES, note_unknown_keys
 from sparkd.tools.importers.templates import Values, format_template
@@ -98,7 +97,7 @@ def _read_environment(source: Source) -> Mapping[str, str]:
             commands = commands_in_container(f'export {name}="{value}"\nenv', {}, {})
             if len(commands) != 1 or commands[0].env.keys() != {name}:
                 raise CommandError("it is more than one value to bash")
-            if (missing := unknown(commands[0].env[name])) and not SECRET_NAME.search(name):
+            if (missing := unknown(commands[0].env[name])) and not is_secret(name, missing):
                 raise CommandError(f"what {redact(missing)} stands for is not known: write its value")
             variables |= commands[0].env
         except CommandError as error:

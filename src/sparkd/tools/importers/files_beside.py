@@ -1,20 +1,39 @@
 """Reads files beside a form that it names: the `.env` of a compose file, and what a script sources."""
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
+from glob import escape
 from os.path import normpath, realpath
 from pathlib import Path
+from shlex import quote
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable
 from sparkd.base.lib.text_file import read_owned_file
 from sparkd.base.vllm.container_paths import is_below
+from sparkd.tools.importers.marks import mark
 from sparkd.tools.importers.options import make_fault
 from sparkd.tools.importers.variables import CommandError, Variables
 
 _ENV_LINE = re.compile(
-    r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:(?<!\s)\s+#.*)?", re.ASCII
+    r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"((?:[^\"\\]|\\.)*+)\"|(.*?))(?:(?<!\s)\s+#.*)?", re.ASCII
 )
+
+
+_MERGED = {
+    "compose": ("*compose.override.y*ml", "docker compose config"),
+    "systemd unit": ("{}.d/*.conf", "systemctl cat {}"),
+}
+"""By kind of form: the files beside it that its tool merges into it, and the command that prints the result."""
+
+
+def list_merged(path: Path, kind: str) -> Iterator[str]:
+    """Notes on the files beside a form that its tool merges into it: they are not read."""
+    pattern, command = _MERGED[kind]
+    files = path.parent.glob(pattern.format(escape(path.name)))
+    for name in sorted(file.name for file in files if file != path):
+        yield f"{name}: not read, and may change this: import what `{command.format(quote(path.name))}` prints"
 
 
 def read_env_file(path: Path, owner: int, variables: Variables) -> dict[str, str]:
@@ -54,6 +73,10 @@ def _parse_env_file(text: str, variables: Variables) -> dict[str, str]:
     for line in text.splitlines():
         if match := _ENV_LINE.fullmatch(line.strip()):
             name, single, double, bare = match.groups()
-            values[name] = single if single is not None else variables.fill(double if double is not None else bare)
+            if double is not None:
+                bare = re.sub(r"\\([\"\\n])", lambda sign: sign[1].replace("n", "\n"), double)
+            elif bare and bare[0] in "\"'":  # its quote ends on a later line
+                bare = mark(f"${name}")
+            values[name] = single if single is not None else variables.fill(bare)
             variables.assign(name, values[name])
     return values

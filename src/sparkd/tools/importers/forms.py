@@ -16,7 +16,7 @@ from sparkd.base.lib.text import printable, sanitize
 from sparkd.tools.importers.compose import read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import read_script
-from sparkd.tools.importers.files_beside import read_env_file, read_sourced
+from sparkd.tools.importers.files_beside import list_merged, read_env_file, read_sourced
 from sparkd.tools.importers.kinds import find_kind, may_be_markdown, unreadable_error
 from sparkd.tools.importers.options import Launch, LineError, make_fault
 from sparkd.tools.importers.source import Overrides
@@ -32,8 +32,6 @@ class Form(Struct, frozen=True):
     path: str
     kind: str
     launches: list[Launch]
-    folder: str = ""
-    """The folder where relative paths begin; empty where the text is no file's."""
     overrides: Overrides = {}
     """Variables that the user sets, also for a shell in the container."""
 
@@ -62,19 +60,24 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
         raise (unreadable_error(text, path, "") if is_markdown else fault) from None
     if is_markdown and not launches:
         raise unreadable_error(text, path, "")
-    return Form(str(path), kind, launches, folder, overrides)
+    return Form(str(path), kind, launches, overrides)
 
 
 def _read_launches(
     text: str, kind: str, variables: Variables, service: str, path: Path, owner: int | None
 ) -> list[Launch]:
     """Read the launches; for a compose file also the file `.env` beside it. Raises LineError."""
-    if kind == "systemd unit":
-        return read_unit(text, variables)
     if kind == "command line":
         return read_script(text, variables, lambda name: read_sourced(path, name, owner))
-    env_file = {} if owner is None else read_env_file(path.parent / ".env", owner, variables)
-    return read_compose(text, variables, service, env_file)
+    if kind == "systemd unit":
+        launches = read_unit(text, variables)
+    else:
+        env_file = {} if owner is None else read_env_file(path.parent / ".env", owner, variables)
+        launches = read_compose(text, variables, service, env_file)
+    for note in () if owner is None else list_merged(path, kind):
+        for launch in launches:
+            launch.note(1, note)
+    return launches
 
 
 def read_container_form(name: str, host: Host) -> Form:

@@ -8,13 +8,12 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
-from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.container_options import convert_for_recipe, is_true
 from sparkd.tools.importers.marks import unknown
-from sparkd.tools.importers.options import OF_RANK, Launch, Option, merge_keys, redact, secret_file
+from sparkd.tools.importers.options import OF_RANK, Launch, Option, is_secret, merge_keys, redact, secret_file
 from sparkd.tools.importers.variables import SET_BY_IMAGE
 
 _RANK_VARIABLES = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
@@ -46,8 +45,6 @@ class KeptSettings(Struct):
     """The settings of one launch, whose notes get what is left out."""
 
     launch: Launch
-    folder: str
-    """The folder where relative paths begin; empty where there is none."""
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
 
@@ -149,8 +146,9 @@ class KeptSettings(Struct):
     def _read_mount(self, option: Option) -> _Mount:
         """The mount with an absolute source, and no slash at the target's end."""
         source, target, mode = _split_mount(option)
-        is_relative = source.startswith(".") and self.folder
-        return _Mount(normpath(f"{self.folder}/{source}") if is_relative else source, target.rstrip("/"), mode)
+        folder = self.launch.folder
+        is_relative = source.startswith(".") and folder
+        return _Mount(normpath(f"{folder}/{source}") if is_relative else source, target.rstrip("/"), mode)
 
     def publish(self, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
         """Replace the engine's port by the node's published one, since the engine will use the node's network."""
@@ -171,13 +169,6 @@ class KeptSettings(Struct):
                 text = f"--publish {option.value[:60]}: left out: the engine listens on one port, {port}"
                 self.launch.note(option, text)
         return published
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Whether a variable is a secret, by its name or its value."""
-    if SECRET_NAME.search(name):
-        return True
-    return redact.document(value, name.removeprefix("TIKTOKEN_")) != value  # TIKTOKEN has TOKEN in it
 
 
 def _split_mount(option: Option) -> _Mount:

@@ -20,9 +20,9 @@ from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError
 
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
-_NEEDLESS = ("cd", "echo", "sleep")
+_NEEDLESS = ("cd", "echo", "sleep", "unset")
 """Programs of which the engine needs nothing."""
-_OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true", "unset")
+_OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true")
 """Words that mean something to the shell alone."""
 _EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(SET_BY_IMAGE)})(?!\w))+", re.ASCII)
 """A value that consists of plain text and variables that the image sets."""
@@ -45,17 +45,17 @@ class Engine(Struct):
     """Keys of schema 1's `container`."""
 
 
-def find_engine(launch: Launch, folder: str, overrides: Mapping[str, str]) -> Engine | None:
+def find_engine(launch: Launch, overrides: Mapping[str, str]) -> Engine | None:
     """Find the engine of a launch; None where that starts no vLLM server. Raises LineError.
 
-    `folder`: of relative paths. `overrides`: variables that the user sets for a shell in the container.
+    `overrides`: variables that the user sets for a shell in the container.
     """
     if len(launch.options) + len(launch.env) > _MOST_OPTIONS:
         raise LineError(launch.line, f"has more than {_MOST_OPTIONS} options and variables")
-    return _choose_engine(launch, _list_commands(launch, overrides), folder)
+    return _choose_engine(launch, _list_commands(launch, overrides))
 
 
-def _choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engine | None:
+def _choose_engine(launch: Launch, commands: list[Command]) -> Engine | None:
     """The engine that one of the commands starts. The other commands become notes. Raises LineError."""
     places = [place for place, command in enumerate(commands) if find_server(command.words)[1]]
     if not places:
@@ -67,7 +67,7 @@ def _choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engi
     for place, command in enumerate(commands):
         if command is not starter and command.words[0] not in _OF_SHELL:
             _note_other(launch, command, is_before=place < places[0])
-    return _make_engine(launch, starter, folder)
+    return _make_engine(launch, starter)
 
 
 def _note_other(launch: Launch, command: Command, *, is_before: bool) -> None:
@@ -76,11 +76,16 @@ def _note_other(launch: Launch, command: Command, *, is_before: bool) -> None:
     if is_ray(command.words):
         text = "ray start: left out: sparkd joins the nodes itself; see executor: ray"
     elif command.words[0].startswith("-"):
-        text, is_missing = f"left out: {printed[:2000]}: the line before it lacks its backslash: add it", True
+        text, is_missing = explain_stray(command.words), True
     else:
         text = f"not run: {printed[:120]}: do it in an image, and name that under image.ref"
         is_missing = is_before and command.words[0] not in _NEEDLESS
     launch.note(launch.line, text, is_missing=is_missing)
+
+
+def explain_stray(words: list[str]) -> str:
+    """What becomes of flags without a program."""
+    return f"left out: {redact(shown(' '.join(words)))[:2000]}: the line before it lacks its backslash: add it"
 
 
 def note_condition(launch: Launch, block: int) -> None:
@@ -106,7 +111,7 @@ def _list_commands(launch: Launch, overrides: Mapping[str, str]) -> list[Command
 def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrides: Mapping[str, str]) -> Engine:
     """Find the engine that a shell in the container starts by `text`. Raises CommandError, LineError."""
     commands = inner_commands(["bash", "-c", text], env, overrides, launch.line)
-    engine = _choose_engine(launch, commands or [], "")
+    engine = _choose_engine(launch, commands or [])
     if engine is None:
         raise CommandError("runs no `vllm serve`: write one plainly")
     return engine
@@ -121,7 +126,7 @@ def _put_program_first(words: list[str], image: str) -> list[str]:
     return [*VLLM_SERVE, *words] if is_taken else words
 
 
-def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
+def _make_engine(launch: Launch, command: Command) -> Engine:
     """The engine of a command, with what a recipe keeps of the launch. The rest becomes notes. Raises LineError."""
     entrypoint, program_end = find_server(command.words)
     try:
@@ -133,10 +138,13 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     assignments = (word.partition("=") for word in command.words[:program_end])
     env = {**command.env, **{name: value for name, equals, value in assignments if equals and name.isidentifier()}}
     extended = _find_extended(command.env) if launch.image else {}  # without an image, no shell starts the program
-    kept = KeptSettings(launch, folder)
+    kept = KeptSettings(launch)
     kept.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _keep_flag(flag, kept))
     container = kept.container([*_list_paths(flags)], serve.model)
+    # A variable that is left out, such as a secret, is left out of what runs the engine, too.
+    left_out = env.keys() - kept.env.keys()
+    entrypoint = tuple(word for word in entrypoint if "=" not in word or word.partition("=")[0] not in left_out)
     flags, model = kept.publish(flags), kept.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     # A blank that no shell fills in, or quotes as pages print them.

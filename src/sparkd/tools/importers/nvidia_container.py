@@ -47,7 +47,7 @@ def read_docker_run(source: Source) -> Launch:
 
 def split_environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[str, str]]:
     """Variables, and the files of those variables that are secrets."""
-    values = {name: option.value for name, option in launch.env.items()}
+    values = {name: shown(option.value) for name, option in launch.env.items()}
     shell_names = [name for name in values if "$" in values[name] and name not in (*BETWEEN_NODES, *BETWEEN_GPUS)]
     secrets = {name: secret_file(name) for name in shell_names if SECRET_NAME.search(name) and name.isidentifier()}
     for name in shell_names:

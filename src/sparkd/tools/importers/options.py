@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import printable
+from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.source import Note
 
 OF_RANK = "sparkd sets what a node's rank needs"
@@ -48,6 +49,8 @@ class Launch(Struct):
     notes: list[Note] = field(default_factory=list)
     service: str = ""
     """The name in a compose file; empty elsewhere."""
+    folder: str = ""
+    """The folder where relative paths begin; empty, or with a mark, where it is not known."""
 
     def note(self, at: int | Option, text: str, *, is_missing: bool = False) -> None:
         """Add a note. `at`: a line of the launch, or the option."""
@@ -65,6 +68,13 @@ def merge_keys(container: dict[str, object], added: Mapping[str, object]) -> Non
             container[key] = {**present, **value}
         else:
             container[key] = value
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable is a secret, by its name or its value."""
+    if SECRET_NAME.search(name):
+        return True
+    return redact.document(value, name.removeprefix("TIKTOKEN_")) != value  # TIKTOKEN has TOKEN in it
 
 
 def secret_file(name: str) -> str:

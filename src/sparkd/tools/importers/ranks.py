@@ -73,20 +73,20 @@ def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve
 def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
     """Path and engine of each launch that starts one.
 
-    An engine without an image, as of `docker exec`, runs in the only container that starts no engine itself, if any.
+    An engine without an image, as of `docker exec`, runs in the only container that may be its own, and starts none.
     """
     launches = [(form, launch) for form in forms for launch in form.launches]
     engines, idle_containers = list[tuple[str, Engine]](), list[tuple[str, Launch]]()
     # Containers come first, since the other launches may run in one.
     for form, launch in sorted(launches, key=lambda pair: not pair[1].image):
-        is_container = bool(launch.image)
-        if not is_container and len(idle_containers) == 1:
-            _put_into(launch, *idle_containers[0])
+        is_container, own_containers = bool(launch.image), _list_own(launch, idle_containers)
+        if not is_container and len(own_containers) == 1:
+            _put_into(launch, *own_containers[0])
         elif not is_container:
             for variable in [name for name in SET_BY_IMAGE if name in launch.env]:
                 launch.note(launch.env.pop(variable), f"{variable}: left out: the image has its own")
         try:
-            engine = find_engine(launch, form.folder, form.overrides)
+            engine = find_engine(launch, form.overrides)
         except LineError as error:
             raise make_fault(form.path, error.line, str(error)) from None
         if engine is None:
@@ -101,10 +101,22 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
     return engines
 
 
+def _find_name(launch: Launch) -> str:
+    """The name of its container; empty where that is not known."""
+    names = [option.value for option in launch.options if option.name == "name" and not unknown(option.value)]
+    return "".join(names[:1])
+
+
+def _list_own(launch: Launch, containers: list[tuple[str, Launch]]) -> list[tuple[str, Launch]]:
+    """The containers that a launch may run in, by their names."""
+    name = _find_name(launch)
+    return [container for container in containers if name in ("", _find_name(container[1]) or name)]
+
+
 def _put_into(launch: Launch, file: str, container: Launch) -> None:
     """Give a launch the image, options and variables of the container that it runs in. `file`: the container's."""
     launch.image = container.image
-    launch.options = [option._replace(file=file) for option in container.options]
+    launch.folder, launch.options = container.folder, [option._replace(file=file) for option in container.options]
     launch.env = {**{name: option._replace(file=file) for name, option in container.env.items()}, **launch.env}
     launch.notes = [*(replace(note, file=file) for note in container.notes), *launch.notes]
 

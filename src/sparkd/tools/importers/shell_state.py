@@ -141,7 +141,8 @@ class ShellState(Struct):
             command.env |= self.exported
             command.take_prefix()
             self._follow_setting(command.words)
-            if command.words[0] == "cd" and not self.is_piped:
+            command.folder = self.variables.values.get("PWD", "")
+            if command.words[0] in ("cd", "pushd", "popd") and not self.is_piped:
                 folder = self.variables.find_folder("".join(command.words[1:][-1:]))
                 self._set_variable("PWD", folder or mark_variable("PWD"))
         return bool(command.words)
@@ -152,7 +153,7 @@ class ShellState(Struct):
         names = words[1 : _SETTING[setting]] if setting in _SETTING else []
         if words[:2] == ["printf", "-v"]:
             names = words[2:3]
-        elif setting == "let":
+        elif setting in ("let", "eval"):
             self.make_computed_unknown(" ".join(words[1:]))
         self.make_unknown(name for name in names if name.isidentifier())
 

@@ -25,6 +25,8 @@ class Command(Struct):
     """Arrays that it sets: name, words, and whether these are appended."""
     block: int = 0
     """Line where a block begins that decides whether the command runs; 0 outside of any."""
+    folder: str = ""
+    """The current folder; empty, or with a mark, where it is not known."""
 
     @property
     def is_declaration(self) -> bool:

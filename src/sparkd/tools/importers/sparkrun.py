@@ -10,7 +10,7 @@ from msgspec import Struct, toml
 from sparkd.base.lib import read_data
 from sparkd.base.vllm.container_paths import is_below
 from sparkd.tools.importers.container_options import convert_for_recipe, is_true
-from sparkd.tools.importers.kept_settings import is_secret
+from sparkd.tools.importers.options import is_secret, redact
 from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.templates import Values, substitute
 
@@ -210,7 +210,7 @@ def _convert_or_note(source: Source, name: str, value: object, command: str) -> 
     converted, reason = convert_for_recipe(name, value)
     if reason:
         entries = [str(entry) for entry in value] if isinstance(value, list) else []
-        shown = "".join(f" {shorten(entry)}:" for entry in entries)
+        shown = "".join(f" {redact(shorten(entry))}:" for entry in entries)
         is_used = name == "volumes" and any(_is_used(volume, command) for volume in entries)
         leave_out = source.need if is_used or name == "platform" else source.note
         leave_out((_EXECUTOR, name), f"{_EXECUTOR}.{name}:{shown} left out: {reason}")

@@ -1,11 +1,13 @@
 """Reads a systemd unit: what its ExecStart= starts, by systemd.syntax(7), systemd.service(5) and systemd.exec(5)."""
 
+import pwd
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 
 from sparkd.tools.importers.docker_line import find_launches
-from sparkd.tools.importers.marks import mark
+from sparkd.tools.importers.marks import mark, mark_variable
 from sparkd.tools.importers.options import Launch, LineError, redact
 from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.source import Note
@@ -14,6 +16,8 @@ from sparkd.tools.importers.variables import CommandError, Variables
 _SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
 _SYSTEM_UNIT = re.compile(r"^(?:User=|WantedBy=(?:multi-user|graphical)\.target)", re.MULTILINE)
 """Shows a unit of the system manager, in which %h is root's home, also with User= (systemd.unit(5))."""
+_KEYS = ("Environment", "WorkingDirectory", "User", "EnvironmentFile", "ExecStartPre", "ExecStart")
+"""In the order in which they count: the first three hold wherever they stand, as in a drop-in behind the unit."""
 _SPECIFIER = re.compile(r"%[A-Za-z%]")
 
 
@@ -29,21 +33,19 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
     env: dict[str, str] = {}
     launches: list[Launch] = []
     notes: list[Note] = []
+    variables.assign("PWD", mark_variable("PWD"))
     for line, key, value in _read_settings(text):
         try:
-            if key == "Environment":
-                for word in shlex.split(value):
-                    name, _, content = word.partition("=")
-                    env[name] = _fill_specifiers(content, home)
-                    variables.assign(name, env[name])
+            if key in _KEYS[:3]:
+                _set_variables(key, value, home, env, variables)
             elif key == "EnvironmentFile":
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
             elif key == "ExecStartPre" and not _makes_way(value):
                 reason = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
                 notes.append(Note(line, reason))
-            elif key == "ExecStart" and value:
+            elif key == "ExecStart":
                 words = _split_exec(_fill_specifiers(value.lstrip("-@:+!|"), home), variables)
-                launches += _find_engines(line, words, env) or [_make_other_launch(line, words, env)]
+                launches += _find_engines(line, words, env, variables) or [_make_other_launch(line, words, env)]
         except (CommandError, ValueError) as error:
             raise LineError(line, f"{key}: {str(error).lower()}") from None
     for launch in launches:
@@ -51,8 +53,23 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
     return launches
 
 
-def _find_engines(line: int, words: list[str], env: Mapping[str, str]) -> list[Launch]:
-    started = find_launches(Command(words, [line] * len(words), dict(env)), {})
+def _set_variables(key: str, value: str, home: str, env: dict[str, str], variables: Variables) -> None:
+    """Set what a program gets by Environment=, WorkingDirectory= or User=, which has no part in %h."""
+    if key == "Environment":
+        for word in shlex.split(value):
+            name, _, content = word.partition("=")
+            env[name] = _fill_specifiers(content, home)
+            variables.assign(name, env[name])
+    elif key == "WorkingDirectory":
+        variables.assign("PWD", _fill_specifiers(value.removeprefix("-"), home))
+    else:
+        variables.assign("HOME", mark_variable("HOME"))
+        with suppress(KeyError):
+            variables.assign("HOME", pwd.getpwnam(value).pw_dir)
+
+
+def _find_engines(line: int, words: list[str], env: Mapping[str, str], variables: Variables) -> list[Launch]:
+    started = find_launches(Command(words, [line] * len(words), dict(env), folder=variables.value("PWD")), {})
     return [launch for launch in started if "compose" not in launch.words]
 
 
@@ -70,8 +87,9 @@ def _make_other_launch(line: int, words: list[str], env: Mapping[str, str]) -> L
     return launch
 
 
-def _read_settings(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line, key and value of each setting in the section Service."""
+def _read_settings(text: str) -> list[tuple[int, str, str]]:
+    """Line, key and value of each setting in the section Service that no empty value behind it takes back."""
+    settings: dict[str, list[tuple[int, str]]] = {}
     section, lines = "", iter(enumerate(text.splitlines(), 1))
     for number, raw in lines:
         line = raw.strip()
@@ -82,8 +100,12 @@ def _read_settings(text: str) -> Iterator[tuple[int, str, str]]:
         while line.endswith("\\"):  # a comment within joined lines is left out, and what follows it is joined
             more = next(lines, (0, ""))[1].strip()
             line = line[:-1] + " " + (more if not more.startswith(("#", ";")) else "\\")
-        key, _, value = line.partition("=")
-        yield number, key.strip(), value.strip()
+        key, value = map(str.strip, line.partition("=")[::2])
+        if value:
+            settings.setdefault(key, []).append((number, value))
+        else:
+            settings.pop(key, None)
+    return [(line, key, value) for key in _KEYS for line, value in settings.get(key, ())]
 
 
 def _fill_specifiers(text: str, home: str) -> str:

@@ -3,7 +3,7 @@
 import re
 from contextlib import suppress
 from math import prod
-from os.path import basename, dirname, normpath
+from os.path import basename, dirname, normpath, realpath
 
 from msgspec import Struct
 
@@ -23,9 +23,10 @@ _NAMED = re.compile(
     re.ASCII,
 )
 """$NAME and ${NAME} in full; of ${NAME:-ALTERNATIVE}, what comes before the alternative."""
-_PATH = r'"?((?:\$\(dirname (?:-- )?\S+\))?[^\s"|;&<>]*)"?'
+_PATH = r'"?((?:\$\((?:dirname|readlink -f|realpath) (?:-- )?\S+\))?[^\s"|;&<>]*)"?'
 _OF_PATH = re.compile(
-    rf"\$\((?:(dirname|basename) (?:-- )?{_PATH}|(?:cd (?:-- )?{_PATH}(?: &?>/dev/null)? && )?pwd(?: -P)?)\)|`pwd`"
+    rf"\$\((?:(dirname|basename|readlink -f|realpath) (?:-- )?{_PATH}"
+    rf"|(?:cd (?:-- )?{_PATH}(?: &?>/dev/null)? && )?pwd(?: -P)?)\)|`pwd`"
 )
 """A part of a path, or the folder of a script, as in $(cd "$(dirname "$0")/.." && pwd)."""
 _NOT_PLAIN = re.compile(rf"[~*?\[\]\\'\"{{}}{OPEN}]")
@@ -110,8 +111,7 @@ class Variables(Struct):
             return ""
         if len(text) <= 200 and (part := _OF_PATH.fullmatch(text)):
             path = self._expand_alternative(part[2] or part[3] or ".", depth).rstrip("/")
-            of_path = {"dirname": dirname, "basename": basename}.get(part[1], self.find_folder)
-            return (not _NOT_PLAIN.search(path) and of_path(path)) or mark(text)
+            return (not _NOT_PLAIN.search(path) and self._find_part(part[1], path)) or mark(text)
         if arithmetic := _ARITHMETIC.fullmatch(text):
             return self._compute(arithmetic[1], depth) or mark(text)
         if (base := re.fullmatch(r"\$\{(\w+)##\*/\}", text)) and base[1] in self.values:
@@ -123,6 +123,13 @@ class Variables(Struct):
         folder = path if path.startswith("/") else f"{self.values.get('PWD', '.')}/{path}"
         is_path = path[:1] not in ("", "-", "~") and folder.startswith("/") and len(folder) < 4096  # PATH_MAX
         return normpath(folder) if is_path and not unknown(folder) else ""
+
+    def _find_part(self, program: str | None, path: str) -> str:
+        """What the program prints of a path, or its absolute form; empty where that is not known."""
+        if of_text := {"dirname": dirname, "basename": basename}.get(program or ""):
+            return of_text(path)
+        absolute = self.find_folder(path)
+        return realpath(absolute) if program and absolute else absolute
 
     def _compute(self, text: str, depth: int) -> str:
         """The sum or product of whole numbers; empty for any other arithmetic."""

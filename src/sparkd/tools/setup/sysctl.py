@@ -85,7 +85,11 @@ class SysctlManager:
                 self._save(old_values)
             if file_text != text:
                 write(self._root, PATH, text)
-            kept = {name: value for name, value in old_values.items() if {name, PAIRED.get(name, "")} & wanted.keys()}
+            kept = {
+                name: value
+                for name, value in old_values.items()
+                if {name, PAIRED.get(name, "")} & wanted.keys() or self._makes_two_zeros(name, value)
+            }
             dropped = {name: value for name, value in old_values.items() if name not in kept}
             changes = self._set({**dropped, **wanted})
             if dropped:
@@ -100,8 +104,11 @@ class SysctlManager:
             unrestored: dict[str, str] = {}
             for name, value in old_values.items():
                 try:
-                    changes += self._set({name: value})
-                except ConfigError as error:  # vm.dirty_bytes takes every value but the 0 that it had at boot
+                    if self._makes_two_zeros(name, value):
+                        unrestored[name] = f"{name} can't be 0 while {PAIRED[name]} is"
+                    else:
+                        changes += self._set({name: value})
+                except ConfigError as error:  # as of a file of /proc/sys that can't be read
                     unrestored[name] = error.reason
             if file_text is not None:
                 remove(self._root, PATH)
@@ -115,6 +122,14 @@ class SysctlManager:
             if old_values:
                 remove(self._root, FILE.path)
             return changes
+
+    def _makes_two_zeros(self, name: str, value: str) -> bool:
+        """Whether this value would leave two settings that exclude each other at 0.
+
+        An earlier version saved the 0 of a setting beside the one that held.
+        """
+        other = PAIRED.get(name, "")
+        return bool(other) and value == "0" == self.current(other) and self.current(name) != "0"
 
     def _set(self, values: Mapping[str, str]) -> list[str]:
         """Set the values; a setting that this kernel no longer has is skipped."""

@@ -72,15 +72,7 @@ class SysctlManager:
         """
         with files.hold_command_lock(self._root):
             file_text, saved = self.file_content(), self.saved()
-            old_values = dict(saved)
-            for name in wanted:
-                if (value := self.current(name)) is None:
-                    hint = "take it out of the recipe's host.sysctls"
-                    raise ConfigError(f"{name}: this kernel has no such setting", hint)
-                other = PAIRED.get(name, "")
-                if not saved.keys() & {name, other}:
-                    held = (self.current(other) or "0") if other and value == "0" else "0"
-                    old_values |= {name: value} if held == "0" else {other: held}
+            old_values = self._add_current(wanted, saved)
             if old_values != saved:
                 self._save(old_values)
             if file_text != text:
@@ -95,6 +87,22 @@ class SysctlManager:
             if dropped:
                 self._save(kept)
             return changes
+
+    def _add_current(self, wanted: Mapping[str, str], saved: dict[str, str]) -> dict[str, str]:
+        """`saved` with the values of settings that sparkd did not set before. Raises ConfigError where one is unknown.
+
+        Of two settings that exclude each other it has the one that holds.
+        """
+        old_values = dict(saved)
+        for name in wanted:
+            if (value := self.current(name)) is None:
+                hint = "take it out of the recipe's host.sysctls"
+                raise ConfigError(f"{name}: this kernel has no such setting", hint)
+            other = PAIRED.get(name, "")
+            if not saved.keys() & {name, other}:
+                held = (self.current(other) or "0") if other and value == "0" else "0"
+                old_values |= {name: value} if held == "0" else {other: held}
+        return old_values
 
     def revert(self) -> list[str]:
         """Remove the file and restore each setting. Returns the changes."""

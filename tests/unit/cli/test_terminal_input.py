@@ -106,8 +106,8 @@ def hangs(pid: int) -> bool:
 
 
 def is_watched(pid: int) -> bool:
-    """Whether a thread of the process blocks SIGINT, and nothing else."""
-    return any("SigBlk:\t0000000000000002\n" in task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/status"))
+    """Whether a thread of the process blocks what ends a command, and nothing else."""
+    return any("SigBlk:\t0000000000006003\n" in task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/status"))
 
 
 def test_ctrl_c_ends_a_command_that_hangs_in_the_kernel(tmp_path: Path) -> None:
@@ -124,3 +124,29 @@ def test_ctrl_c_ends_a_command_that_hangs_in_the_kernel(tmp_path: Path) -> None:
         finally:
             process.kill()
             os.close(os.open(fifo, os.O_RDWR))  # its child, which waits for this, ends
+
+
+HOLDS = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from sparkd.tools.cli.main import end_where_it_hangs
+from sparkd.tools.measure.interrupts import hold_signals
+number = int(sys.argv[1])
+signal.signal(number, signal.default_int_handler)
+thread = threading.Thread(target=end_where_it_hangs, daemon=True)
+thread.start()
+while "SigBlk:\\t0000000000000000\\n" in Path(f"/proc/self/task/{thread.native_id}/status").read_text():
+    time.sleep(0.01)
+with hold_signals():
+    os.kill(os.getpid(), number)
+    time.sleep(0.2)
+    print("held", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM])
+def test_a_signal_that_is_held_back_reaches_no_other_thread_of_a_command(number: signal.Signals) -> None:
+    command = [*INTERRUPTIBLE, sys.executable, "-c", HOLDS, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "held\n"
+    assert done.stderr.endswith("KeyboardInterrupt\n")

@@ -1,5 +1,7 @@
 """The steps of a ladder as switches of the plan: which way is back, who else has chosen, and what is a step's fault."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,11 +20,13 @@ from sparkd.agent.actions.files import compare_and_swap
 from sparkd.agent.preflight.runner import IDS
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, EngineEndedError, NotReadyError
+from sparkd.base.lib.lock import open_lock, try_lock
 from sparkd.base.lib.text import GIB
 from sparkd.base.state import launch_history
 from sparkd.base.state import switch as switch_file
+from sparkd.base.state.file import FOLDER
 from sparkd.base.state.launch_history import End, LaunchHistory
-from sparkd.base.state.switch import Chosen, Stage, Switch
+from sparkd.base.state.switch import TRIES, Chosen, Stage, Switch
 from sparkd.tools.measure.climb import FILE, Climb, find_shortage, find_start
 from sparkd.tools.measure.figures import Spread
 from sparkd.tools.measure.knobs import SEQUENCES
@@ -142,6 +146,41 @@ def test_requests_that_fail_as_another_node_is_lost_are_no_fault_of_the_step(
     assert [step.fault for step in climbing.tuning.measured] == ["bench: the server closed the connection"] * (
         not reason
     )
+
+
+def test_a_step_whose_load_may_silence_another_node_holds_up_the_ladder_only_so_often(tree: Tree) -> None:
+    def silence_peer() -> None:
+        end = End("spark2 does not answer", at=LATER, cause=Cause.PEER_SILENT)
+        tree.file(launch_history.FILE.path, launch_history.FILE.encode(LaunchHistory(last_exit=end)))
+        raise NotReadyError("bench: timed out")
+
+    for number in range(1, TRIES + 1):
+        agent = act_on_choice(tree, partial(begin_step, tree))
+        climbing = Climbing(tree, silence_peer, gone_seconds=6)
+        climbing.tuning = FILE.read(Host(tree.root).files) or climbing.tuning
+        with pytest.raises(BlockedError, match="the engine was ended: spark2 does not answer"):
+            climbing.run()
+        agent.join()
+        drop_choice(tree)
+        assert (climbing.tuning.tries, climbing.tuning.measured) == (number, ())
+    climbing = Climbing(tree, silence_peer, gone_seconds=6)
+    climbing.tuning = present(FILE.read(Host(tree.root).files))
+    climbing.run()
+    assert [step.fault for step in climbing.tuning.measured] == [
+        f"a node, the engine or this command was gone {TRIES} times meanwhile"
+    ]
+
+
+def test_a_second_ctrl_c_while_the_file_is_awaited_leaves_no_step_in_force(tree: Tree) -> None:
+    tree.file(MINE_FILE, MINE)
+    put(tree, Stage.IN_FORCE, plan_of("mine-tuned", LATER), plan_of("before"))
+    lock = open_lock(tree.path(f"{FOLDER}/.switch.json.lock"))
+    assert try_lock(lock)
+    threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    threading.Timer(0.4, os.close, (lock,)).start()
+    with pytest.raises(KeyboardInterrupt), Climb(TUNING, BASE, CONFIG, Host(tree.root), print):
+        pass
+    assert present(switch_in(tree)).stage is Stage.RETURNING
 
 
 @pytest.mark.parametrize("stage", [Stage.DRAINING, Stage.TRYING, Stage.IN_FORCE])

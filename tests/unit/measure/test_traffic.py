@@ -151,3 +151,11 @@ def test_nobody_there_is_an_error(port: int) -> None:
 def test_a_port_that_is_taken_is_an_error(port: int) -> None:
     with listening_node(port), pytest.raises(OSError, match="in use"):
         asyncio.run(receive_result({THERE: ""}, port, lambda: (KEY,), b"", 1))
+
+
+def test_a_node_whose_measurement_ends_in_the_middle_does_not_wait_as_long_as_for_its_begin(port: int) -> None:
+    began, thread = time.monotonic(), threading.Thread(target=request_when_it_listens, args=(port, PORTS))
+    thread.start()
+    assert asyncio.run(receive_result({THERE: ""}, port, lambda: (KEY,), b"facts", 60, pause_seconds=0.5)) is None
+    thread.join()
+    assert time.monotonic() - began < 30

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from msgspec import convert
@@ -16,9 +16,12 @@ from sparkd.base.lib import REINSTALL, recipes_dir
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.cli.main import main
-from sparkd.tools.setup.choice import Wishes
+from sparkd.tools.setup import join
+from sparkd.tools.setup.choice import Choice, Chooser, Wishes
 from sparkd.tools.setup.cluster_key import new_files
-from sparkd.tools.setup.node_files import NodeFiles
+from sparkd.tools.setup.join import Invitation
+from sparkd.tools.setup.node_files import HEADER, NodeFiles
+from sparkd.tools.setup.survey import take_survey
 from sparkd.tools.setup.wizard import Wizard
 
 NEIGHBOUR = {"interface": "enp1s0f0np0", "link_local": "fe80::2", "addresses": ["10.0.0.2"], "sparkd": True}
@@ -452,3 +455,97 @@ def test_a_head_that_was_set_up_before_gets_its_key_and_is_not_to_be_restarted(s
     assert not any("restart" in line for line in output.splitlines())
     assert spark.path(HEAD_OWN).exists()
     assert spark.path(KEY).read_text() == key
+
+
+def put_cluster(spark: Tree, count: int, recipe: Mapping[str, object], more: str = "", file: str = OWN) -> None:
+    """A cluster of so many nodes, with a recipe for as many ranks as there are nodes."""
+    own_recipe(spark, "mine", args={"tensor-parallel-size": "{cluster.size}"}, nodes=recipe)
+    nodes = [f"10.0.0.{number}" for number in range(1, count + 1)]
+    spark.file(OWN, f'{HEADER}{more}[engine]\nrecipe = "mine"\n')
+    spark.file(file, f"{spark.path(file).read_text() if file == OWN else ''}[cluster]\nnodes = {json.dumps(nodes)}\n")
+    spark.file(KEY, f"{'ab' * 32}\n", mode=0o600)
+
+
+def choose(spark: Tree, env: Mapping[str, str], **wishes: object) -> Choice:
+    node_files = NodeFiles(Host(spark.root), env)
+    settings = node_files.load().settings
+    chooser = Chooser(convert(wishes, Wishes), node_files, print)
+    return chooser.choose(settings, take_survey(settings, node_files.host), settings.cluster.nodes)
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "env", "reason"),
+    [
+        (TOML, "", {}, "sparkd.toml sets cluster.nodes too"),
+        ("/etc/sparkd/conf.d/20-site.toml", "", {}, "20-site.toml sets cluster.nodes too"),
+        (OWN, "", {"SPARKD_CLUSTER__NODES": "10.0.0.1,10.0.0.2"}, "SPARKD_CLUSTER__NODES sets cluster.nodes too"),
+        (OWN, "# mine\n", {}, "10-init.toml has keys or comments that `sparkd init` does not write"),
+    ],
+)
+def test_no_new_node_is_let_in_where_the_nodes_can_not_be_written(
+    spark: Tree, file: str, more: str, env: dict[str, str], reason: str
+) -> None:
+    """But one of the cluster may come again."""
+    put_cluster(spark, 2, {"min": 2, "max": 4}, more, file)
+    choice = choose(spark, env, invite=True)
+    assert (choice.missing, choice.most_nodes) == (1, 2)
+    assert reason in choice.limit_reason
+    with pytest.raises(ConfigError) as caught:
+        choose(spark, env, nodes=3)
+    assert reason in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("count", "recipe", "wishes", "limit"),
+    [
+        (2, {"min": 2, "max": 2}, {"invite": True}, (2, "recipe mine is for no more")),
+        (2, {"min": 2, "max": 3}, {"invite": True}, (3, "recipe mine is for no more")),
+        (3, {"min": 2, "max": 4}, {"ssh": ["known", "new"]}, (4, "recipe mine is for no more")),
+        (8, {"min": 2}, {"invite": True}, (8, "")),
+    ],
+)
+def test_as_many_nodes_are_let_in_as_the_recipe_is_for(
+    spark: Tree, count: int, recipe: dict[str, object], wishes: dict[str, object], limit: tuple[int, str]
+) -> None:
+    put_cluster(spark, count, recipe)
+    choice = choose(spark, {}, **wishes)
+    assert (choice.most_nodes, choice.limit_reason) == limit
+
+
+def test_another_command_that_has_the_node_is_no_agent(spark: Tree, run: Run) -> None:
+    own_recipe(spark)
+    spark.process(4242, "sparkd", start_time=100, argv=("/usr/bin/sparkd", "fabric"))
+    account = {"pid": 4242, "command": "sparkd fabric test", "invocation": "", "start_time": 100}
+    spark.file("/run/sparkd/owner.json", json.dumps(account))
+    starts = [line for line in run().splitlines() if "systemctl" in line or "status" in line]
+    assert starts == ["next      sudo systemctl enable --now sparkd-head"]
+
+
+def test_a_head_that_runs_by_no_enabled_unit_is_stopped_where_it_has_become_a_worker(spark: Tree, run: Run) -> None:
+    spark.file(TOML, '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n')
+    spark.process(4242, "sparkd", start_time=100, argv=("/usr/bin/sparkd", "run"))
+    spark.owner(4242)
+    stop = "next      sudo systemctl disable --now sparkd-head   # this node is a worker now"
+    assert stop in run().splitlines()
+
+
+def test_too_many_wrong_codes_have_the_command_for_a_new_one(
+    spark: Tree, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its recipe: until a node has joined, the one in the settings is another."""
+    arguments = dict[str, object]()
+
+    class Ended(Invitation):
+        def __init__(self, *_: object, **options: object) -> None:
+            arguments.update(options)
+            raise BlockedError("10 wrong codes", str(options["again"]))
+
+    monkeypatch.setattr(join, "Invitation", Ended)
+    own_recipe(spark, "pair", nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
+    own_recipe(spark)
+    run()
+    with pytest.raises(BlockedError, match="10 wrong codes") as caught:
+        run(nodes=2, recipe="pair")
+    assert caught.value.hint == "for a new code: sudo sparkd init --nodes 2 --recipe pair"
+    assert (arguments["most_nodes"], arguments["limit_reason"]) == (2, "recipe pair is for no more")
+    assert settings(spark) == {"engine": {"recipe": "mine"}}

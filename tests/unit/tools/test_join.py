@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -38,6 +38,7 @@ def inviting(
     seconds: float = 600.0,
     log: EventLog | None = None,
     wrong_seconds: float = 0.05,
+    **options: Any,
 ) -> Iterator[Invitation]:
     with Invitation(
         HEAD,
@@ -49,6 +50,7 @@ def inviting(
         valid_seconds=seconds,
         wrong_seconds=wrong_seconds,
         events=log or EventLog(),
+        **options,
     ) as invitation:
         yield invitation
 
@@ -192,6 +194,15 @@ def test_no_more_nodes_join_than_a_cluster_has() -> None:
         fetch_keys(invitation.code, port=invitation.port)
 
 
+@pytest.mark.parametrize(("reason", "addition"), [("", ""), ("recipe x is for no more", "; recipe x is for no more")])
+def test_no_more_nodes_join_than_may_and_the_refusal_says_why(reason: str, addition: str) -> None:
+    with inviting(nodes=(HEAD, OTHER), most_nodes=2, limit_reason=reason) as invitation:
+        with pytest.raises(BlockedError) as caught:
+            fetch_keys(invitation.code, port=invitation.port)
+        assert caught.value.reason == f"the head refuses: the cluster has 2 nodes already{addition}"
+        join_as(invitation, OTHER)
+
+
 def test_a_code_ends_with_its_time() -> None:
     with inviting(seconds=0.3) as invitation:
         started = time.monotonic()
@@ -235,14 +246,15 @@ def test_a_wrong_code_is_refused_counted_and_takes_its_sender_time() -> None:
 
 
 def test_ten_wrong_codes_end_the_invitation_for_the_right_one_too() -> None:
-    with inviting() as invitation:
+    with inviting(again="sudo sparkd init --nodes 2 --recipe x") as invitation:
         for number in range(join.MOST_WRONG):
             assert request(invitation, f"127.0.2.{number + 1}", other_code(invitation)).status == 401
         with pytest.raises(BlockedError, match="not valid any more"):
             fetch_keys(invitation.code, port=invitation.port)
         refusals: list[Guest | Refusal] = []
-        with pytest.raises(BlockedError, match=r"10 wrong codes, the last one from 127\.0\.2\.10"):
+        with pytest.raises(BlockedError, match=r"10 wrong codes, the last one from 127\.0\.2\.10") as caught:
             refusals.extend(invitation.guests())
+        assert caught.value.hint == "sudo sparkd init --nodes 2 --recipe x"
         assert len(refusals) == 10
 
 

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from sparkd.base.state import switch
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.cli import main
 from sparkd.tools.cli.tune import apply_tuning, find_recipe_in_use, run_action, show_tuning, sysctl_file
-from sparkd.tools.setup.sysctl import FILE, HEADER, PATH, SysctlManager
+from sparkd.tools.setup.sysctl import FILE, HEADER, PAIRED, PATH, SysctlManager
 from sparkd.tools.setup.watchdog import WATCHDOG_DROPIN, apply_watchdog, revert_watchdog, with_panic
 
 SWAPPINESS = {"vm.swappiness": "10"}
@@ -72,18 +72,64 @@ def assert_refused(node: Tree, error: type[Exception], match: str) -> None:
     assert files(node) == before
 
 
-@pytest.mark.parametrize("wanted", [{}, SWAPPINESS])
+class Kernel(SysctlManager):
+    """On a kernel, which sets the other one of two settings to 0 where one gets a value."""
+
+    def _set(self, values: Mapping[str, str]) -> list[str]:
+        changes = list[str]()
+        for name, value in sorted(values.items()):
+            new_changes = super()._set({name: value})
+            if new_changes and name in PAIRED:
+                (self._root / "proc/sys" / PAIRED[name].replace(".", "/")).write_text("0\n")
+            changes += new_changes
+        return changes
+
+
+def put_settings(node: Tree, settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        node.file(f"/proc/sys/{name.replace('.', '/')}", f"{value}\n")
+
+
+@pytest.mark.parametrize("next_wanted", [{}, SWAPPINESS])
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("vm.dirty_ratio", "vm.dirty_bytes"),
+        ("vm.dirty_bytes", "vm.dirty_ratio"),
+        ("vm.dirty_ratio", "vm.dirty_ratio"),
+        ("vm.dirty_background_bytes", "vm.dirty_background_ratio"),
+        ("vm.dirty_background_ratio", "vm.dirty_background_bytes"),
+    ],
+)
 def test_of_two_settings_that_exclude_each_other_the_one_that_held_comes_back(
-    node: Tree, manager: SysctlManager, wanted: dict[str, str]
+    node: Tree, name: str, held: str, next_wanted: dict[str, str]
 ) -> None:
-    """A kernel sets vm.dirty_bytes to 0 where vm.dirty_ratio gets a value. With 0 in both, all writers would wait."""
-    held, ratio = node.file("/proc/sys/vm/dirty_bytes", "268435456\n"), node.file("/proc/sys/vm/dirty_ratio", "0\n")
+    """With 0 in both, all writers would wait."""
+    manager, before = Kernel(node.root), {name: "0", PAIRED[name]: "0", held: "20"}
+    put_settings(node, before)
     for _ in range(2):
-        apply(manager, {"vm.dirty_ratio": "5"})
-        held.write_text("0\n")  # as the kernel does it
-    assert apply(manager, wanted) if wanted else manager.revert()
-    assert (held.read_text(), ratio.read_text()) == ("268435456\n", "5\n"), "the kernel makes the ratio 0 again"
-    assert manager.saved().keys() == wanted.keys()
+        apply(manager, {name: "5"})
+        assert (manager.current(name), manager.current(PAIRED[name])) == ("5", "0")
+        assert manager.saved() == {held: "20"}
+    assert apply(manager, next_wanted) if next_wanted else manager.revert()
+    assert {setting: manager.current(setting) for setting in before} == before
+    assert manager.saved().keys() == next_wanted.keys()
+
+
+def test_the_0_that_an_earlier_version_saved_of_a_setting_comes_back_only_beside_a_value(node: Tree) -> None:
+    """That version had no record of the other setting, which held."""
+    manager, zero = Kernel(node.root), {"vm.dirty_ratio": "0"}
+    put_settings(node, {"vm.dirty_ratio": "5", "vm.dirty_bytes": "0"})
+    node.file(FILE.path, json.dumps({"schema": 1, "before": zero}))
+    assert apply(manager, SWAPPINESS) == ["vm.swappiness: 60 -> 10"]
+    with pytest.raises(ConfigError, match=r"^vm\.dirty_ratio can't be 0 while vm\.dirty_bytes is ") as caught:
+        manager.revert()
+    assert caught.value.hint.endswith("reboot gives these back")
+    assert (manager.current("vm.dirty_ratio"), manager.current("vm.swappiness")) == ("5", "60")
+    assert manager.saved() == zero
+    put_settings(node, {"vm.dirty_ratio": "0", "vm.dirty_bytes": "268435456"})  # by the reboot
+    manager.revert()
+    assert manager.saved() == {}
 
 
 def test_apply_sets_writes_and_saves_and_a_second_time_changes_nothing(node: Tree, manager: SysctlManager) -> None:

@@ -218,7 +218,8 @@ def end_where_it_hangs(seconds: int = 10) -> None:
 
     For a thread of its own.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # else it would not be listed as pending
+    # Else SIGINT would not be listed as pending, and this thread would take what the main thread holds back.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM))
     from pathlib import Path
 
     hanging_seconds = 0

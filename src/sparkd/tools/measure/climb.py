@@ -57,6 +57,10 @@ FOREIGN_CAUSES = (
 RESUME_HINT = "when that is over, the same command continues from here"
 
 
+class EndedFromOutsideError(BlockedError):
+    """The engine was ended for one of FOREIGN_CAUSES while a step was measured."""
+
+
 class Tuning(Struct, frozen=True):
     """State of a ladder, kept in a file until the ladder has ended."""
 
@@ -70,7 +74,7 @@ class Tuning(Struct, frozen=True):
     tried: Step | None = None
     """The step under way."""
     tries: int = 0
-    """How many processes have begun that step: each died before its end, or takes it now."""
+    """How many processes have begun that step: each died before its end, saw the engine ended, or takes it now."""
 
 
 FILE = StateFile(Tuning, "tune-recipe.json")
@@ -124,8 +128,10 @@ class Climb:
                 if earlier_tries < TRIES:
                     measured = self._take(step, position.values)
                 else:
-                    fault = f"the node, or this command, was gone {TRIES} times meanwhile"
+                    fault = f"a node, the engine or this command was gone {TRIES} times meanwhile"
                     measured = MeasuredStep(*step, fault=fault)
+            except EndedFromOutsideError:  # the try counts: the step's load may be why another node fell silent
+                raise
             except BaseException:
                 self.save(replace(self.tuning, tried=None, tries=0))
                 raise
@@ -215,14 +221,14 @@ class Climb:
         return choice
 
     def _measure(self, step: Step) -> MeasuredStep:
-        """Measure the plan in force. Raises BlockedError where the engine was ended by no fault of the recipe."""
+        """Measure the plan in force. Raises BlockedError where the engine was ended by no known fault of the recipe."""
         began = utc_now()
         try:
             measured = self.smoke_and_bench(step)
         except (EngineEndedError, NotReadyError) as error:  # a bench only has requests that failed
             end = await_end(self._host, lambda last: last.at > began, self._gone_seconds)
             if end is not None and end.cause in FOREIGN_CAUSES:
-                raise BlockedError(f"the engine was ended: {end.reason}", RESUME_HINT) from None
+                raise EndedFromOutsideError(f"the engine was ended: {end.reason}", RESUME_HINT) from None
             if end is None and read_living_report(self._host.files) is None:
                 raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None
             measured = MeasuredStep(*step, fault=sanitize(error.reason, FAULT_LENGTH))
@@ -230,7 +236,10 @@ class Climb:
         return measured
 
     def smoke_and_bench(self, step: Step) -> MeasuredStep:
-        """Smoke, then bench. Raises BlockedError without an agent, EngineEndedError, NotReadyError."""
+        """Smoke, then bench.
+
+        Raises BlockedError without an agent, EngineEndedError, NotReadyError, KeyboardInterrupt.
+        """
         serves = await_service(self._host, ready_seconds(self._config), self._gone_seconds)
         if serves is None:
             raise BlockedError("no agent runs any more", f"sudo systemctl start sparkd-head; {RESUME_HINT}")

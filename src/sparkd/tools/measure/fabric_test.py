@@ -22,11 +22,9 @@ from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import parse_json, sanitize
 from sparkd.tools.measure.fabric import FabricFacts, Pair, PortFacts, Result, describe_ports, pair_ports
 from sparkd.tools.measure.interrupts import report_progress
-from sparkd.tools.measure.traffic import PORTS, RESULT, Keys, Measurer, measure_ceiling, receive_result
+from sparkd.tools.measure.traffic import PORTS, RESULT, WAIT_SECONDS, Keys, Measurer, measure_ceiling, receive_result
 from sparkd.tools.measure.traffic_programs import IB_WRITE_BW, IPERF3, TrafficError
 from sparkd.tools.node import fabric_ports
-
-WAIT_SECONDS = 120.0
 
 
 def measure_all(settings: Settings, host: Host) -> tuple[list[Result], list[BlockedError]]:

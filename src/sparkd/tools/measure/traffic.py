@@ -36,6 +36,9 @@ LIMITS = Limits(header_bytes=60_000, requests_per_second=math.inf)
 """A result of 32 pairs of ports takes 30,000 bytes."""
 LOOPBACK = "127.0.0.1"
 
+WAIT_SECONDS = 120.0
+"""How long a node waits for another one."""
+
 Keys = Callable[[], tuple[bytes, ...]]
 """Returns the cluster's keys, the signing one first. The others are accepted, too, while keys are changed."""
 
@@ -85,9 +88,15 @@ class Listener:
 
 
 async def receive_result(
-    addresses: Mapping[str, str], port: int, keys: Keys, facts: bytes, seconds: float
+    addresses: Mapping[str, str],
+    port: int,
+    keys: Keys,
+    facts: bytes,
+    seconds: float,
+    pause_seconds: float = WAIT_SECONDS,
 ) -> str | None:
-    """Listen until the result comes, in base64. None where no signed request comes for `seconds`.
+    """Listen until the result comes, in base64. None where no signed request comes for `seconds`, or another one for
+    `pause_seconds` after it.
 
     `addresses`: the RDMA device of each address, empty for none. Raises OSError.
     """
@@ -96,7 +105,7 @@ async def receive_result(
     tasks = [asyncio.create_task(listener.server.serve()) for listener in listeners]
     try:
         while not (query := await asyncio.wait_for(queries.get(), seconds)):
-            pass
+            seconds = pause_seconds
     except TimeoutError:
         return None
     else:

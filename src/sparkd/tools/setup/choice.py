@@ -48,6 +48,8 @@ class Choice(Struct, frozen=True):
     """Nodes that are still to join."""
     most_nodes: int = MAX_NODES
     """How many nodes there may be once they have joined."""
+    limit_reason: str = ""
+    """Why there may be no more."""
 
     def commands(self, *, complete: bool) -> Iterator[str]:
         """Yield commands to run before the start. `complete`: the other nodes lack nothing."""
@@ -82,13 +84,20 @@ class Chooser:
         nodes = cluster or (self._find_own_address(survey),)
         if missing := total - len(nodes):
             self._refuse_surplus(missing, len(nodes))
-            self.files.refuse_overruled({("cluster", "nodes"): None})
+            self.files.refuse_fixed("cluster", "nodes")
         joining = missing or len(self.wishes.ssh) or int(self.wishes.invite)
+        return Choice(fit, nodes, joining, *self._find_limit(fit, settings, len(nodes), joining))
+
+    def _find_limit(self, fit: Fit, settings: Settings, node_count: int, joining: int) -> tuple[int, str]:
+        """How many nodes there may be once so many have joined, some of which may be known; and why no more."""
+        try:
+            self.files.refuse_fixed("cluster", "nodes")
+        except ConfigError as error:
+            return node_count, error.reason
         recipe = self._load(fit.recipe).recipe
-        # --invite is also for a node of the cluster that was installed again.
-        is_fixed = not joining or self.files.is_set_by_person(("cluster", "nodes"))
-        fits_more = not is_fixed and try_recipe(recipe, settings, len(nodes) + joining).plan is not None
-        return Choice(fit, nodes, joining, min(MAX_NODES, len(nodes) + joining * fits_more))
+        counts = range(min(MAX_NODES, node_count + joining), node_count, -1)
+        most_nodes = next((count for count in counts if try_recipe(recipe, settings, count).plan), node_count)
+        return most_nodes, f"recipe {fit.recipe} is for no more" * (most_nodes < MAX_NODES)
 
     def _find_known_total(self, cluster: tuple[str, ...]) -> int | None:
         """The number of nodes by options and settings; None where the best recipe decides."""

@@ -47,7 +47,7 @@ GRACE_SECONDS = 0.5
 MOST_INVENTORY_BYTES = 20_000
 LIMITS = Limits(connections=32, per_source=4, header_bytes=60_000, requests_per_second=4, burst=20)
 NAME_LIMIT = 64
-AGAIN = "for a new code, on the head: sudo sparkd init --invite, or --nodes N"
+AGAIN = "for a new code, on the head: the same `sudo sparkd init` command again"
 
 
 class Guest(NamedTuple):
@@ -114,8 +114,9 @@ class Welcome(Struct, frozen=True):
 class Invitation:
     """Lets up to `limit` nodes join, once each. Listens on the head's fabric address at once, answers within a `with`.
 
-    `nodes`: those of the cluster so far, `most_nodes` their number at most. `keys`: the cluster's. `head_keys`: public
-    halves of the head's. `events` go to the journal by default. Raises BlockedError where the port is taken.
+    `nodes`: those of the cluster so far, `most_nodes` their number at most, for `limit_reason`. `keys`: the cluster's.
+    `head_keys`: public halves of the head's. `again`: the hint for a new code. `events` go to the journal by default.
+    Raises BlockedError where the port is taken.
     """
 
     def __init__(
@@ -127,6 +128,8 @@ class Invitation:
         *,
         head_keys: tuple[bytes, ...],
         most_nodes: int = MAX_NODES,
+        limit_reason: str = "",
+        again: str = AGAIN,
         port: int = PORT,
         valid_seconds: float = 600.0,
         wrong_seconds: float = WRONG_SECONDS,
@@ -135,6 +138,7 @@ class Invitation:
         self._code = JoinCode.new(address)
         self._ephemeral = Ephemeral()
         self._keys, self._limit, self._most_nodes = tuple(key.hex() for key in keys), limit, most_nodes
+        self._limit_reason, self._again = limit_reason, again
         self._head_keys = tuple(key.hex() for key in head_keys)
         self._nodes = list(dict.fromkeys((self._code.head, *map(canonical, nodes))))
         self._sent: dict[str, bool] = {}
@@ -183,7 +187,7 @@ class Invitation:
             yield news
             if self._wrong_codes >= MOST_WRONG and self._news.empty():
                 reason = f"{self._wrong_codes} wrong codes, the last one from {news.address}"
-                raise BlockedError(f"{reason}: this code is not valid any more", AGAIN)
+                raise BlockedError(f"{reason}: this code is not valid any more", self._again)
 
     async def _handle(self, request: Request) -> Response:
         target = urlsplit(request.path)
@@ -230,9 +234,7 @@ class Invitation:
         elif hello.written and address not in self._sent:
             refusal = f"{address} has got no key by this code"
         elif not is_known and address not in self._nodes and len(self._nodes) >= self._most_nodes:
-            count = len(self._nodes)
-            one_more = f"; one more is for: sudo sparkd init --nodes {count + 1}" * (count < MAX_NODES)
-            refusal = f"the cluster has {count} nodes already{one_more}"
+            refusal = "; ".join(filter(None, (f"the cluster has {len(self._nodes)} nodes already", self._limit_reason)))
         if refusal:
             self._record_refusal(address, refusal)
             return Welcome(__version__, refused=refusal)

@@ -77,6 +77,12 @@ class NodeFiles:
                 reason = f"{origin} sets {section}.{name} too, and comes after {init_file}"
                 raise ConfigError(reason, "take it out there")
 
+    def refuse_fixed(self, section: str, name: str) -> None:
+        """Raises ConfigError where `write` could not change this value: another file sets it, or its own has more."""
+        other_value: Values = {(section, name): [""]}  # equals none that holds
+        self.refuse_overruled(other_value)
+        self._missing(other_value)
+
     def is_set_by_person(self, key: Key) -> bool:
         """Whether a person's own file sets the value that holds."""
         return self.load().origins.get(".".join(key)) == str(self.root / self.persons_file.lstrip("/"))

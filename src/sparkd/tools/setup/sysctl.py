@@ -72,25 +72,37 @@ class SysctlManager:
         """
         with files.hold_command_lock(self._root):
             file_text, saved = self.file_content(), self.saved()
-            old_values = dict(saved)
-            for name in wanted:
-                if (value := self.current(name)) is None:
-                    hint = "take it out of the recipe's host.sysctls"
-                    raise ConfigError(f"{name}: this kernel has no such setting", hint)
-                other = PAIRED.get(name, "")
-                if not saved.keys() & {name, other}:
-                    held = (self.current(other) or "0") if other and value == "0" else "0"
-                    old_values |= {name: value} if held == "0" else {other: held}
+            old_values = self._add_current(wanted, saved)
             if old_values != saved:
                 self._save(old_values)
             if file_text != text:
                 write(self._root, PATH, text)
-            kept = {name: value for name, value in old_values.items() if {name, PAIRED.get(name, "")} & wanted.keys()}
+            kept = {
+                name: value
+                for name, value in old_values.items()
+                if {name, PAIRED.get(name, "")} & wanted.keys() or self._makes_two_zeros(name, value)
+            }
             dropped = {name: value for name, value in old_values.items() if name not in kept}
             changes = self._set({**dropped, **wanted})
             if dropped:
                 self._save(kept)
             return changes
+
+    def _add_current(self, wanted: Mapping[str, str], saved: dict[str, str]) -> dict[str, str]:
+        """`saved` with the values of settings that sparkd did not set before. Raises ConfigError where one is unknown.
+
+        Of two settings that exclude each other it has the one that holds.
+        """
+        old_values = dict(saved)
+        for name in wanted:
+            if (value := self.current(name)) is None:
+                hint = "take it out of the recipe's host.sysctls"
+                raise ConfigError(f"{name}: this kernel has no such setting", hint)
+            other = PAIRED.get(name, "")
+            if not saved.keys() & {name, other}:
+                held = (self.current(other) or "0") if other and value == "0" else "0"
+                old_values |= {name: value} if held == "0" else {other: held}
+        return old_values
 
     def revert(self) -> list[str]:
         """Remove the file and restore each setting. Returns the changes."""
@@ -100,8 +112,11 @@ class SysctlManager:
             unrestored: dict[str, str] = {}
             for name, value in old_values.items():
                 try:
-                    changes += self._set({name: value})
-                except ConfigError as error:  # vm.dirty_bytes takes every value but the 0 that it had at boot
+                    if self._makes_two_zeros(name, value):
+                        unrestored[name] = f"{name} can't be 0 while {PAIRED[name]} is"
+                    else:
+                        changes += self._set({name: value})
+                except ConfigError as error:  # as of a file of /proc/sys that can't be read
                     unrestored[name] = error.reason
             if file_text is not None:
                 remove(self._root, PATH)
@@ -115,6 +130,14 @@ class SysctlManager:
             if old_values:
                 remove(self._root, FILE.path)
             return changes
+
+    def _makes_two_zeros(self, name: str, value: str) -> bool:
+        """Whether this value would leave two settings that exclude each other at 0.
+
+        An earlier version saved the 0 of a setting beside the one that held.
+        """
+        other = PAIRED.get(name, "")
+        return bool(other) and value == "0" == self.current(other) and self.current(name) != "0"
 
     def _set(self, values: Mapping[str, str]) -> list[str]:
         """Set the values; a setting that this kernel no longer has is skipped."""

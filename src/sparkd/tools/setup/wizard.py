@@ -77,7 +77,8 @@ class Wizard:
             if (changes or choice.missing) and not self._confirmed():
                 return
             with self.files.setup.hold_lock():
-                # Until a node has joined, a head that serves keeps the settings with which it can start again.
+                # Until a node has joined, a head that serves keeps the settings with which it can start again. With the
+                # first of several it gets those for all: it starts again only once the others have joined, too.
                 self.files.write(offered.values if choice.missing else values, files)
                 guests = self._invite(choice, values, settings.cluster.key_file) if choice.missing else []
             settings = self.files.load().settings
@@ -146,7 +147,14 @@ class Wizard:
         files = Files(self.host.files.root, os.geteuid())
         keys, head_keys = read_keys(files, key_file), head_key.read_public_halves(files)
         invitation = Invitation(
-            choice.nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys, most_nodes=choice.most_nodes
+            choice.nodes[0],
+            choice.nodes,
+            keys,
+            choice.missing,
+            head_keys=head_keys,
+            most_nodes=choice.most_nodes,
+            limit_reason=choice.limit_reason,
+            again=f"for a new code: {again}",
         )
         with explain_interrupt(joined, again), invitation:
             note = f"on {choice.missing} other node(s), within ten minutes; this one waits"

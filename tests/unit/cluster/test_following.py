@@ -35,6 +35,7 @@ from sparkd.base.state.known_good import KnownGood
 from sparkd.base.state.shared_config import FILE
 
 NODES = addresses(2)
+DEVICES = ("/dev/x:rw", "/dev/y", "/dev/shm:rw", "/dev/mqueue/x:rw")
 Change = Callable[[Document], object]
 
 
@@ -60,7 +61,7 @@ class Pair(NamedTuple):
 def pair(tree: Tree, port: int) -> Iterator[Pair]:
     keep_document(tree, encode(good_document(port)))
     tree.folder("/node1/srv/models/tiny")
-    settings = following(NODES, port, allow={"mounts": ["/srv/data:rw", "/srv/data/inner", "/opt/read"]})
+    settings = following(NODES, port, allow={"mounts": ["/srv/data:rw", "/srv/data/inner", "/opt/read", *DEVICES]})
     with node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head, agent_under_test(tree, 1, settings) as worker:
         yield Pair(head, worker)
 
@@ -97,6 +98,7 @@ def lay_out_folders(tree: Tree) -> None:
 
 
 BEYOND = "cluster.allow.mounts permits"
+SHARED = "/dev/shm, /dev/mqueue, /dev/hugepages"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,9 @@ BEYOND = "cluster.allow.mounts permits"
         (container(devices=["/dev/mem"]), BEYOND),
         (container(devices=["/dev"]), BEYOND),
         (container(devices=["/srv/data"]), BEYOND),
+        (container(devices=["/dev/y"]), f"as a device (only a path below /dev that ends with :rw, not {SHARED})"),
+        (container(devices=["/dev/shm"]), BEYOND),
+        (container(devices=["/dev/mqueue/x"]), BEYOND),
         (container(devices=["/dev/infiniband/../mem"]), "does not accept it as Recipe"),
         (lambda document: document["recipe"]["model"].update(path="/root/.ssh"), BEYOND),
         (lambda document: document["recipe"]["model"].update(path="../../etc"), "does not accept it as Recipe"),
@@ -179,7 +184,7 @@ def test_a_permitted_folder_that_only_root_can_exchange_before_docker_mounts_it_
     lay_out_folders(tree)
     volumes = ["/srv/data:/a:rw", "/srv/data:/b:ro", "/opt/read:/c:ro", "/opt/read/x:/d:ro", "/srv/models/tiny:/e:ro"]
     document = good_document(port)
-    container(volumes=volumes, devices=["/dev/infiniband", "/dev/infiniband/uverbs0"])(document)
+    container(volumes=volumes, devices=["/dev/infiniband", "/dev/infiniband/uverbs0", "/dev/x"])(document)
     keep_document(tree, encode(document))
     spec = pair.resolve_context().plan.container
     assert [f"{volume.source}:{volume.target}" for volume in spec.volumes[1:]] == [volume[:-3] for volume in volumes]

@@ -10,6 +10,9 @@ from sparkd.tools.cli import main
 
 TP, PP, DP, CP = (f"{name}-parallel-size" for name in ("tensor", "pipeline", "data", "prefill-context"))
 Table = Mapping[str, object]
+LONG_PATH: Table = {"path": "m" * 4000}
+LONG = "{model.path}" * 24
+"""96,192 characters, once LONG_PATH fills it."""
 
 
 class Checker:
@@ -153,7 +156,10 @@ def test_ports_that_nothing_listens_on_are_none(checker: Checker) -> None:
         ({"env": {"A": "{model.name}"}}, "there is no placeholder {model.name}", 78),
         ({"env": {"A": "{node.}"}}, "there is no placeholder {node.}", 78),
         ({"args": {"seed": "{node.number}"}}, "there is no placeholder {node.number}", 78),
-        ({"args": {"seed": "{model.path}" * 8000}, "model": {"path": "m" * 4000}}, "once it is filled in", 78),
+        ({"args": {"seed": "{model.path}" * 8000}, "model": LONG_PATH}, "once it is filled in", 78),
+        ({"args": {"hf-overrides": {"a": LONG, "b": [LONG]}}, "model": LONG_PATH}, "once it is filled in", 78),
+        ({"args": {"lora-modules": [LONG] * 21}, "model": LONG_PATH}, "args.lora-modules: with it, all", 78),
+        ({"args": {"lora-modules": [LONG] * 20}, "env": {"A": LONG}, "model": LONG_PATH}, "env.A: with it, all", 78),
         ({"args": {"hf-overrides": {"a": ["{node.x}"]}}}, "there is no placeholder {node.x}", 78),
         ({"env": {"A": "a$b pa$$word $ORIGIN/lib:${LIB} ^[a-z]{b}$ {port} $$HOME"}}, "x is good (", 0),
         ({"args": {"tokenizer": "{nodes.x}"}}, "--tokenizer is given {nodes.x} as it stands", 0),

@@ -91,7 +91,7 @@ def of_model(path: str) -> str:
         (f"{MINIMAL_RECIPE}args:\n  a: []\n", 6, ["empty list"]),
         (f"{MINIMAL_RECIPE}args:\n  a: [[1]]\n", 6, ["only text and numbers"]),
         # model
-        (of_model("m" * 4095), 3, ["model.path", "longer than 4095 bytes"]),
+        *((of_model(path), 3, ["model.path", "longer than 4095 bytes"]) for path in ("m" * 4095, "é" * 2048)),
         (of_model("../m"), 3, ["model.path", "no .."]),
         *((of_model(path), 3, ["model.path", "whole file system"]) for path in ("/", "//", "/.")),
         (of_model("m, served_name: -x"), 3, ["served_name", "must not begin with a dash"]),

@@ -18,6 +18,7 @@ from sparkd.base.config.settings import Cluster
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.loader import load_recipe, parse_document, read_recipe
 from sparkd.base.recipes.schema import Recipe
+from sparkd.base.vllm.flag import expand_amounts
 from sparkd.tools.node.recipe_lint import lint
 
 MINIMAL_RECIPE = "schema: 1\nname: x\nmodel: {path: M}\nimage: {ref: i:1}\n"
@@ -87,6 +88,14 @@ def test_work_grows_with_the_number_of_faults(tmp_path: Path, section: str, entr
         lint(loaded)
         seconds.append(process_time() - start)
     assert seconds[1] < 20 * seconds[0]
+
+
+@pytest.mark.parametrize("end", ["", "\\", "\\\n"], ids=["open", "a backslash", "a backslash before a line's end"])
+def test_amounts_are_searched_for_once_in_a_text_without_an_end(end: str) -> None:
+    text = '"' + '\\"' * 20_000 + end
+    start = process_time()
+    assert expand_amounts(text) == text
+    assert process_time() - start < 1  # from each quote it took 5 s
 
 
 def test_garbage_is_collected_again_once_a_command_begins() -> None:

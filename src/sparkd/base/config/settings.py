@@ -30,7 +30,7 @@ class Allow(t.Section):
     images: t.ImageNames = ()
     """Images by the beginning of their names. NAME permits every tag and digest, NAME:TAG no NAME:TAG@sha256:..."""
     mounts: t.AllowedMounts = ()
-    """Files, folders and devices beside models_dir and /dev/infiniband."""
+    """Files and folders beside models_dir and /dev/infiniband; a device: only a path below /dev that ends with :rw."""
     privileged: bool = False
     """Whether its container may be privileged."""
 
@@ -56,9 +56,10 @@ class Cluster(t.Section):
     keep the last ones for a start without it. Only the head's file is edited then. The head itself follows nobody."""
     allow: Allow = Allow()
     """What a head may request of this node where follow_head is true. images: beginnings of names that end where a part
-    of a name does, such as "ghcr.io/spark-arena/"; empty: the images that the recipes on this node name. mounts: files,
-    folders and devices beside models_dir (read-only) and /dev/infiniband, such as "/srv/data", or "/srv/data:rw" to
-    write there, and what is in them where only root can exchange it. privileged: whether the container may be."""
+    of a name does, such as "ghcr.io/spark-arena/"; empty: the images that the recipes on this node name. mounts: files
+    and folders beside models_dir (read-only) and /dev/infiniband, such as "/srv/data", or "/srv/data:rw" to write
+    there, and what is in them where only root can exchange it; as a device: only a path below /dev that ends with :rw,
+    such as "/dev/video0:rw". privileged: whether the container may be."""
 
 
 class Engine(t.Section):

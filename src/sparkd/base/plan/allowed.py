@@ -18,6 +18,8 @@ from sparkd.base.vllm.container_paths import is_below
 
 MOST_CACHES = 32
 """Each is a folder of its own on the node."""
+NO_DEVICES = ("/dev/shm", "/dev/mqueue", "/dev/hugepages")  # noqa: S108  # permits less
+"""Folders of memory below /dev, where containers, and in the first each user, may make links."""
 URGENT_LIMITS = ("nice", "rtprio", "rttime")
 """Limits that let a program of the container run before the node's own."""
 
@@ -57,7 +59,8 @@ def _refuse_paths(
         folders = _permitted_folders(key, settings, written=written)
         plain, real = f"/{normpath(path).lstrip('/')}", resolve(path)
         if not (_lies_in(plain, folders) and _lies_in(real, [*filter(None, map(resolve, folders))])):
-            mode = "as a device below /dev" if key == DEVICES else "to read and write" if written else "to read"
+            device = f"as a device (only a path below /dev that ends with {WRITABLE}, not {', '.join(NO_DEVICES)})"
+            mode = device if key == DEVICES else "to read and write" if written else "to read"
             readable = f"{models} and what the head sends (files of up to 1 MiB) to read"
             yield f"{path} {mode}: cluster.allow.mounts permits {mounts}, beside {readable}"
         elif outer := _find_writable_above(plain, real, settings, resolve):
@@ -75,7 +78,7 @@ def _permitted_folders(key: str, settings: Settings, *, written: bool) -> list[s
     """
     writable = _list_mounts(settings, writable=True)
     if key == DEVICES:
-        return [VERBS, *(folder for folder in writable if is_below(folder, "/dev"))]
+        return [VERBS, *(path for path in writable if is_below(path, "/dev") and not _lies_in(path, NO_DEVICES))]
     read_only = (settings.engine.models_dir, HEAD_FILES, VERBS, *_list_mounts(settings, writable=False))
     return [*writable, *(() if written else read_only)]
 

@@ -10,7 +10,7 @@ from sparkd.base.config import Settings
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret, pull_command
-from sparkd.base.plan.placeholders import fill_text, fill_value, list_values
+from sparkd.base.plan.placeholders import Filler, list_values
 from sparkd.base.plan.ports import api_port
 from sparkd.base.recipes.additions import HCAS, RAY, VERBS, added_env
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Container, Recipe, Volume
@@ -53,9 +53,9 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     engine = _configure_engine(recipe, settings, node.cluster_size)
     shared = _collect_shared(recipe, settings, node, engine)
     engine = _fit_env(engine, node, by_tcp=by_tcp)
-    values, name = list_values(node, engine.model_target), f"recipe {recipe.name}"
-    args = {flag: fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
-    env = tuple((key, fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
+    filler, name = Filler(list_values(node, engine.model_target)), f"recipe {recipe.name}"
+    args = {flag: filler.fill_value(value, f"{name}: args.{flag}") for flag, value in engine.args.items()}
+    env = tuple((key, filler.fill_text(text, f"{name}: env.{key}")) for key, text in engine.env.items())
     host, port = api_host(recipe.name, args.get("host")), api_port(recipe.name, args, dict(env), settings)
     share = gpu_memory_share(recipe.name, args.get("gpu-memory-utilization"))
     gpus = recipe.nodes.gpus if recipe.container.gpus == "all" else 0

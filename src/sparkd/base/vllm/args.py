@@ -38,6 +38,8 @@ OTHER_HOMES = {
 
 LONGEST_ARGUMENT = 100_000
 """In bytes, or in characters before they are encoded: Linux limits one argument or variable to 128 KiB."""
+LONGEST_COMMAND = 2_000_000
+"""In characters: Linux limits all arguments and variables together to a quarter of the stack, 2 MiB as a rule."""
 LONGEST_PATH = 4095
 """In bytes: PATH_MAX of linux/limits.h, without the NUL at its end."""
 

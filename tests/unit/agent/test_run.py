@@ -17,7 +17,7 @@ from tests.unit.nodes import until
 
 from sparkd.agent.actions.compile_caches import KEPT
 from sparkd.agent.actions.owner_lock import acquire_lock
-from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.context import Agent, Pace
 from sparkd.agent.daemon.startup import watch
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import Host, caches
@@ -78,6 +78,7 @@ class ThreadlessWorld(World):
 
 def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one_can() -> None:
     with open_world(ThreadlessWorld) as world, world.shortage:
+        world.pace = Pace(retry_seconds=(0.2,), look_seconds=0.1)
         code, journal = run_agent(world, once={"blocked": world.shortage.close, "serving": end})
     assert code is ExitCode.GOOD, journal
     assert phases(journal)[:4] == ["launching", "blocked", "launching", "loading"]

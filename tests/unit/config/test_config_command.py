@@ -78,15 +78,15 @@ def test_check_says_that_settings_are_good(config: Path) -> None:
 def test_check_finds_the_table_by_the_variables_that_the_engine_gets(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = list[object]()
+    variables = list[object]()
 
     def find_table(*words: object) -> FlagTable:
-        given.append(words[-1])
+        variables.append(words[-1])
         return SHIPPED
 
     monkeypatch.setattr(config_command, "find_recipe_table", find_table)
     assert sparkd("config", "check", config=config).returncode == 0
-    assert given == [{"NCCL_DEBUG": "INFO"}]
+    assert variables == [{"NCCL_DEBUG": "INFO"}]
 
 
 def test_check_says_all_that_is_wrong(config: Path) -> None:

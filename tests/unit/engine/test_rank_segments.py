@@ -103,8 +103,13 @@ def test_a_rank_that_serves_is_looked_at_again_without_waiting_and_what_is_gone_
 
 def test_a_rank_that_serves_is_looked_at_every_few_seconds_only(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[float]()
+
+    def look(_rank: Running) -> tuple[()]:
+        looks.append(time.monotonic())
+        return ()
+
     with rank_with_a_segment(tree) as (rank, loop):
-        monkeypatch.setattr(Running, "_find_segments", lambda _: looks.append(time.monotonic()) or ())
+        monkeypatch.setattr(Running, "_find_segments", look)
         for _ in range(3):
             rank.follow_segments()
             assert loop.wait_until(lambda: bool(looks), 5.0)

@@ -350,15 +350,16 @@ def test_an_owners_acceptance_test_breaks_the_endpoint_changes_no_setting_and_le
     expected = {"READY, warm caches", "at the end", f"systemctl reload {HEAD}", f"systemctl stop {HEAD}"}
     assert set(rows) == expected.union(f"sparkd {command}" for command in (*commands, "smoke", "bench"))
     assert re.search(r"left: 0 containers, 0 of [1-9]\d* segments$", rows[f"systemctl stop {HEAD}"]), rows
-    check_drill(serving.node.read(f"{CHECKOUT}/build/gpu/core.txt"))
+    (core,) = re.findall(r"; core \[(\d+)\] before$", rows["sparkd drill core --yes"])
+    check_drill(serving.node.read(f"{CHECKOUT}/build/gpu/core.txt"), core)
     assert serving.serves()
     assert serving.journal_since(cursor).count("agent.run.failed code=13 cause=killed-from-outside ") == 2
     assert (serving.containers(), serving.leftovers()) == (["sparkd-rank0"], [])
 
 
-def check_drill(output: str) -> None:
-    """A drill kills the core, and says when and why it serves again."""
-    assert re.search(r"VLLM::EngineCore, pid \d+", output), output
+def check_drill(output: str, core: str) -> None:
+    """A drill kills the core, which has this pid, and says when and why it serves again."""
+    assert re.findall(r"VLLM::EngineCore, pid (\d+)", output) == [core], output
     steps = re.findall(r"^ +([\d.]+) s  (\w[\w-]*)", output, re.MULTILINE)
     assert [float(seconds) for seconds, _ in steps] == sorted(float(seconds) for seconds, _ in steps)
     assert [step for _, step in steps][:1] + [step for _, step in steps][-1:] == ["killed", "serving"]

@@ -103,9 +103,9 @@ def request_docker(
         connection.close()
 
 
-def containers(root: Path = Path("/")) -> dict[str, str]:
-    """Ids by name, those that run."""
-    listed = json.loads(request_docker("GET", "/containers/json", root=root)[1])
+def containers(root: Path = Path("/"), *, stopped: bool = False) -> dict[str, str]:
+    """Ids by name, those that run, or also those that do not."""
+    listed = json.loads(request_docker("GET", f"/containers/json?all={stopped:d}", root=root)[1])
     return {one["Names"][0].removeprefix("/"): one["Id"] for one in listed}
 
 

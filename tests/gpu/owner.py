@@ -77,7 +77,8 @@ def fault(name: str, proof: Proof) -> None:
     seconds = float(reported[1]) if reported else time.monotonic() - began
     same = _find_engine(proof) == engine
     good = done.returncode == 0 and read_status()[0] and same == (name in OUTLIVED)
-    measured = f"{seconds:.1f} s, then {'the same' if same else 'another'} engine{'' if good else f'; {_end_of(done)}'}"
+    measured = f"{seconds:.1f} s, then {'the same' if same else 'another'} engine; core {engine[1]} before"
+    measured += "" if good else f"; {_end_of(done)}"
     proof.results.add(f"`{' '.join(FAULTS[name])}`", measured, good, seconds=seconds)
 
 
@@ -85,7 +86,7 @@ def restart(proof: Proof) -> None:
     segments, began = _list_mapped(_find_engine(proof)[0]), time.monotonic()
     try:
         done = keep_output(proof, "stop.txt", "systemctl", "stop", UNIT, limit_seconds=LIMIT_SECONDS)
-        seconds, containers = time.monotonic() - began, _find_engine(proof)[0]
+        seconds, containers = time.monotonic() - began, _find_containers(proof, stopped=True)
         listed = machine.run("find", "/dev/shm", "-ignore_readdir_race", "-printf", r"%D %i\n")
         left = segments.intersection(listed.splitlines())
         measured = f"{seconds:.1f} s; left: {len(containers)} containers, {len(left)} of {len(segments)} segments"
@@ -108,8 +109,12 @@ def _examine(proof: Proof, option: str) -> None:
 
 def _find_engine(proof: Proof) -> tuple[list[str], list[int]]:
     """Its container, and its core."""
-    containers = [identity for name, identity in proof.view.containers().items() if name.startswith("sparkd-")]
-    return containers, proof.view.processes("VLLM::EngineCor")
+    return _find_containers(proof), proof.view.processes("VLLM::EngineCor")
+
+
+def _find_containers(proof: Proof, *, stopped: bool = False) -> list[str]:
+    containers = proof.view.containers(stopped=stopped)
+    return [identity for name, identity in containers.items() if name.startswith("sparkd-")]
 
 
 def _list_mapped(containers: list[str]) -> set[str]:

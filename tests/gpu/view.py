@@ -46,9 +46,9 @@ class View:
         """The words before a command that runs there; without kinds, in all its namespaces."""
         return ["nsenter", f"-t{self.pid}", *(_KINDS[one] for one in kinds or _KINDS), "--"] if self.pid else []
 
-    def containers(self) -> dict[str, str]:
-        """Ids by name, those that run."""
-        return machine.containers(self.root)
+    def containers(self, *, stopped: bool = False) -> dict[str, str]:
+        """Ids by name, those that run, or also those that do not."""
+        return machine.containers(self.root, stopped=stopped)
 
     def processes(self, name: str) -> list[int]:
         """Whose name begins so, as the host counts."""

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.gpu.machine import containers
+from tests.unit.docker_server import dockerd, json_response
 
 CHECKOUT = Path(__file__).parents[2]
 GB10 = """\
@@ -51,3 +53,12 @@ def test_figures_that_the_driver_of_a_gb10_does_not_report_are_none(tmp_path: Pa
     assert figures["total_mib"] == figures["smi_total_mib"] == 0
     assert figures["smi_processes"] == figures["processes"] == {"7": 3}
     assert figures["smi"] == figures["sparkd"][0] == [208, 4.5, 0, 40]
+
+
+def test_a_container_that_stopped_is_left_too(tmp_path: Path) -> None:
+    listed = [{"Names": ["/sparkd-rank0"], "Id": "c"}]
+    (tmp_path / "run").mkdir()
+    answer = {"GET /containers/json?all=1": json_response(listed), "GET /containers/json?all=0": json_response([])}
+    with dockerd(answer.__getitem__, f"{tmp_path}/run/docker.sock"):
+        assert containers(tmp_path) == {}
+        assert containers(tmp_path, stopped=True) == {"sparkd-rank0": "c"}

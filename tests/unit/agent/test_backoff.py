@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent_runs import World, end, run_agent
-from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings, written
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.run import run
@@ -59,6 +59,7 @@ def test_a_plan_that_is_given_up_has_the_remedy_of_its_last_failure(
     assert raised.value.hint.startswith(hint)
     assert raised.value.hint.endswith("sudo systemctl start sparkd-worker")
     assert blocked not in raised.value.reason
+    assert written(agent.actions, FILE).wait_seconds(agent.plan.backoff_key) == 0, "a start by hand begins at zero"
     assert ("the last: the engine ended: boom" in raised.value.reason) is bool(hints)
 
 

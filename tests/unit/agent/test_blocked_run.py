@@ -229,8 +229,26 @@ def test_the_end_of_a_second_look_that_hung_starts_a_try_too(world: World) -> No
 class Surviving(MemoryActions):
     """On a machine where no stray ends."""
 
+    applied = 0
+
     def apply(self, fix: Fix) -> Applied:
+        self.applied += 1
         return Applied("failed", f"{fix.target} survived")
+
+
+def test_each_preflight_applies_its_fixes_again(tree: Tree) -> None:
+    """What the one before has applied blocks no later try."""
+    policy = Preflight(skip=tuple({*IDS} - {"stray-workers"}), downgrade=("stray-workers",))
+    with agent_under_test(tree, 0, alone().model_copy(update={"preflight": policy})) as node:
+        machine = Tree(Path(node.agent.host.files.root))
+        machine.process(10, "VLLM::Worker_TP", group=9)
+        machine.listening()
+        machine.folder("/dev")
+        actions = Surviving(node.agent.host, node.agent.loop, "a")
+        admission = node.remake(actions=actions).admission
+        for count in (1, 2):
+            admission.check()
+            assert (actions.applied, len(admission.tried)) == (count, 1)
 
 
 def test_a_port_of_a_stray_that_survived_is_no_reason_for_a_try_at_once(tree: Tree, port: int) -> None:
@@ -247,9 +265,11 @@ def test_a_port_of_a_stray_that_survived_is_no_reason_for_a_try_at_once(tree: Tr
 
         def admit(agent: Agent) -> None:
             tries.append(time.monotonic())
-            agent.admission.check()
+            try:
+                agent.admission.check()
+            finally:
+                threading.Timer(1.0, node.end).start()
 
-        threading.Timer(1.0, node.end).start()
         with pytest.raises(StopRequested):
             retry_while_blocked(node.remake(actions=actions, pace=PACE), admit)
         assert node.report.message.startswith(f"ports: port {port} of the API is held"), node.report

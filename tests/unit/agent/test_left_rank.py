@@ -1,5 +1,6 @@
 """The next agent takes over a rank that another one has left, or says why not."""
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -9,13 +10,17 @@ from tests.unit.agent.kept_ranks import kept_rank
 from tests.unit.agent.left_ranks import left_rank
 from tests.unit.agent.opened_files import opened_by_main_thread
 from tests.unit.agent.starts import release, start_agent
-from tests.unit.agent_runs import World
+from tests.unit.agent_runs import World, phases, run_agent
 from tests.unit.agent_runs import record as in_main_loop
 
 from sparkd.agent.daemon.bootstrap import build_agent
 from sparkd.agent.daemon.configuration_stamp import FORM
 from sparkd.agent.daemon.context import Agent
-from sparkd.base.lib.errors import BlockedError, Cause, ConfigError
+from sparkd.agent.daemon.smoke_test import start_smoke_test
+from sparkd.agent.engine.rank import Running
+from sparkd.base.config.settings import Smoke
+from sparkd.base.lib.endings import StopRequested
+from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, ExitCode
 from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
@@ -107,3 +112,21 @@ def test_the_end_before_the_launch_of_a_rank_is_not_reported_by_an_agent_that_ta
     taken_over, _ = take_over(left)
     assert taken_over
     assert left.read("run/sparkd/report.json")["last_cause"] == ""
+
+
+def test_a_rank_that_is_taken_over_is_neither_made_ready_nor_smoke_tested_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(agent: Agent, running: Running) -> None:
+        start_smoke_test(agent, running)()
+        raise StopRequested(signal.SIGTERM)
+
+    for step in ("run.make_ready", "run.try_out", "smoke_test._run_smoke_test"):
+        monkeypatch.setattr(f"sparkd.agent.daemon.{step}", lambda *_, step=step: pytest.fail(f"{step} is called"))
+    monkeypatch.setattr("sparkd.agent.daemon.run.serve", serve)
+    kept = kept_rank()
+    settings = kept.settings.model_copy(update={"smoke": Smoke(on_start=True)})
+    with left_rank(world.tree, replace(kept, settings=settings)):
+        code, journal = run_agent(world)
+    assert code is ExitCode.GOOD, journal
+    assert phases(journal) == ["stopping", "stopped"]

@@ -9,15 +9,21 @@ from contextlib import ExitStack
 import pytest
 from tests.tree import Tree
 from tests.unit.agent_runs import CONTAINER, World, end, open_world, phases, run_agent
+from tests.unit.cluster_nodes import AgentUnderTest
+from tests.unit.cluster_nodes import running as unwatched
 from tests.unit.conftest import Notifications
 from tests.unit.limits import no_more_threads
 from tests.unit.nodes import until
 
 from sparkd.agent.actions.compile_caches import KEPT
 from sparkd.agent.actions.owner_lock import acquire_lock
+from sparkd.agent.daemon.context import Agent, Pace
+from sparkd.agent.daemon.startup import watch
+from sparkd.agent.engine.rank import Running
 from sparkd.base.host import Host, caches
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
+from sparkd.base.lib.main_loop import never
 from sparkd.base.state.launch_history import STOPPED, End
 from sparkd.base.status.model import parse
 
@@ -72,11 +78,28 @@ class ThreadlessWorld(World):
 
 def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one_can() -> None:
     with open_world(ThreadlessWorld) as world, world.shortage:
+        world.pace = Pace(retry_seconds=(0.2,), look_seconds=0.1)
         code, journal = run_agent(world, once={"blocked": world.shortage.close, "serving": end})
     assert code is ExitCode.GOOD, journal
     assert phases(journal)[:4] == ["launching", "blocked", "launching", "loading"]
     assert "no thread to watch the rank" in journal
     assert world.requests.count(f"POST /containers/{CONTAINER}/start") == 2
+
+
+def test_the_end_of_a_rank_that_no_thread_can_watch_ends_no_later_try(
+    lone: AgentUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_unwatched(agent: Agent, running: Running) -> None:
+        process.kill()
+        agent.loop.wait_until(running.rank.ended.is_set, 5, shielded=True)
+        agent.loop.wait_until(never, 0.05, shielded=True)  # it is seen
+        raise BlockingIOError("can't start new thread")
+
+    monkeypatch.setattr("sparkd.agent.daemon.startup.start_threads", end_unwatched)
+    with unwatched(lone.agent) as (rank, process):
+        with no_more_threads(), pytest.raises(BlockedError, match="no thread to watch the rank"):
+            watch(lone.agent, rank)
+        lone.agent.loop.wait(0.01)
 
 
 def test_a_dockerd_that_can_not_be_found_by_its_pid_file_is_awaited_with_what_helps(world: World) -> None:

@@ -111,7 +111,7 @@ SHARED = "/dev/shm, /dev/mqueue, /dev/hugepages"
         (container(network="none"), "does not accept it as Recipe"),
         (container(pid="host"), "does not accept it as Recipe"),
         (mount("/:/host:ro"), BEYOND),
-        (mount("/etc:/x:ro"), BEYOND),
+        (mount("/etc:/x:ro"), " and what the head sends (files of up to 1 MiB) to read"),
         (mount("/var/lib/sparkd:/x:ro"), BEYOND),
         (mount(f"{HEAD_FILES}:/x:rw"), BEYOND),
         (mount("/srv/models:/x:rw"), BEYOND),

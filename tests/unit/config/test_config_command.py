@@ -12,6 +12,8 @@ import pytest
 from tests.unit.commands import Done, sparkd
 
 from sparkd.base.config import Settings, reference
+from sparkd.base.vllm.flag import SHIPPED, FlagTable
+from sparkd.tools.cli import config as config_command
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -71,6 +73,20 @@ def test_check_says_that_settings_are_good(config: Path) -> None:
     assert good.returncode == 0
     assert good.stderr == ""
     assert f"settings are good ({config})" in good.stdout
+
+
+def test_check_finds_the_table_by_the_variables_that_the_engine_gets(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = list[object]()
+
+    def find_table(*words: object) -> FlagTable:
+        variables.append(words[-1])
+        return SHIPPED
+
+    monkeypatch.setattr(config_command, "find_recipe_table", find_table)
+    assert sparkd("config", "check", config=config).returncode == 0
+    assert variables == [{"NCCL_DEBUG": "INFO"}]
 
 
 def test_check_says_all_that_is_wrong(config: Path) -> None:

@@ -16,7 +16,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.processes import Process
 from sparkd.base.host.shm import Segment, Uses
 from sparkd.base.lib.endings import Ending, Stage
-from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.main_loop import MainLoop, never
 
 SEGMENT = "/dev/shm/psm_0123abcd"
 
@@ -99,3 +99,19 @@ def test_a_rank_that_serves_is_looked_at_again_without_waiting_and_what_is_gone_
         assert unstalled() - began < 0.1
         assert loop.wait_until(lambda: {*slow.record.segments} == {SEGMENT}, 5.0)
         assert [segment.path for segment in slow.segments] == [SEGMENT]
+
+
+def test_a_rank_that_serves_is_looked_at_every_few_seconds_only(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[float]()
+
+    def look(_rank: Running) -> tuple[()]:
+        looks.append(time.monotonic())
+        return ()
+
+    with rank_with_a_segment(tree) as (rank, loop):
+        monkeypatch.setattr(Running, "_find_segments", look)
+        for _ in range(3):
+            rank.follow_segments()
+            assert loop.wait_until(lambda: bool(looks), 5.0)
+            loop.wait_until(never, 0.05)
+    assert len(looks) == 1

@@ -63,6 +63,8 @@ class Machine:
     waits: list[str] = field(default_factory=list)
     waited_seconds: float = 0.0
     events: list[tuple[str, str]] = field(default_factory=list)
+    levels: dict[str, str] = field(default_factory=dict)
+    """Of the last event of each check or fix, unless info."""
     shown: list[tuple[Finding, ...]] = field(default_factory=list)
     on_wait: Callable[[float], None] = lambda _waited: None
     failing: tuple[str, ...] = ()
@@ -124,8 +126,13 @@ class Machine:
     def info(self, event: str, **fields: object) -> None:
         self.events.append((event, str(fields.get("check") or fields.get("kind") or "")))
 
-    warning = info
-    error = info
+    def warning(self, event: str, **fields: object) -> None:
+        self.info(event, **fields)
+        self.levels[self.events[-1][1]] = "warning"
+
+    def error(self, event: str, **fields: object) -> None:
+        self.info(event, **fields)
+        self.levels[self.events[-1][1]] = "error"
 
 
 @pytest.fixture
@@ -171,6 +178,17 @@ def test_nothing_is_touched_beside_a_living_engine_of_somebody_else(machine: Mac
     assert refused.value.code is ExitCode.BLOCKED
     assert refused.value.reason.startswith("stray-workers: a living engine: pid 30 (vllm)")
     assert refused.value.hint.startswith("stop it first: ")
+
+
+@pytest.mark.parametrize("what", [Machine.foreign_engine, Machine.engine_of_unknown_container])
+def test_what_blocks_is_logged_as_an_error_and_a_warning_as_one(
+    machine: Machine, what: Callable[[Machine], None]
+) -> None:
+    what(machine)
+    machine.tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=110, Cached=100)
+    with pytest.raises(BlockedError):
+        machine.gate(Preflight(wait_seconds=0)).admit()
+    assert machine.levels == {"stray-workers": "error", "page-cache": "warning", "unified-memory": "warning"}
 
 
 def test_page_cache_worth_dropping_is_dropped_once(machine: Machine) -> None:

@@ -66,6 +66,9 @@ def test_the_images_own_table_judges_no_recipe_that_may_mount_another_vllm(tree:
     table = find_recipe_table(Host(tree.root), mounting)
     assert not table.image
     assert table.judged_by.endswith(": a mount may bring another than the image's")
+    own = recipe.model_copy(update={"container": Container.model_validate({"volumes": ["/srv/own:/srv/own:ro"]})})
+    assert not find_recipe_table(Host(tree.root), own).mounted
+    assert find_recipe_table(Host(tree.root), own, {"PYTHONPATH": "/srv/own/lib"}).mounted, "the settings' engine.env"
 
 
 def test_the_largest_answers_fit_the_file() -> None:

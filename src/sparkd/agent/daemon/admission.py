@@ -49,7 +49,7 @@ class Admission(Struct):
             raise BlockedError(reason, "make room: df -h /run; find /run -size +1M") from None
         io = GateIO(agent.actions.apply, self._run_hooks, self._wait, agent.loop, agent.events, self._show)
         build = partial(build_checks, check_inputs(agent.context))
-        self.tried.clear()
+        self.tried = set()
         Gate(build, agent.host, agent.settings.preflight, io, self._reported, self._given_up, self.tried).admit()
         return docker_was_up
 

@@ -27,6 +27,8 @@ PLACEHOLDER = re.compile(r"\{((?:node|head|cluster|model)\.[A-Za-z0-9_]*)\}")
 """A placeholder such as `{node.address}`, in a flag or a variable. Other braces stay, because JSON contains many."""
 _VLLM = re.compile(r"/python3[\d.]{0,5}(?:/(?:site|dist)-packages(?:/vllm(?:/.*)?)?)?\Z")
 """Python's folder of packages, or what is in vLLM's."""
+_PYTHONS = ("/usr/lib/python3", "/usr/local/lib/python3", "/opt/venv/lib")
+"""Where images have that folder: a mount above it covers it."""
 _SEARCH_PATHS = ("PATH", "PYTHONPATH")
 
 
@@ -176,7 +178,7 @@ class Container(Section):
 
     def may_bring_vllm(self, entrypoint: Iterable[str], env: Mapping[str, str | None]) -> bool:
         """Whether a mount may be the vLLM that serves: over its package, or where command and search paths lead."""
-        paths = [*entrypoint, *(path for name in _SEARCH_PATHS for path in (env.get(name) or "").split(":"))]
+        paths = [*entrypoint, *_PYTHONS, *(path for name in _SEARCH_PATHS for path in (env.get(name) or "").split(":"))]
         targets = [volume.target for volume in self.volumes]
         return any(_VLLM.search(target) or any(is_below(path, target) for path in paths) for target in targets)
 

@@ -66,7 +66,8 @@ def find_table(host: Host, ref: str, *release_names: str, mounted: bool = False)
     return replace(table, image=ref) if table.flags else replace(release, unanswered=ref)
 
 
-def find_recipe_table(host: Host, recipe: Recipe) -> FlagTable:
-    """The table that judges the recipe on this node now."""
-    image, mounted = recipe.image, recipe.container.may_bring_vllm(recipe.image.entrypoint, recipe.env)
+def find_recipe_table(host: Host, recipe: Recipe, env: Mapping[str, str | None] | None = None) -> FlagTable:
+    """The table that judges the recipe on this node now. `env`: the settings' engine.env, where these count."""
+    image, env = recipe.image, {**recipe.env, **(env or {})}
+    mounted = recipe.container.may_bring_vllm(image.entrypoint, env)
     return find_table(host, image.ref, image.vllm, mounted=mounted)

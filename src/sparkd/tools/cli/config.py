@@ -141,7 +141,7 @@ def _check_programs(settings: Settings, host: Host) -> None:
 
 def _lint_recipe(loaded: LoadedRecipe, settings: Settings, host: Host) -> list[str]:
     """Warnings as of `recipe check`. Its errors raise ConfigError, unless the settings let them pass as warnings."""
-    vllm = find_recipe_table(host, loaded.recipe)
+    vllm = find_recipe_table(host, loaded.recipe, settings.engine.env)
     errors, warnings = lint(loaded, host=host, vllm=vllm)
     if errors and "plan-lint" not in (*settings.preflight.skip, *settings.preflight.downgrade):
         raise ConfigError("\n".join(errors))

@@ -261,6 +261,14 @@ def test_what_a_worker_lacks_of_the_mounts_is_copied_from_its_head(node: Node, h
     assert hints["/srv/models"] == hints["/dev/fuse"] == "make it, or take it out of the recipe"
 
 
+@pytest.mark.parametrize(
+    "volume", ["/var/run/docker.sock:/s:ro", "/lib/modules:/m:ro", "/root/.cache/huggingface:/c:rw"]
+)
+def test_what_is_each_machines_own_or_is_written_is_not_copied_from_the_head(volume: str) -> None:
+    hints = {needed.path: needed.hint for needed in paths_of_plan(plan(WORKER, container={"volumes": [volume]}))}
+    assert hints[volume.partition(":")[0]] == "make it, or take it out of the recipe"
+
+
 @pytest.mark.parametrize("flag", ["chat-template", "tool-parser-plugin", "reasoning-parser-plugin"])
 @pytest.mark.parametrize(
     ("path", "needed"),

@@ -27,6 +27,8 @@ from sparkd.base.vllm.container_paths import FILE_FLAGS, SYSTEM_TARGETS, is_belo
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 """Folders whose content sparkd itself makes at the launch."""
+_MACHINES = (*SYSTEM_TARGETS, "/var/run", "/boot", "/bin", "/lib", "/lib64", "/usr/bin", "/usr/lib", "/usr/src")
+"""Folders whose content is each machine's: its programs make it there, or its packages bring it."""
 MODS = "/workspace/mods"
 """Folder in a container to which other tools copy mods at its start."""
 _TEMPLATE = re.compile(r"[{}\n]")
@@ -57,8 +59,8 @@ def _list_mount_sources(plan: LaunchPlan) -> Iterator[NeededPath]:
     for volume in plan.container.volumes:
         if not volume.source.startswith(OWN_FOLDERS) and volume.source != plan.model_path:
             what = f"the source of the container's {volume.target}"
-            is_heads = not plan.node.is_head and not is_below(plan.model_path, volume.source)
-            is_heads &= not any(is_below(volume.source, folder) for folder in SYSTEM_TARGETS)
+            is_heads = volume.read_only and not plan.node.is_head and not is_below(plan.model_path, volume.source)
+            is_heads &= not any(is_below(volume.source, folder) for folder in _MACHINES)
             remedy = f"{_copy_command(plan.node, volume.source)};" if is_heads else "make it,"
             yield NeededPath(volume.source, what, Requirement.ANYTHING, f"{remedy} or take it out of the recipe")
 

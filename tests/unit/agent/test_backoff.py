@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent_runs import World, end, run_agent
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings, written
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.run import run
-from sparkd.base.lib.errors import ExitCode, NeedsPersonError
+from sparkd.base.lib.errors import NeedsPersonError
 from sparkd.base.state.launch_history import BACKOFF_SECONDS, FILE, End, LaunchHistory
 
 
@@ -68,18 +66,3 @@ def test_failures_with_the_current_image_hold_up_no_rollback_to_an_earlier_one(w
     write_history(agent, given_up(agent))
     context = replace(agent.context, plan=replace(agent.plan, image_id="sha256:i"))
     assert not worker.remake(context=context).backoff.wait()
-
-
-def test_a_configuration_that_is_repaired_during_the_wait_is_for_the_next_process(world: World) -> None:
-    """Else the plan that failed is loaded once more, for minutes, and fails again."""
-
-    def run_failed(agent: Agent) -> ExitCode:
-        write_history(agent, LaunchHistory({agent.plan.backoff_key: 1}))
-        return run(agent)
-
-    def repair() -> None:
-        world.tree.file("/etc/sparkd/conf.d/10-mine.toml", "engine.args.max-num-seqs = 1\n")
-
-    code, journal = run_agent(world, run=run_failed, once={"cooling": repair, "serving": end})
-    assert code is ExitCode.BLOCKED, journal
-    assert "cause=plan-outdated" in journal

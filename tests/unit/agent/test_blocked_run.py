@@ -122,20 +122,6 @@ def test_docker_is_awaited_again_where_it_is_stopped_while_the_node_stands_by(wo
     assert phases_without_docker == ["awaiting-docker"] * 2, journal
 
 
-def test_a_configuration_that_is_edited_while_docker_is_awaited_is_for_the_next_process(world: World) -> None:
-    pid_file = world.tree.root / PID_FILE.lstrip("/")
-    pid_file.unlink()
-
-    def edit() -> None:
-        world.tree.file("/etc/sparkd/conf.d/10-mine.toml", "engine.args.max-num-seqs = 1\n")
-        pid_file.write_text("700\n")
-
-    code, journal = run_agent(world, once={"awaiting-docker": edit, "serving": end})
-    assert code is ExitCode.BLOCKED, journal
-    assert "cause=plan-outdated" in journal
-    assert "launching" not in phases(journal), "minutes of a load, of what nobody wants any more"
-
-
 class Tries:
     """Steps that a run is to take, and when each try of them began. The run is stopped with the last one."""
 

@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 from tests.tree import Tree
 from tests.unit.agent.starts import start_agent
 from tests.unit.agent_runs import World
@@ -42,3 +43,17 @@ def test_folders_of_the_configuration_may_go_while_its_stamp_is_taken(tree: Tree
     finally:
         stamped.set()
         thread.join()
+
+
+@pytest.mark.parametrize(("folder", "name"), [("recipes", "mine.yaml"), ("conf.d", "20-site.toml")])
+def test_of_a_linked_folder_what_is_read_counts_and_nothing_else(tree: Tree, folder: str, name: str) -> None:
+    """A checkout has a .git beside, which a fetch changes, and thousands of files."""
+    checkout = tree.file("/srv/checkout/.git/FETCH_HEAD", "old").parent.parent
+    tree.file(f"/srv/checkout/{name}", "old")
+    tree.file("/etc/sparkd/sparkd.toml", "")
+    (tree.root / "etc/sparkd" / folder).symlink_to(checkout)
+    stamp = stamp_configuration(tree.root)
+    tree.file("/srv/checkout/.git/FETCH_HEAD", "another one")
+    assert stamp_configuration(tree.root) == stamp
+    tree.file(f"/srv/checkout/{name}", "another one")
+    assert stamp_configuration(tree.root) != stamp

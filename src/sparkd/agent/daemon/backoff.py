@@ -4,7 +4,6 @@ import time
 
 from msgspec import Struct
 
-from sparkd.agent.daemon.configuration_stamp import ConfigurationWatch
 from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.head_config import check_head
 from sparkd.base.lib.errors import NeedsPersonError
@@ -27,7 +26,7 @@ class Backoff(Struct):
         """Wait before the next launch of a plan that failed lately. Returns whether it waited.
 
         Raises NeedsPersonError (exit 17) after too many failures in a row, BlockedError where their count can't be
-        read, OutdatedPlanError where the configuration changes meanwhile, and what `check_head` raises.
+        read, and what `check_head` raises.
         """
         agent, plan = self.agent, self.agent.plan.backoff_key
         launches = agent.store.require_launches()
@@ -39,12 +38,11 @@ class Backoff(Struct):
             return False
         if wait_seconds:
             agent.phase.enter(Phase.COOLING, f"{wait_seconds} s before the next launch of a plan that failed")
-            deadline, configuration = time.monotonic() + wait_seconds, ConfigurationWatch(agent)
+            deadline = time.monotonic() + wait_seconds
             while (left_seconds := deadline - time.monotonic()) > 0:
                 agent.reporter.update(message=f"{left_seconds:.0f} s before the next launch of a plan that failed")
                 agent.loop.wait_until(never, min(1.0, left_seconds))
                 check_head(agent)
-                configuration.raise_if_outdated()
         self._waited = True
         return wait_seconds > 0
 

@@ -1,7 +1,7 @@
 """Stamps of the files from which a process has its plan: where one changes, the next process makes another plan.
 
 A stamp is only compared. It has the inode, size and time of each file, so that an edit changes it, and so does a
-replacement. That of /etc/sparkd is taken before these files are read, as `Context.configured_at`: an edit in between
+replacement. That of /etc/sparkd is taken before these files are read, as `Agent.configured_at`: an edit in between
 counts as a change.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import sparkd
-from sparkd.agent.daemon.context import Context
+from sparkd.agent.daemon.context import Agent
 from sparkd.base.cluster.head_key import PRIVATE, PUBLIC
 from sparkd.base.lib.errors import OutdatedPlanError
 from sparkd.base.lib.main_loop import MainLoop
@@ -32,9 +32,11 @@ Stamp = Mapping[Path, tuple[int, ...]]
 def stamp_configuration(root: str | os.PathLike[str]) -> Stamp:
     """A stamp that changes with every edit below /etc/sparkd, and an upgrade. Unlistable folders are left out."""
     path = Path(root, FOLDER)  # named where a share that a link leads to hangs: `find_path`
-    walked = chain.from_iterable(os.walk(path / name) for name in ("", "conf.d", "recipes"))  # these may be links
-    names = (Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
-    return _stamp_files({PROGRAM, *names})
+    names = (Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files))
+    # What is read of a folder that a link leads to, and no more: a checkout has thousands of files.
+    tops = chain.from_iterable(islice(os.walk(path / name), 1) for name in ("conf.d", "recipes"))
+    linked = (Path(folder, name) for folder, _, files in tops for name in files if name.endswith((".toml", ".yaml")))
+    return _stamp_files({PROGRAM, *names, *linked})
 
 
 def look_at_configuration(loop: MainLoop, root: str | os.PathLike[str], unknown: Stamp) -> Stamp:
@@ -47,8 +49,8 @@ def look_at_configuration(loop: MainLoop, root: str | os.PathLike[str], unknown:
     return unknown
 
 
-def digest_stamp(agent: Context) -> str:
-    """Digest of `Context.configured_at` for an agent that takes over the rank of this one, behind FORM.
+def digest_stamp(agent: Agent) -> str:
+    """Digest of `Agent.configured_at` for an agent that takes over the rank of this one, behind FORM.
 
     The cluster's keys are left out: an agent that runs reads them again, so that a new one counts at once. The program
     is, too, since it runs the rank as it is.
@@ -75,7 +77,7 @@ class ConfigurationWatch:
     A look that hangs counts as no change.
     """
 
-    def __init__(self, agent: Context) -> None:
+    def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._named_files = self._stamp_named_files(None)
         """Their first stamp; None until a look has not hung."""

@@ -11,7 +11,6 @@ from functools import partial
 from typing import NoReturn
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
-from sparkd.agent.daemon.configuration_stamp import ConfigurationWatch
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.ended_engine import conclude_if_ended
 from sparkd.agent.daemon.head_config import share_config
@@ -84,7 +83,6 @@ def launch_and_serve(agent: Agent) -> NoReturn:
 
 def start(agent: Agent) -> Running:
     """The steps up to a running rank. What a blocked try has read is read again."""
-    configuration = ConfigurationWatch(agent)
     agent.agreed.forget()
     share_config(agent)
     docker_was_up = agent.admission.check()
@@ -97,8 +95,6 @@ def start(agent: Agent) -> Running:
     waited = wait_for_peers(agent)
     if backed_off or waited or not docker_was_up:
         # Minutes have passed, or docker came up only now: check again.
-        if agent.context.is_head:  # which has called nobody yet: a worker's end would cost it this launch
-            configuration.raise_if_outdated()
         await_docker(agent)
         fingerprint(agent)
         agent.admission.check()

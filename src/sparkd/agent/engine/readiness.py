@@ -97,7 +97,7 @@ def await_ready(
     """
     deadline, answered_at = time.monotonic() + launch_seconds, math.inf
     probing: Outcome[ProbeResult] | None = None
-    next_at, result = 0.0, ProbeResult(ReadinessStage.HTTP)
+    next_at, is_late = 0.0, False
     stage, answer, progress = ReadinessStage.HTTP, "", show(ReadinessStage.HTTP)
 
     def note_http() -> None:
@@ -113,16 +113,21 @@ def await_ready(
             if result.failed is None:
                 return
             _raise_if_hopeless(result, endpoint.served_name)
-            stage, answer = result.failed, result.answer
+            stage, answer, is_late = result.failed, result.answer, result.late
             next_at = now + (RETRY_SECONDS if stage is ReadinessStage.COMPLETION else PROBE_SECONDS)
         before, progress = progress, show(stage)
         if progress.step != before.step:
             next_at = now  # a new step: the endpoint may answer now
         if now >= deadline:
-            may_continue = stage is ReadinessStage.HTTP or (result.late and answered_at > deadline)
+            may_continue = _may_continue(stage, is_late=is_late, was_slow=answered_at > deadline)
             if not (may_continue and now < deadline + MAX_EXTENSION * launch_seconds and works()):
                 raise _late_error(launch_seconds, stage, answer, progress.step, hint)
         loop.wait(PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now)))
+
+
+def _may_continue(stage: ReadinessStage, *, is_late: bool, was_slow: bool) -> bool:
+    """Whether a load may continue after its time. `is_late`: its last completion; `was_slow`: HTTP's first answer."""
+    return stage is ReadinessStage.HTTP or (is_late and was_slow)
 
 
 def _late_error(launch_seconds: float, stage: ReadinessStage, answer: str, step: str, hint: str) -> NotReadyError:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.readiness import ProbeResult, ReadinessStage, probe
 from sparkd.agent.preflight.port_uses import find_holder
 from sparkd.base.host import Host
+from sparkd.base.lib.http_client import WrongServerError
 from sparkd.base.lib.log import events
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.vllm.api import Endpoint
@@ -78,10 +81,17 @@ def rank(address: str, port: int, mode: str = "", until: str = "listens") -> Ite
             os.close(pidfd)
 
 
-def probe_as(owner: Rank, port: int, host: str = "127.0.0.1", journal: list[str] | None = None) -> ProbeResult:
+def api_owner(owner: Rank, port: int, host: str = "127.0.0.1", journal: list[str] | None = None) -> ApiOwner:
     lines = [] if journal is None else journal
-    admit = ApiOwner(Host(), owner, events(lambda _, line: lines.append(line), Redaction()), host, port).admit
-    return asyncio.run(probe(Endpoint(host, port, "tiny", KEY, admit), 5))
+    return ApiOwner(Host(), owner, events(lambda _, line: lines.append(line), Redaction()), host, port)
+
+
+def probe_by(owner: ApiOwner, port: int, host: str = "127.0.0.1") -> ProbeResult:
+    return asyncio.run(probe(Endpoint(host, port, "tiny", KEY, owner.admit), 5))
+
+
+def probe_as(owner: Rank, port: int, host: str = "127.0.0.1", journal: list[str] | None = None) -> ProbeResult:
+    return probe_by(api_owner(owner, port, host, journal), port, host)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +103,52 @@ def test_the_rank_itself_gets_the_requests(address: str, mode: str, host: str, p
         assert probe_as(serving, port, host).failed is None
 
 
-def test_an_engine_that_serves_is_known_also_where_no_thread_can_be_started(port: int) -> None:
+@pytest.mark.parametrize("mode", ["", "child"])
+def test_an_engine_that_serves_is_known_also_where_no_thread_can_be_started(port: int, mode: str) -> None:
     """Too many processes of others may last for longer than supervise.stall_seconds."""
-    with rank("127.0.0.1", port) as serving, no_more_threads():
-        assert probe_as(serving, port).failed is None
+    with rank("127.0.0.1", port, mode) as serving, no_more_threads():
+        owner = api_owner(serving, port)
+        assert [probe_by(owner, port).failed for _ in range(2)] == [None, None]
+
+
+def test_without_a_thread_the_processes_of_others_are_not_read_at_each_connection(port: int) -> None:
+    """The main loop would stand for a second each time, where others have made ten thousand."""
+    with rank("127.0.0.1", port) as serving, no_more_threads(), subprocess.Popen(["sleep", "9"]) as other:
+        pidfd = os.pidfd_open(other.pid)
+        owner = api_owner(Rank("c" * 64, "sparkd-rank0", "", other.pid, pidfd), port)
+        first, second = probe_by(owner, port), probe_by(owner, port)
+        other.kill()
+        os.close(pidfd)
+    assert [first.failed, second.failed] == [ReadinessStage.PORT] * 2
+    assert f"held by pid {serving.pid} (" in first.answer
+    assert "it is not known which process answers" in second.answer
+
+
+class ResetLater(socket.socket):
+    """A connection whose other end resets it after the first look at it, and before the second."""
+
+    other: socket.socket
+
+    def getsockname(self) -> object:
+        self.other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.other.close()
+        return super().getsockname()
+
+
+def test_another_user_who_resets_between_two_looks_is_named(port: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", port)) as server,
+        ResetLater() as connection,
+        subprocess.Popen(["sleep", "9"]) as loading,
+    ):
+        connection.connect(("127.0.0.1", port))
+        connection.other, _ = server.accept()
+        pidfd = os.pidfd_open(loading.pid)
+        owner = api_owner(Rank("c" * 64, "sparkd-rank0", "", loading.pid, pidfd), port)
+        with pytest.raises(WrongServerError, match=rf"held by pid {os.getpid()} \("):
+            asyncio.run(owner.admit(connection))
+        loading.kill()
+        os.close(pidfd)
 
 
 def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(port: int) -> None:
@@ -113,6 +165,7 @@ def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(po
     (line,) = journal
     assert "engine.port.foreign" in line
     assert f"pid={stranger.pid}" in line
+    assert f"sudo kill {stranger.pid}" in line
     assert "preflight --fix" not in line, "which is refused beside an agent whose rank loads"
 
 

@@ -55,6 +55,8 @@ class Situation:
     counters: Callable[[float], Counters | None] = idle
     unanswered: Callable[[float], tuple[PendingRequest, ...]] = no_connections
     canary: Callable[[float], float] = canary_at_once
+    canary_error: str = ""
+    """What each canary gets instead of a token."""
     health_fails: Callable[[float], bool] = no_failure
     metrics_fail: Callable[[float], bool] = no_failure
     computes: Callable[[float], bool] = no_failure
@@ -87,13 +89,15 @@ def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, firs
         canary, answer_at = None, situation.canary(sent) if sent is not None else NEVER
         if sent is not None and at >= min(answer_at, sent + CANARY_TIMEOUT_SECONDS):
             late = answer_at > sent + CANARY_TIMEOUT_SECONDS
-            canary, sent = Completion(token=not late, error="no answer within 120 s" if late else ""), None
+            token, error = not late and not situation.canary_error, "no answer within 120 s" if late else ""
+            canary, sent = Completion(token, error or situation.canary_error, late), None
         observation = Observation(
             at,
             health=200 if answers else None,
             counters=situation.counters(at) if is_read else None,
             canary=canary,
-            unanswered=situation.unanswered(at),
+            # The canary's own, too.
+            unanswered=situation.unanswered(at) + (() if sent is None else (PendingRequest(at - sent),)),
             computes=situation.computes(at),
             compiles=situation.compiles(at),
         )
@@ -280,10 +284,32 @@ def test_requests_that_queue_in_an_engine_without_statistics_are_no_reason_for_a
     assert 300 + LIMITS.stall_seconds <= outcome.ended < NEVER
 
 
+def queue_of_eight(now: float) -> tuple[PendingRequest, ...]:
+    """Clients whose requests take 30 s each, one after the other."""
+    return tuple(PendingRequest((now + ahead) % 240) for ahead in range(0, 240, 30))
+
+
 def test_an_engine_without_statistics_is_not_ended_for_its_queue_while_its_gpu_computes() -> None:
-    queued = Situation(lambda _: None, canary=lambda sent: sent + CANARY_TIMEOUT_SECONDS + 10, computes=lambda _: True)
-    assert watch(queued, 4 * 3600).ended == NEVER
-    assert watch(replace(queued, computes=lambda now: now < 1000), 4 * 3600).ended < 1100
+    queue = Situation(lambda _: None, queue_of_eight, never, computes=lambda _: True)
+    assert watch(queue, 4 * 3600).ended == NEVER
+    assert watch(replace(queue, computes=lambda now: now < 1000), 4 * 3600).ended < 1100
+
+
+@pytest.mark.parametrize(
+    "hung",
+    [
+        Situation(canary=never),
+        Situation(canary_error="HTTP 500"),
+        Situation(unanswered=queue_of_eight, canary_error="HTTP 500"),
+        Situation(unanswered=polled(15, kept=5), canary=never),
+        Situation(unanswered=request_at(250), canary=never),
+    ],
+    ids=["no client", "refused", "refused, and clients wait", "only polled", "one request that waits for ever"],
+)
+def test_a_gpu_at_work_for_others_excuses_no_hang_without_statistics(hung: Situation) -> None:
+    """Another program may use it."""
+    outcome = watch(replace(hung, counters=lambda _: None, computes=lambda _: True), 4 * 3600)
+    assert 300 + 3 * LIMITS.stall_seconds <= outcome.ended < 1600
 
 
 PREFILL_SECONDS = 300.0

@@ -57,7 +57,7 @@ def test_a_completion_without_a_token_fails_the_last_stage(answer: Reply, reason
 
 def test_a_completion_has_its_own_deadline() -> None:
     with engine(serving, slow_seconds=0.5) as port:
-        assert probe_port(port, 0.1) == ProbeResult(ReadinessStage.COMPLETION, "no answer within 0.1 s")
+        assert probe_port(port, 0.1) == ProbeResult(ReadinessStage.COMPLETION, "no answer within 0.1 s", late=True)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,14 @@ def test_a_token_passes_all_stages_and_only_the_engine_gets_the_key() -> None:
     assert keys == ["Bearer s3cret"] * 3
 
 
-def wait_for(port: int, seconds: float, *endings: Ending, works: Callable[[], bool] = bool) -> None:
+def wait_for(
+    port: int, seconds: float, *endings: Ending, works: Callable[[], bool] = bool, completion_seconds: float = 5
+) -> None:
     progress = LoadProgress(step="loading weights")
     with MainLoop(Notifier(), {}) as main:
         endpoint = Endpoint("127.0.0.1", port, "tiny")
         main.endings.end_by(*endings)
-        await_ready(main, endpoint, seconds, 5, lambda _: progress, works)
+        await_ready(main, endpoint, seconds, completion_seconds, lambda _: progress, works)
 
 
 def test_ready_follows_the_first_possible_completion_within_half_a_second() -> None:
@@ -150,16 +152,49 @@ def test_a_load_that_works_for_ever_is_ended_after_three_times_its_time(port: in
     assert time.monotonic() - began >= 0.9
 
 
-def test_a_load_that_takes_longer_has_time_for_its_first_completion_too() -> None:
-    """It may compile kernels for it."""
-    opens_at, completions = time.monotonic() + 1.5, iter(((503, b""), token()))
-
+def opened_at(opens_at: float, complete: Callable[[], Reply]) -> Callable[[str, str], Reply]:
     def reply(request: str, key: str) -> Reply:
         time.sleep(max(0.0, opens_at - time.monotonic()))
-        return next(completions) if request.startswith("POST") else serving(request, key)
+        return complete() if request.startswith("POST") else serving(request, key)
 
-    with engine(reply) as port:
+    return reply
+
+
+def test_a_load_that_takes_longer_has_time_for_its_first_completion_too() -> None:
+    """It may compile kernels for it."""
+    pauses = iter((0.8, 0.0))
+
+    def complete() -> Reply:
+        time.sleep(next(pauses))
+        return token()
+
+    with engine(opened_at(time.monotonic() + 1.2, complete)) as port:
+        wait_for(port, 1, works=lambda: True, completion_seconds=0.4)
+
+
+def test_a_load_that_takes_longer_has_no_more_time_for_completions_that_are_refused() -> None:
+    began = unstalled()
+    with (
+        engine(opened_at(time.monotonic() + 1.2, lambda: (503, b""))) as port,
+        pytest.raises(NotReadyError, match="the first completion: HTTP 503"),
+    ):
         wait_for(port, 1, works=lambda: True)
+    assert unstalled() - began < 2.1
+
+
+def test_of_a_load_that_answered_in_time_the_completion_under_way_is_the_last_one() -> None:
+    began = unstalled()
+
+    def complete() -> Reply:
+        time.sleep(2)
+        return token()
+
+    with (
+        engine(opened_at(0.0, complete)) as port,
+        pytest.raises(NotReadyError, match="the first completion: no answer"),
+    ):
+        wait_for(port, 1, works=lambda: True, completion_seconds=1.3)
+    assert unstalled() - began < 2.2
 
 
 def test_an_endpoint_that_answers_without_a_token_is_ended_by_the_time() -> None:

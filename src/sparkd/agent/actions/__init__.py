@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
@@ -103,7 +104,8 @@ class Actions:
             case fixes.UnlinkSegment():
                 return self._act(partial(unlink_segment, fix, self._host), ACT_SECONDS, "a look at who uses it")
             case fixes.DropPageCache():
-                drop = partial(page_cache.drop_page_cache, self._host, ACT_SECONDS)
+                # Fixed here, since an earlier sync is awaited first.
+                drop = partial(page_cache.drop_page_cache, self._host, time.monotonic() + ACT_SECONDS)
                 return self._act(drop, ACT_SECONDS, "sync")
             case fixes.CompactMemory():
                 return self._act(partial(self.compact_memory, fix), ACT_SECONDS, "compaction")

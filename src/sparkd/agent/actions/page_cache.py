@@ -22,16 +22,16 @@ _CACHESTAT = 451
 """The call's number in Linux 6.5 and later, the same on x86-64 and arm64. 0.1 ms for a GiB."""
 
 
-def drop_page_cache(host: Host, sync_seconds: float = math.inf) -> Applied:
+def drop_page_cache(host: Host, deadline: float = math.inf) -> Applied:
     """May block for as long as the disks take. The note says what MemFree gained.
 
-    Nothing is dropped after a sync of more than `sync_seconds`: the start has gone on, and profiling fails if free
-    memory grows.
+    Nothing is dropped where sync ends after `deadline`, of the monotonic clock: the start has gone on, and profiling
+    fails if free memory grows.
     """
-    before, began = host.meminfo().free_bytes, monotonic()
+    before = host.meminfo().free_bytes
     os.sync()
-    if monotonic() - began > sync_seconds:
-        return Applied("failed", f"nothing is dropped: sync took over {sync_seconds:g} s")
+    if monotonic() >= deadline:
+        return Applied("failed", "nothing is dropped: sync took too long")
     try:
         Path(host.files.real(DROP_CACHES)).write_text("3\n", encoding="ascii")
     except OSError as error:

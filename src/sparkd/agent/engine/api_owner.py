@@ -8,11 +8,12 @@ import asyncio
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from errno import ENOTCONN
 from functools import partial
 
 from sparkd.agent.actions.rank_process import Rank
+from sparkd.agent.preflight.fixes import stop_by_hand
 from sparkd.agent.preflight.port_uses import describe_holder, find_port_uses, find_stop_command
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
@@ -38,6 +39,8 @@ class ApiOwner:
         """When `holder` was last set."""
         self._queried_at = float("-inf")
         """When the kernel was last queried for those that listen."""
+        self._blocked_at = float("-inf")
+        """When all processes were last read without a thread, which may take a second: the loop stands meanwhile."""
         self._squatted = False
         """Whether only other processes listened at that query."""
         self.holder = ""
@@ -52,7 +55,7 @@ class ApiOwner:
         try:
             peer = await self._await_accepted(connection)
             accepted = Listener(self._address, self._port, peer.inode)
-            if not await _look(partial(self._note_owner, (accepted,), peer.uid)):
+            if not await self._is_ranks(accepted, peer.uid):
                 raise WrongServerError(self.holder)
         except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
@@ -76,8 +79,25 @@ class ApiOwner:
         await self._raise_if_squatted()
         raise HttpError("the server closed the connection before anything was sent")
 
+    async def _is_ranks(self, accepted: Listener, uid: int) -> bool:
+        """Whether the rank has the socket. Raises BlockingIOError where no thread is free to look."""
+        look = partial(self._note_owner, (accepted,), uid)
+        try:
+            return await run_in_thread("api-owner", look)
+        except BlockingIOError:  # an engine that serves is not given up for that
+            if self._note_server((accepted,), self._known_pids()):
+                return True
+            if time.monotonic() - self._blocked_at < SEARCH_SECONDS:
+                raise
+            self._blocked_at = time.monotonic()
+            return look()
+
     async def _raise_if_squatted(self) -> None:
-        if await _look(self._only_others_listen):
+        try:
+            is_squatted = await run_in_thread("api-owner", self._only_others_listen)
+        except BlockingIOError:  # no thread now
+            is_squatted = self._only_others_listen()
+        if is_squatted:
             raise WrongServerError(self.holder)
 
     def _only_others_listen(self) -> bool:
@@ -97,20 +117,30 @@ class ApiOwner:
 
         Returns whether one is the rank's. `uid`: the user who owns it, as the kernel reports.
         """
-        inodes = {listener.inode for listener in sockets}
-        server = next((pid for pid in self._pids() if has_open(self._host.files, pid, inodes)), None)
-        # A readable pidfd: the rank has ended, and other processes may have its pids.
-        if server is not None and not select.select([self._rank.pidfd], [], [], 0)[0]:
-            self._server_pid = server
+        if self._note_server(sockets, self._pids()):
             return True
         self._name_holder(sockets[0], self._host.user(uid) if uid is not None else "")
         return False
 
-    def _pids(self) -> Iterator[int]:
-        """Pids of the rank's processes: the one that served last, as long as it is the rank's, then all."""
+    def _note_server(self, sockets: tuple[Listener, ...], pids: Iterator[int]) -> bool:
+        """Note which of the rank's processes has one of the sockets. Returns whether one has."""
+        inodes = {listener.inode for listener in sockets}
+        server = next((pid for pid in pids if has_open(self._host.files, pid, inodes)), None)
+        # A readable pidfd: the rank has ended, and other processes may have its pids.
+        if server is None or select.select([self._rank.pidfd], [], [], 0)[0]:
+            return False
+        self._server_pid = server
+        return True
+
+    def _known_pids(self) -> Iterator[int]:
+        """The process that served last, as long as it is the rank's, and the rank's first one."""
         if self._server_pid == self._rank.pid or self._descends(self._server_pid):
             yield self._server_pid
         yield self._rank.pid
+
+    def _pids(self) -> Iterator[int]:
+        """Pids of the rank's processes: those that are known, then all."""
+        yield from self._known_pids()
         yield from (process.pid for process in self._host.processes().descendants(self._rank.pid))
 
     def _descends(self, pid: int) -> bool:
@@ -127,7 +157,7 @@ class ApiOwner:
         (use,) = find_port_uses(self._host, self._host.processes(), (listener,))
         earlier, self._named_at, self.holder = self.holder, time.monotonic(), describe_holder(use, user)
         if self.holder != earlier:
-            command = find_stop_command(use, beside_agent=True)
+            command = find_stop_command(use) or stop_by_hand(use.pid or 0, use.service_stop, beside_agent=True)
             self._events.warning(
                 "engine.port.foreign",
                 address=self._address,
@@ -137,14 +167,6 @@ class ApiOwner:
                 user=user or use.user,
                 hint=f"stop it if it may go: {command}" if use.pid else f"sudo ss -ltnp sport = :{self._port}",
             )
-
-
-async def _look(look: Callable[[], bool]) -> bool:
-    """The result of a look at processes, made in a thread: a user may have made many."""
-    try:
-        return await run_in_thread("api-owner", look)
-    except BlockingIOError:  # no thread now: an engine that serves is not given up for that
-        return look()
 
 
 def _is_closed(connection: socket.socket) -> bool:

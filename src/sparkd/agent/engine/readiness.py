@@ -32,18 +32,25 @@ class ReadinessStage(Enum):
 
 
 class ProbeResult(Struct, frozen=True):
-    """`failed`: the first stage not passed, None when all were. `answer`: what the engine, or the failure, says."""
+    """`failed`: the first stage not passed, None when all were. `answer`: what the engine, or the failure, says.
+
+    `late`: whether the completion had no answer in its time, as while kernels are compiled for it.
+    """
 
     failed: ReadinessStage | None
     answer: str = ""
+    late: bool = False
 
 
-async def probe(endpoint: Endpoint, completion_seconds: float) -> ProbeResult:
+async def probe(
+    endpoint: Endpoint, completion_seconds: float, note_http: Callable[[], None] = lambda: None
+) -> ProbeResult:
     """Find the first stage that is not passed. Tokens that clients get prove the last one, too, while the own request
-    waits behind theirs.
+    waits behind theirs. `note_http` is called once HTTP answers.
     """
     try:
         served = await endpoint.serves()
+        note_http()
     except WrongServerError as error:
         return ProbeResult(ReadinessStage.PORT, str(error))
     except HttpError as error:
@@ -57,7 +64,7 @@ async def probe(endpoint: Endpoint, completion_seconds: float) -> ProbeResult:
         completion = await endpoint.complete(completion_seconds)
     except LateError as error:
         is_proven = await _count_tokens(endpoint) > earlier_tokens
-        return ProbeResult(None) if is_proven else ProbeResult(ReadinessStage.COMPLETION, str(error))
+        return ProbeResult(None) if is_proven else ProbeResult(ReadinessStage.COMPLETION, str(error), late=True)
     except HttpError as error:
         return ProbeResult(ReadinessStage.COMPLETION, str(error))
     return ProbeResult(None) if completion.token else ProbeResult(ReadinessStage.COMPLETION, completion.error)
@@ -85,31 +92,42 @@ def await_ready(
 
     `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12):
     at once where the endpoint serves another model or refuses the key; else after `launch_seconds`. While HTTP does not
-    answer and the load `works`, it waits longer, up to three times as long, then also for the first completion.
+    answer and the load `works`, it waits longer, up to three times as long; where it answers that late, also for a
+    completion that is late. The first one is awaited where it is under way.
     """
-    deadline = time.monotonic() + launch_seconds
+    deadline, answered_at = time.monotonic() + launch_seconds, math.inf
     probing: Outcome[ProbeResult] | None = None
-    next_at, is_extended = 0.0, False
+    next_at, is_late = 0.0, False
     stage, answer, progress = ReadinessStage.HTTP, "", show(ReadinessStage.HTTP)
+
+    def note_http() -> None:
+        nonlocal answered_at
+        answered_at = min(answered_at, time.monotonic())
+
     while True:
         now = time.monotonic()
         if probing is None:
-            probing = loop.start(probe(endpoint, completion_seconds)) if now >= next_at else None
+            probing = loop.start(probe(endpoint, completion_seconds, note_http)) if now >= next_at else None
         elif probing.done():
             result, probing = probing.result(), None
             if result.failed is None:
                 return
             _raise_if_hopeless(result, endpoint.served_name)
-            stage, answer = result.failed, result.answer
+            stage, answer, is_late = result.failed, result.answer, result.late
             next_at = now + (RETRY_SECONDS if stage is ReadinessStage.COMPLETION else PROBE_SECONDS)
         before, progress = progress, show(stage)
         if progress.step != before.step:
             next_at = now  # a new step: the endpoint may answer now
         if now >= deadline:
-            is_extended |= stage is ReadinessStage.HTTP  # and stays so: it may compile for a completion
-            if not (is_extended and now < deadline + MAX_EXTENSION * launch_seconds and works()):
+            may_continue = _may_continue(stage, is_late=is_late, was_slow=answered_at > deadline)
+            if not (may_continue and now < deadline + MAX_EXTENSION * launch_seconds and works()):
                 raise _late_error(launch_seconds, stage, answer, progress.step, hint)
         loop.wait(PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now)))
+
+
+def _may_continue(stage: ReadinessStage, *, is_late: bool, was_slow: bool) -> bool:
+    """Whether a load may continue after its time. `is_late`: its last completion; `was_slow`: HTTP's first answer."""
+    return stage is ReadinessStage.HTTP or (is_late and was_slow)
 
 
 def _late_error(launch_seconds: float, stage: ReadinessStage, answer: str, step: str, hint: str) -> NotReadyError:

@@ -98,10 +98,13 @@ def by_hand(fix: Fix) -> str:
             assert_never(fix)
 
 
-def stop_by_hand(pid: int, service_stop: str) -> str:
-    """The command by which a person ends a process. Some services (cron) leave their processes when they stop."""
-    by_fix = f"sudo sparkd preflight --fix {pid}"
-    return f"{service_stop}; if it outlives that: {by_fix}" if service_stop else by_fix
+def stop_by_hand(pid: int, service_stop: str, *, beside_agent: bool = False) -> str:
+    """The command by which a person ends a process. Some services (cron) leave their processes when they stop.
+
+    `beside_agent`: also while an agent loads or serves, beside which `sparkd preflight --fix` is refused.
+    """
+    by_pid = f"sudo kill {pid}" if beside_agent else f"sudo sparkd preflight --fix {pid}"
+    return f"{service_stop}; if it outlives that: {by_pid}" if service_stop else by_pid
 
 
 Identity = tuple[object, ...]

@@ -10,9 +10,10 @@ from sparkd.base.host.sockets import Holder, Listener
 
 EPHEMERAL = 32768
 """The first port of those that the kernel assigns: an engine has a dozen, and they identify nothing."""
-PROXIES = ("docker-proxy", "dockerd")
-"""docker's processes that hold a published port of a container: the second where docker's userland-proxy is off. To
-end one does not end that container alone."""
+DOCKERD = "dockerd"
+PROXIES = ("docker-proxy", DOCKERD)
+"""docker's processes that hold a published port of a container: the second where docker's userland-proxy is off, or
+with a port of its own. To end one does not end that container alone."""
 
 
 class PortUse(Struct, frozen=True):
@@ -69,16 +70,12 @@ def describe_holder(use: PortUse, user: str = "") -> str:
     return f"port {use.port} is held by {who}, not by this rank"
 
 
-def find_stop_command(use: PortUse, *, beside_agent: bool) -> str:
-    """The command that stops a holder, other than `sparkd preflight --fix`; empty where there is none.
-
-    `beside_agent`: also while an agent loads or serves, beside which that command is refused.
-    """
+def find_stop_command(use: PortUse) -> str:
+    """The command that stops a holder other than by ending its process; empty where there is none."""
     if use.comm in PROXIES:
-        return f"sudo docker stop NAME, which this shows: sudo docker ps --filter publish={use.port}"
-    if use.pid == 1:
-        return "sudo systemctl stop UNIT, which this shows: systemctl list-sockets"
-    return (use.service_stop or f"sudo kill {use.pid}") if beside_agent else ""
+        own = "; if that shows none, it is docker's own: change the port" if use.comm == DOCKERD else ""
+        return f"sudo docker stop NAME, which this shows: sudo docker ps --filter publish={use.port}{own}"
+    return "sudo systemctl stop UNIT, which this shows: systemctl list-sockets" if use.pid == 1 else ""
 
 
 def _read_port_use(host: Host, table: ProcessTable, holder: Holder) -> PortUse:

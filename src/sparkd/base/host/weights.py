@@ -34,8 +34,8 @@ counts by its size."""
 HASHED_IN_ALL_BYTES = 512 << 20
 """Limit of a model's small files together: sparse ones take no disk, and minutes to hash."""
 MOST_FILES = 10_000
-SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
-"""A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
+SNAPSHOT = re.compile(r"(.*/models--[^/]+)/snapshots/.+")
+"""A model in Hugging Face's cache, or a folder of it: symlinks into the folder `blobs` beside `snapshots`."""
 DOWNLOADS = ".cache/huggingface/download"
 """Where `hf download --local-dir` keeps unfinished files."""
 

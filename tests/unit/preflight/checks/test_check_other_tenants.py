@@ -110,6 +110,22 @@ def test_the_shell_beside_a_large_program_is_not_stopped(machine: Tree, scope: s
     assert facts.held == (HeldMemory(f"{scope} of uid 1000", 5 * GIB, "sudo kill 10"),)
 
 
+@pytest.mark.parametrize(
+    ("unit", "stop"),
+    [
+        ("session-c1.scope", "sudo kill 20; it is the largest of 2 processes"),
+        ("run-u77.scope", "sudo systemctl stop run-u77.scope"),
+        ("machine-qemu-1-spark.scope", "sudo systemctl stop machine-qemu-1-spark.scope"),
+        ("session-store.service", "sudo systemctl stop session-store.service"),
+    ],
+)
+def test_a_unit_of_several_processes_is_stopped_unless_it_has_a_login(machine: Tree, unit: str, stop: str) -> None:
+    for pid, gib in ((20, 4), (21, 3)):
+        machine.process(pid, "x", cgroup=f"0::/system.slice/{unit}", private_kib=gib * GIB_IN_KIB, uid=1000)
+    facts = OtherTenants(NEED).probe(Host(machine.root, docker=lambda: AWAY))
+    assert [(held.bytes, held.stop) for held in facts.held] == [(7 * GIB, stop)]
+
+
 def test_a_user_of_a_directory_in_the_network_is_named_by_his_number(machine: Tree) -> None:
     group = f"0::{USER_SLICE}/user@1000.service/app.slice/firefox.scope"
     machine.process(10, "firefox", cgroup=group, private_kib=5 * GIB_IN_KIB, uid=1000)

@@ -7,6 +7,7 @@ from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.ports import HeldPort, Ports, PortsFacts, WantedPort
+from sparkd.agent.preflight.fixes import EndProcess
 from sparkd.agent.preflight.port_uses import PortUse
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
@@ -54,9 +55,16 @@ def test_nobody_is_ended_for_a_port() -> None:
 
 
 def test_what_only_warns_is_stopped_by_what_works_while_the_agent_serves() -> None:
-    """Beside an agent that is not blocked `preflight --fix` is refused."""
+    """Beside an agent that is not blocked `preflight --fix` is refused. Without one it ends the holder."""
+    facts, offers = held(OBSERVE), ((EndProcess(50, 0, "nginx"),),)
     hint = "stop it if it may go: sudo kill 50; or change observe.listen"
-    expect(CHECK.judge(held(OBSERVE)), Level.WARN, hint=hint, offers=())
+    expect(CHECK.judge(facts), Level.WARN, hint=hint, offers=offers)
+    (port,) = facts.held
+    facts = replace(
+        facts, held=(replace(port, use=replace(port.use, service_stop="sudo systemctl stop cron.service")),)
+    )
+    hint = "sudo systemctl stop cron.service; if it outlives that: sudo kill 50; or change observe.listen"
+    expect(CHECK.judge(facts), Level.WARN, hint=f"stop it if it may go: {hint}", offers=offers)
 
 
 def judged(tree: Tree, docker: DockerFacts | None = None) -> Verdict:
@@ -107,6 +115,7 @@ def test_a_process_that_holds_a_port_for_another_one_is_not_to_be_killed(
     verdict = judged(tree)
     expect(verdict, Level.BLOCK, text=words, offers=())
     assert "kill" not in verdict.hint
+    assert ("if that shows none, it is docker's own: change the port" in verdict.hint) is (comm == "dockerd")
 
 
 def test_of_processes_that_share_a_socket_the_oldest_is_named(tree: Tree) -> None:

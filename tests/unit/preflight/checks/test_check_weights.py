@@ -365,6 +365,20 @@ def test_the_command_for_files_that_are_not_for_all_to_read_opens_those_of_a_dow
         assert blob.stat().st_mode & 0o777 == 0o644
 
 
+@pytest.mark.parametrize(
+    ("folder", "opened"),
+    [
+        ("/m/models--a--b/snapshots/0a1b", "/m/models--a--b"),
+        ("/m/models--a--b/snapshots/0a1b/UD-Q4", "/m/models--a--b"),
+        ("/home/anna/snapshots/qwen3", "/home/anna/snapshots/qwen3"),
+        ("/home/anna/snapshots/qwen3/UD-Q4", "/home/anna/snapshots/qwen3/UD-Q4"),
+    ],
+)
+def test_nothing_beside_the_model_is_opened_to_all(folder: str, opened: str) -> None:
+    verdict = CHECK.judge(replace(GOOD, folder=folder, closed="config.json", image_user="vllm"))
+    assert verdict.hint == f"sudo chmod -R a+rX {opened}"
+
+
 @pytest.mark.parametrize("closed", ["", A, "config.json"])
 def test_what_only_its_owner_may_read_is_held_against_the_images_user(tree: Tree, closed: str) -> None:
     model(tree, A, B)

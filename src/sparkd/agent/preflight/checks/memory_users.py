@@ -14,8 +14,8 @@ from sparkd.base.plan.inputs import MemoryNeed
 
 LEAST_BYTES = GIB
 """Smaller users are neither named nor counted."""
-TERMINALS = ("vte-spawn-", "tmux-spawn-")
-"""Scopes of a shell in a terminal, of GNOME's and of tmux. To stop one ends the shell, too, as that of a login."""
+SHELLS = ("session-", "vte-spawn-", "tmux-spawn-")
+"""Scopes of a login, and of a shell in a terminal of GNOME or tmux. To stop one ends the shell, too."""
 
 
 class HeldMemory(Struct, frozen=True):
@@ -91,13 +91,15 @@ def _describe_consumer(consumer: Consumer, docker: DockerFacts) -> HeldMemory:
             is_dockers = container is not None or not docker.known  # others are podman's, or Kubernetes'
             label = f"container {name}"
             stop = f"sudo docker stop {shlex.quote(name)}" if is_dockers else f"sudo kill {consumer.pid}"
-        case "user-unit" if not consumer.name.startswith(TERMINALS):
+        case "user-unit" if not consumer.name.startswith(SHELLS):
             stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
-        case "unit" if consumer.name.endswith(".service"):  # a scope may be a login
-            label, stop = consumer.name, f"sudo systemctl stop {shlex.quote(consumer.name)}"
+        case "unit" if not (consumer.name.startswith(SHELLS) and consumer.name.endswith(".scope")):
+            label = consumer.name if consumer.name.endswith(".service") else label
+            stop = f"sudo systemctl stop {shlex.quote(consumer.name)}"
         case "small":
             label = f"{consumer.processes} {label}"
             stop = f"ps -u {shlex.quote(user)}"
         case _:
-            stop = f"sudo kill {consumer.pid}"
+            rest = f"; it is the largest of {consumer.processes} processes" if consumer.processes > 1 else ""
+            stop = f"sudo kill {consumer.pid}{rest}"
     return HeldMemory(label, consumer.bytes, stop)

@@ -193,10 +193,9 @@ def _judge_held(held: HeldPort) -> Verdict:
         return refuse(f"{conflict} an unknown process", f"look at: sudo ss -ltnp sport = :{wanted.port}; {alternative}")
     inside = f" in container {held.container}" if held.container else ""
     reason = f"{conflict} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
-    command = find_stop_command(use, beside_agent=not wanted.vital)
-    command = f"sudo docker stop {quote(held.container)}" if held.container else command
+    command = f"sudo docker stop {quote(held.container)}" if held.container else find_stop_command(use)
     offers = () if command else ((EndProcess(use.pid, use.start_time, use.comm), *held.descendants),)
-    command = command or stop_by_hand(use.pid, use.service_stop)
+    command = command or stop_by_hand(use.pid, use.service_stop, beside_agent=not wanted.vital)
     return refuse(reason, f"stop it if it may go: {command}; {alternative}", offers=offers)
 
 

@@ -92,6 +92,13 @@ def test_an_engine_that_is_started_in_a_container_has_the_image_of_that_name(tmp
         imported(tmp_path, other + start)
 
 
+def test_the_options_of_an_engine_that_is_started_in_a_container_are_noted(tmp_path: Path) -> None:
+    run = f"docker run -d --ipc host {IMAGE} sleep infinity"
+    result = imported(tmp_path, f"{run}\ndocker exec -d -u 1000 -w /w x vllm serve org/m\n")
+    assert result.recipe.container.ipc == "host"
+    assert [note.partition(": left out")[0] for note in result.notes] == ["line 2: --user 1000", "line 2: --workdir /w"]
+
+
 def test_what_a_unit_gives_to_the_script_that_it_runs_is_named_as_lost(tmp_path: Path) -> None:
     unit = (
         f"{UNIT}Environment=A=1 B=2\nEnvironmentFile=/etc/x.env\nExecStartPre=/usr/bin/modprobe foo\nExecStart=/x.sh\n"

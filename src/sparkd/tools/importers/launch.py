@@ -219,7 +219,7 @@ def _keep_flag(flag: Flag, kept: KeptSettings) -> bool:
     elif stem not in OWNED and any(map(unknown, flag.values)):
         text = f"--{flag.name}: left out: {explain_missing(next(filter(unknown, flag.values)))}"
         launch.note(launch.line, text, is_missing=True)
-    elif stem not in OWNED and any(redact(text) != text for text in texts):
+    elif stem not in OWNED and any(redact(text) != text or kept.holds_secret(text) for text in texts):
         launch.note(launch.line, f"--{flag.name}: left out: its value looks like a secret")
     else:
         return stem not in OWNED

@@ -1,6 +1,7 @@
 """A launch, as options of `docker run`, and what the readers of launches share."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -12,6 +13,8 @@ from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.source import Note
 
 OF_RANK = "sparkd sets what a node's rank needs"
+SWITCHES = ("", "0", "1", "true", "false", "yes", "no", "on", "off", "enabled", "disabled")
+"""Values that switch something, and are no secrets."""
 redact = Redaction()
 
 
@@ -70,11 +73,13 @@ def merge_keys(container: dict[str, object], added: Mapping[str, object]) -> Non
             container[key] = value
 
 
+@cache
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable is a secret, by its name or its value."""
+    """Whether a variable is a secret, by its name or its value. Each shell within a script looks at all variables."""
     if SECRET_NAME.search(name):
         return True
-    return redact.document(value, name.removeprefix("TIKTOKEN_")) != value  # TIKTOKEN has TOKEN in it
+    # TIKTOKEN has TOKEN in it.
+    return value.lower() not in SWITCHES and redact.document(value, name.removeprefix("TIKTOKEN_")) != value
 
 
 def secret_file(name: str) -> str:

@@ -57,7 +57,15 @@ def test_what_a_unit_sets_counts_wherever_it_stands(tmp_path: Path) -> None:
     assert (result.recipe.model.repo, result.recipe.env) == ("org/m", {"A": "1", "MODEL": "org/m"})
 
 
-@pytest.mark.parametrize(("user", "home"), [("daemon", pwd.getpwnam("daemon").pw_dir), ("nobody-of-here", "${HOME}")])
+@pytest.mark.parametrize(
+    ("user", "home"),
+    [
+        ("daemon", pwd.getpwnam("daemon").pw_dir),
+        ("1", pwd.getpwuid(1).pw_dir),
+        ("nobody-of-here", "${HOME}"),
+        ("9" * 20, "${HOME}"),
+    ],
+)
 def test_the_home_of_a_unit_with_a_user_is_that_users(tmp_path: Path, user: str, home: str) -> None:
     start = f"docker run -e A=${{HOME}}/a {IMAGE} --model org/m"
     text = imported(tmp_path, f"{UNIT}ExecStart=/usr/bin/{start}\nUser={user}\n").text

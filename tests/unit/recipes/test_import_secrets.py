@@ -85,6 +85,13 @@ def test_a_switch_is_no_secret_and_a_secret_of_the_shells_has_a_single_note(root
     ]
 
 
+def test_a_path_or_word_that_a_secret_has_for_its_value_stays_elsewhere(tmp_path: Path) -> None:
+    variables = "-e TLS_KEY=/certs/a.key -e DIR=/certs/a.key -e X_TOKEN=auto"
+    recipe = imported(tmp_path, f"docker run {variables} {IMAGE} --model org/m --tokenizer-mode auto").recipe
+    assert ([*recipe.secrets], recipe.env) == (["TLS_KEY", "X_TOKEN"], {"DIR": "/certs/a.key"})
+    assert recipe.args == {"tokenizer-mode": "auto"}
+
+
 def test_a_token_in_the_overrides_of_a_configuration_is_left_out_and_its_numbers_stay(tmp_path: Path) -> None:
     line = f"docker run {IMAGE} --model org/m --hf-overrides "
     numbers = '{"eos_token_id": 151645, "pad_token": "<pad>"}'

@@ -29,8 +29,8 @@ _IGNORED_OPTIONS = (
     "sdnotify", "cgroups",
 )  # fmt: skip
 """Options that sparkd sees to itself, or that mean nothing on the node's network. `publish` has its own method."""
-_SHORTEST = 8
-"""Characters of a secret that is looked for in other texts: a shorter one may be any word."""
+_DISTINCT = re.compile(r"[^/].{7}", re.DOTALL)
+"""Begins a secret that is looked for in other texts: a shorter one may be any word, and a path is none itself."""
 _MOUNTS = ("volume", "mount")
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
@@ -66,7 +66,7 @@ class KeptSettings(Struct):
         line = self.launch.line
         variables = {**self.launch.env, **{name: Option(name, value, line) for name, value in inner.items()}}
         values = [option.value for name, option in variables.items() if is_secret(name, option.value)]
-        self.values = [value for value in values if len(value) >= _SHORTEST and not unknown(value)]
+        self.values = [value for value in values if _DISTINCT.match(value) and not unknown(value)]
         for name, option in variables.items():
             value = option.value
             if name in _RANK_VARIABLES or has_node_address(name, value):

@@ -49,7 +49,6 @@ def import_within_seconds(path: Path) -> None:
         ("marks", f"model: o/m\ncontainer: r/i:1\ncommand: vllm serve o/m {chr(0xFDD0) * 45_000}\n"),
         ("nested", f"X={'${A:-$(' * 30_000}{')}' * 30_000}\n{LINE}\n"),
         ("hub", f"{LINE} --speculative-config.model /x/hub/models--xx{'--x' * 30_000}\n"),
-        ("shells", "".join(f"export A{n}=x\n" for n in range(500)) + "bash -c x\n" * 1000 + LINE),
         ("script", f"docker run {' '.join(f'${{A{n}[@]}}' for n in range(20_000))} {IMAGE} --model org/m\n"),
     ],
 )

@@ -92,6 +92,11 @@ def test_a_path_or_word_that_a_secret_has_for_its_value_stays_elsewhere(tmp_path
     assert recipe.args == {"tokenizer-mode": "auto"}
 
 
+def test_a_variable_of_the_script_alone_is_taken_whatever_its_name(tmp_path: Path) -> None:
+    result = imported(tmp_path, f"export MODEL_KEY=org/m\nbash -c 'docker run {IMAGE} --model $MODEL_KEY'")
+    assert (result.recipe.model.repo, result.notes) == ("org/m", [])
+
+
 def test_a_token_in_the_overrides_of_a_configuration_is_left_out_and_its_numbers_stay(tmp_path: Path) -> None:
     line = f"docker run {IMAGE} --model org/m --hf-overrides "
     numbers = '{"eos_token_id": 151645, "pad_token": "<pad>"}'

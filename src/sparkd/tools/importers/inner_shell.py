@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise, takewhile
 
 from sparkd.tools.importers.command import BEFORE
-from sparkd.tools.importers.marks import mark
-from sparkd.tools.importers.options import LineError, is_secret
+from sparkd.tools.importers.marks import hide, mark
+from sparkd.tools.importers.options import LineError
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_state import ShellState
 from sparkd.tools.importers.simple_command import ASSIGNMENT, Command
@@ -72,7 +72,7 @@ def commands_in_container(
     `env`: the container's variables. `overrides`: variables that no assignment changes. `words`: the text's $@.
     `line`: the text's in its file, where that has more.
     """
-    hidden = {name: mark(f"${name}") if value and is_secret(name, value) else value for name, value in env.items()}
+    hidden = {name: hide(name, value) for name, value in env.items()}
     values = {name: mark(f"${name}") for name in SET_BY_IMAGE} | hidden | {**overrides}
     inherited = set(values.keys() - overrides.keys())
     variables = Variables(values, frozenset(overrides))

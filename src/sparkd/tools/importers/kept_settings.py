@@ -65,13 +65,13 @@ class KeptSettings(Struct):
         """Sort variables into secrets, notes and `env`. `inner`: what a shell in the container sets."""
         line = self.launch.line
         variables = {**self.launch.env, **{name: Option(name, value, line) for name, value in inner.items()}}
-        values = [option.value for name, option in variables.items() if is_secret(name, option.value)]
-        self.values = [value for value in values if _DISTINCT.match(value) and not unknown(value)]
+        secrets = {name: option.value for name, option in variables.items() if is_secret(name, option.value)}
+        self.values = [value for value in secrets.values() if _DISTINCT.match(value) and not unknown(value)]
         for name, option in variables.items():
             value = option.value
             if name in _RANK_VARIABLES or has_node_address(name, value):
                 self.launch.note(option, f"{name}: left out: {OF_RANK}")
-            elif is_secret(name, value) or self.holds_secret(value):
+            elif name in secrets or self.holds_secret(value):
                 if value:
                     self.take_secret(name, option)
             elif missing := unknown(value):

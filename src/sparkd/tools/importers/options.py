@@ -1,7 +1,6 @@
 """A launch, as options of `docker run`, and what the readers of launches share."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -73,9 +72,8 @@ def merge_keys(container: dict[str, object], added: Mapping[str, object]) -> Non
             container[key] = value
 
 
-@cache
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable is a secret, by its name or its value. Each shell within a script looks at all variables."""
+    """Whether a variable is a secret, by its name or its value."""
     if SECRET_NAME.search(name):
         return True
     # TIKTOKEN has TOKEN in it.

@@ -58,6 +58,13 @@ def test_a_port_of_an_ipv6_address_is_the_engines(tmp_path: Path) -> None:
     assert result.notes == []
 
 
+@pytest.mark.parametrize("published", ["0", "65536"])
+def test_a_port_that_cannot_be_is_left_out(published: str, tmp_path: Path) -> None:
+    result = imported(tmp_path, f"{COMPOSE}    ports: ['{published}:8000']\n")
+    assert result.recipe.args == {}
+    assert [note.partition(": left out")[0] for note in result.notes] == [f"line 5: --publish {published}:8000"]
+
+
 def test_an_env_file_of_another_user_is_not_read(tmp_path: Path) -> None:
     """Root imports a user's compose file, and finds in the folder that the user has put there a file of root's."""
     path, other = tmp_path / "compose.yaml", os.getuid() + 1

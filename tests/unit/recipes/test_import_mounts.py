@@ -59,6 +59,7 @@ def test_an_unreadable_folder_is_no_error(tmp_path: Path, name: str, mode: int) 
         ("pushd ../w\n{}", "w/x"),
         ('cd "$(dirname "$(readlink -f "$0")")"/../w\n{}', "w/x"),
         ('cd "$(dirname "$(realpath $0)")"\n{}', "0/x"),
+        ('main() {{\ncd "$(dirname "$0")"\n{}\n}}\nmain', "0/x"),
         ('cd "$(readlink -f ../link)"\n{}', "w/x"),
         ("cd ../w; bash -c '{}'", "w/x"),
         ("cd ../w; docker run -d -v ./x:/x a:1 sleep 9\ncd /; docker exec a vllm serve org/m --seed 1", "w/x"),

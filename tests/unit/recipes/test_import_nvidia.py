@@ -165,6 +165,18 @@ def test_the_hub_token_of_a_set_up_becomes_a_secret_with_the_steps_for_its_file(
     assert any("model pull" in step and "--token-file /etc/sparkd/hf_token" in step for step in result.steps)
 
 
+@pytest.mark.parametrize("value", ["s3cretS3cret", "$LANGFUSE_SECRET_KEY"])
+def test_a_secret_of_any_name_is_noted_at_the_set_up_and_is_in_no_flag(tmp_path: Path, value: str) -> None:
+    text = PAIR.replace("-e HF_TOKEN", f'-e LANGFUSE_SECRET_KEY="{value}" -e HF_TOKEN')
+    text = text.replace("--nnodes 2", "--nnodes 2 --foo $LANGFUSE_SECRET_KEY")
+    recipe, conversion = imported(tmp_path, text)
+    assert recipe.secrets.keys() == {"HF_TOKEN", "LANGFUSE_SECRET_KEY"}
+    lines = [note.partition(": ")[2].split(":")[0] for note in conversion.notes if "put it into" in note]
+    assert lines == [f"line {1 + text.partition('runtime:')[0].count(chr(10))}"] * 2
+    assert "foo" not in recipe.args
+    assert "s3cret" not in conversion.text
+
+
 def test_a_variable_without_a_value_is_one_of_the_shell(tmp_path: Path) -> None:
     recipe, result = imported(tmp_path, PAIR.replace("-e HF_TOKEN=$HF_TOKEN", "-e HF_TOKEN -e MODE"))
     assert (recipe.env, [*recipe.secrets]) == ({"A": "1", "NCCL_IB_DISABLE": "0"}, ["HF_TOKEN"])

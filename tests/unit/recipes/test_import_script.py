@@ -92,6 +92,10 @@ STARTED: dict[str, tuple[str, dict[str, object]]] = {
         f"""X="$(grep -E '^({"A" * 60})=' f)"\neval "$X"\nbash -c "echo $X '$X'; {LINE} --seed 1\"""",
         {"seed": 1},
     ),
+    "an option in the text of an eval assigns nothing": (
+        f"model=1\neval 'x --model=$model'\n{LINE} --seed $model",
+        {"seed": 1},
+    ),
     "eval reads the quotes within a value": (
         f"C='{LINE}'\nC+=\" --stop 'a b'\"\neval \"$C\" --seed 1",
         {"stop": "a b", "seed": 1},

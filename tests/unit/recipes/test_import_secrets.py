@@ -52,6 +52,51 @@ def test_a_secret_in_a_published_form_becomes_a_file_also_by_a_further_name_or_b
     assert SECRET not in result.text + "".join(result.notes)
 
 
+@pytest.mark.parametrize("form", [V1, V2], ids=["eugr", "sparkrun"])
+def test_a_secret_in_a_published_form_gets_into_no_flag_and_no_other_variable(root: Path, form: str) -> None:
+    command = "command: export OTHER=$LANGFUSE_SECRET_KEY; vllm serve o/m --seed 1 --foo $LANGFUSE_SECRET_KEY\n"
+    recipe, result = published_recipes.imported(root, f"{form}{command}env: {{LANGFUSE_SECRET_KEY: {SECRET}}}\n")
+    assert (recipe.args, recipe.env.get("OTHER")) == ({"seed": 1}, None)
+    assert any("--foo: left out" in line for line in result.missing)
+    assert SECRET not in result.text + "".join(result.notes)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        f"docker run -e LANGFUSE_SECRET_KEY -e O=x-$LANGFUSE_SECRET_KEY {IMAGE} --model org/m",
+        f"docker run -e LANGFUSE_SECRET_KEY -e O=$LANGFUSE_SECRET_KEY {IMAGE} --model org/m --foo $LANGFUSE_SECRET_KEY",
+        f"docker run -e LANGFUSE_SECRET_KEY -e O=x-$LANGFUSE_SECRET_KEY {IMAGE} bash -c 'vllm serve org/m --foo $O'",
+    ],
+)
+def test_the_secret_of_a_script_gets_into_no_flag_and_no_plain_variable(start: str, tmp_path: Path) -> None:
+    result = imported(tmp_path, f"export LANGFUSE_SECRET_KEY={SECRET}\n{start}\n")
+    assert ([*result.recipe.secrets], result.recipe.args) == (["LANGFUSE_SECRET_KEY", "O"], {})
+    assert SECRET not in result.text + "".join(result.notes)
+
+
+@pytest.mark.parametrize("form", [V1, V2], ids=["eugr", "sparkrun"])
+def test_a_switch_is_no_secret_and_a_secret_of_the_shells_has_a_single_note(root: Path, form: str) -> None:
+    env = "{RAY_AUTH_MODE: disabled, DISABLE_AUTH: 'yes', LANGFUSE_SECRET_KEY: $LANGFUSE_SECRET_KEY}"
+    recipe, result = published_recipes.imported(root, f"{form}{SERVES}env: {env}\n")
+    assert (recipe.env["RAY_AUTH_MODE"], recipe.env["DISABLE_AUTH"]) == ("disabled", "yes")
+    assert [note.split(": ")[-1] for note in result.notes if "LANGFUSE" in note] == [
+        "put it into /etc/sparkd/langfuse_secret_key"
+    ]
+
+
+def test_a_path_or_word_that_a_secret_has_for_its_value_stays_elsewhere(tmp_path: Path) -> None:
+    variables = "-e TLS_KEY=/certs/a.key -e DIR=/certs/a.key -e X_TOKEN=auto"
+    recipe = imported(tmp_path, f"docker run {variables} {IMAGE} --model org/m --tokenizer-mode auto").recipe
+    assert ([*recipe.secrets], recipe.env) == (["TLS_KEY", "X_TOKEN"], {"DIR": "/certs/a.key"})
+    assert recipe.args == {"tokenizer-mode": "auto"}
+
+
+def test_a_variable_of_the_script_alone_is_taken_whatever_its_name(tmp_path: Path) -> None:
+    result = imported(tmp_path, f"export MODEL_KEY=org/m\nbash -c 'docker run {IMAGE} --model $MODEL_KEY'")
+    assert (result.recipe.model.repo, result.notes) == ("org/m", [])
+
+
 def test_a_token_in_the_overrides_of_a_configuration_is_left_out_and_its_numbers_stay(tmp_path: Path) -> None:
     line = f"docker run {IMAGE} --model org/m --hf-overrides "
     numbers = '{"eos_token_id": 151645, "pad_token": "<pad>"}'

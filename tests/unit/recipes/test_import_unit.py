@@ -57,7 +57,15 @@ def test_what_a_unit_sets_counts_wherever_it_stands(tmp_path: Path) -> None:
     assert (result.recipe.model.repo, result.recipe.env) == ("org/m", {"A": "1", "MODEL": "org/m"})
 
 
-@pytest.mark.parametrize(("user", "home"), [("daemon", pwd.getpwnam("daemon").pw_dir), ("nobody-of-here", "${HOME}")])
+@pytest.mark.parametrize(
+    ("user", "home"),
+    [
+        ("daemon", pwd.getpwnam("daemon").pw_dir),
+        ("1", pwd.getpwuid(1).pw_dir),
+        ("nobody-of-here", "${HOME}"),
+        ("9" * 20, "${HOME}"),
+    ],
+)
 def test_the_home_of_a_unit_with_a_user_is_that_users(tmp_path: Path, user: str, home: str) -> None:
     start = f"docker run -e A=${{HOME}}/a {IMAGE} --model org/m"
     text = imported(tmp_path, f"{UNIT}ExecStart=/usr/bin/{start}\nUser={user}\n").text
@@ -90,6 +98,13 @@ def test_an_engine_that_is_started_in_a_container_has_the_image_of_that_name(tmp
     assert (result.recipe.image.ref, result.recipe.env) == (IMAGE, {"A": "1"})
     with pytest.raises(ConfigError, match="line 2: names no image to run it in"):
         imported(tmp_path, other + start)
+
+
+def test_the_options_of_an_engine_that_is_started_in_a_container_are_noted(tmp_path: Path) -> None:
+    run = f"docker run -d --ipc host {IMAGE} sleep infinity"
+    result = imported(tmp_path, f"{run}\ndocker exec -d -u 1000 -w /w x vllm serve org/m\n")
+    assert result.recipe.container.ipc == "host"
+    assert [note.partition(": left out")[0] for note in result.notes] == ["line 2: --user 1000", "line 2: --workdir /w"]
 
 
 def test_what_a_unit_gives_to_the_script_that_it_runs_is_named_as_lost(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sparkd.base.vllm.args import (
 )
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.command import Flag, Serve
-from sparkd.tools.importers.options import OF_RANK, is_secret, secret_file
+from sparkd.tools.importers.options import OF_RANK, SWITCHES, is_secret, secret_file
 from sparkd.tools.importers.source import COMMAND, Source, UnusableRecipeError
 
 
@@ -66,7 +66,7 @@ def split_environment(source: Source, env: Mapping[str, str], *, many: bool) -> 
             source.note(("env", name), f"env.{name}: left out: {OF_RANK}")
             continue
         try:
-            if is_secret(name, text) and text.lower() not in ("", "0", "1", "true", "false"):
+            if is_secret(name, text) and text.lower() not in SWITCHES:
                 secrets |= parse_secret_files({name: secret_file(name)})
                 source.note(("env", name), f"env.{name}: its value is not taken: put it into {secrets[name]}")
                 continue

@@ -29,6 +29,8 @@ _IGNORED_OPTIONS = (
     "sdnotify", "cgroups",
 )  # fmt: skip
 """Options that sparkd sees to itself, or that mean nothing on the node's network. `publish` has its own method."""
+_DISTINCT = re.compile(r"[^/].{7}", re.DOTALL)
+"""Begins a secret that is looked for in other texts: a shorter one may be any word, and a path is none itself."""
 _MOUNTS = ("volume", "mount")
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
@@ -47,21 +49,29 @@ class KeptSettings(Struct):
     launch: Launch
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
+    values: list[str] = field(default_factory=list)
+    """The values of those secrets, for a look at where else they stand."""
 
     def take_secret(self, name: str, at: int | Option) -> None:
         """Name the file of a secret, whose value is not taken."""
         self.secrets[name] = secret_file(name)
         self.launch.note(at, f"{name}: its value is not taken: put it into {self.secrets[name]}")
 
+    def holds_secret(self, text: str) -> bool:
+        """Whether the value of a variable that is a secret is in the text, as a script puts it there by $NAME."""
+        return any(value in text for value in self.values)
+
     def take_env(self, inner: dict[str, str]) -> None:
         """Sort variables into secrets, notes and `env`. `inner`: what a shell in the container sets."""
         line = self.launch.line
         variables = {**self.launch.env, **{name: Option(name, value, line) for name, value in inner.items()}}
+        secrets = {name: option.value for name, option in variables.items() if is_secret(name, option.value)}
+        self.values = [value for value in secrets.values() if _DISTINCT.match(value) and not unknown(value)]
         for name, option in variables.items():
             value = option.value
             if name in _RANK_VARIABLES or has_node_address(name, value):
                 self.launch.note(option, f"{name}: left out: {OF_RANK}")
-            elif is_secret(name, value):
+            elif name in secrets or self.holds_secret(value):
                 if value:
                     self.take_secret(name, option)
             elif missing := unknown(value):
@@ -161,7 +171,8 @@ class KeptSettings(Struct):
             ports = [flag.values[-1] for flag in flags if flag.name == "port" and flag.values]
             port = ports[-1] if ports else "8000"  # vLLM's own; of several, it takes the last
             match = _PORT.fullmatch(option.value)
-            if match and match[3] == port and published is flags:  # the first that leads to the engine
+            is_usable = match and match[3] == port and 0 < int(match[2]) < 1 << 16
+            if match and is_usable and published is flags:  # the first that leads to the engine
                 address = [Flag("port", (match[2],)), *([Flag("host", (match[1].strip("[]"),))] if match[1] else [])]
                 names = [flag.name for flag in address]
                 published = (*(flag for flag in flags if flag.name not in names), *address)

@@ -14,8 +14,8 @@ from sparkd.tools.importers.command import VLLM_SERVE, Flag, Serve, find_server,
 from sparkd.tools.importers.endpoint import DRAFT, SNAPSHOT
 from sparkd.tools.importers.inner_shell import TEXT_FOLLOWS, inner_commands
 from sparkd.tools.importers.kept_settings import KeptSettings
-from sparkd.tools.importers.marks import is_unknown, shown, unknown
-from sparkd.tools.importers.options import Launch, LineError, redact
+from sparkd.tools.importers.marks import is_unknown, mark, shown, unknown
+from sparkd.tools.importers.options import Launch, LineError, is_secret, redact
 from sparkd.tools.importers.simple_command import Command
 from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError
 
@@ -110,6 +110,7 @@ def _list_commands(launch: Launch, overrides: Mapping[str, str]) -> list[Command
 
 def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrides: Mapping[str, str]) -> Engine:
     """Find the engine that a shell in the container starts by `text`. Raises CommandError, LineError."""
+    env = {name: mark(f"${name}") if value and is_secret(name, value) else value for name, value in env.items()}
     commands = inner_commands(["bash", "-c", text], env, overrides, launch.line)
     engine = _choose_engine(launch, commands or [])
     if engine is None:
@@ -219,7 +220,7 @@ def _keep_flag(flag: Flag, kept: KeptSettings) -> bool:
     elif stem not in OWNED and any(map(unknown, flag.values)):
         text = f"--{flag.name}: left out: {explain_missing(next(filter(unknown, flag.values)))}"
         launch.note(launch.line, text, is_missing=True)
-    elif stem not in OWNED and any(redact(text) != text for text in texts):
+    elif stem not in OWNED and any(redact(text) != text or kept.holds_secret(text) for text in texts):
         launch.note(launch.line, f"--{flag.name}: left out: its value looks like a secret")
     else:
         return stem not in OWNED

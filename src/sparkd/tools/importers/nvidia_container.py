@@ -4,13 +4,12 @@ import re
 
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
-from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import cache_folders
 from sparkd.base.vllm.lint.environment import has_node_address
 from sparkd.tools.importers.container_options import convert_option, explain_reach, why_unused
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.marks import shown
-from sparkd.tools.importers.options import OF_RANK, Launch, LineError, merge_keys, secret_file
+from sparkd.tools.importers.options import OF_RANK, Launch, LineError, is_secret, merge_keys, secret_file
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.shell_state import ShellState
 from sparkd.tools.importers.source import Source, UnusableRecipeError
@@ -49,12 +48,13 @@ def split_environment(source: Source, launch: Launch) -> tuple[dict[str, str], d
     """Variables, and the files of those variables that are secrets."""
     values = {name: shown(option.value) for name, option in launch.env.items()}
     shell_names = [name for name in values if "$" in values[name] and name not in (*BETWEEN_NODES, *BETWEEN_GPUS)]
-    secrets = {name: secret_file(name) for name in shell_names if SECRET_NAME.search(name) and name.isidentifier()}
-    for name in shell_names:
+    secret_names = [name for name, value in values.items() if value and name.isidentifier() and is_secret(name, value)]
+    secrets = {name: secret_file(name) for name in secret_names}
+    for name in dict.fromkeys([*shell_names, *secrets]):
         file = secrets.get(name)
         text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"
         source.note(("runtime",), f"{_SETUP}: {name[:60]}: {text}")
-    kept = {name: value for name, value in values.items() if "$" not in value}
+    kept = {name: value for name, value in values.items() if "$" not in value and name not in secrets}
     for name in [name for name, value in kept.items() if has_node_address(name, value)]:
         del kept[name]
         source.note(("runtime",), f"{_SETUP}: {name}: left out: {OF_RANK}")

@@ -12,6 +12,8 @@ from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.source import Note
 
 OF_RANK = "sparkd sets what a node's rank needs"
+SWITCHES = ("", "0", "1", "true", "false", "yes", "no", "on", "off", "enabled", "disabled")
+"""Values that switch something, and are no secrets."""
 redact = Redaction()
 
 
@@ -74,7 +76,8 @@ def is_secret(name: str, value: str) -> bool:
     """Whether a variable is a secret, by its name or its value."""
     if SECRET_NAME.search(name):
         return True
-    return redact.document(value, name.removeprefix("TIKTOKEN_")) != value  # TIKTOKEN has TOKEN in it
+    # TIKTOKEN has TOKEN in it.
+    return value.lower() not in SWITCHES and redact.document(value, name.removeprefix("TIKTOKEN_")) != value
 
 
 def secret_file(name: str) -> str:

@@ -116,7 +116,9 @@ def _list_own(launch: Launch, containers: list[tuple[str, Launch]]) -> list[tupl
 def _put_into(launch: Launch, file: str, container: Launch) -> None:
     """Give a launch the image, options and variables of the container that it runs in. `file`: the container's."""
     launch.image = container.image
-    launch.folder, launch.options = container.folder, [option._replace(file=file) for option in container.options]
+    launch.folder = container.folder
+    # The options of `docker exec` come last, and its name counts no more.
+    launch.options = [*(option._replace(file=file) for option in container.options), *launch.options]
     launch.env = {**{name: option._replace(file=file) for name, option in container.env.items()}, **launch.env}
     launch.notes = [*(replace(note, file=file) for note in container.notes), *launch.notes]
 

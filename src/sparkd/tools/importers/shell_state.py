@@ -30,6 +30,8 @@ _COMPUTED = re.compile(
     r"(?:\+\+|--)\s*+([A-Za-z_]\w*)|\b([A-Za-z_]\w*+)\s*+(?:\+\+|--|(?:<<|>>|[-+*/%&^|])?=(?!=))", re.ASCII
 )
 """Variables to which arithmetic assigns. What they get is not computed."""
+_OPTION = re.compile(r"(?<!\S)--?[A-Za-z][\w-]*+=")
+"""An option before its value, such as --model=, in the text of an eval: it assigns nothing."""
 _TESTS = ("[", "[[", "test")
 _TEST_OF_FILE = re.compile(r"(if )?(?:\[\[?|test) -f (\S+)(?: \]\]?)?")
 _RUN_WHERE_EMPTY = (("-z", "&&"), ("-n", "||"))
@@ -144,7 +146,8 @@ class ShellState(Struct):
             command.folder = self.variables.values.get("PWD", "")
             if command.words[0] in ("cd", "pushd", "popd") and not self.is_piped:
                 folder = self.variables.find_folder("".join(command.words[1:][-1:]))
-                self._set_variable("PWD", folder or mark_variable("PWD"))
+                if folder != command.folder:
+                    self._set_variable("PWD", folder or mark_variable("PWD"))
         return bool(command.words)
 
     def _follow_setting(self, words: list[str]) -> None:
@@ -154,7 +157,7 @@ class ShellState(Struct):
         if words[:2] == ["printf", "-v"]:
             names = words[2:3]
         elif setting in ("let", "eval"):
-            self.make_computed_unknown(" ".join(words[1:]))
+            self.make_computed_unknown(_OPTION.sub("", " ".join(words[1:])))
         self.make_unknown(name for name in names if name.isidentifier())
 
     def _unset(self, names: list[str]) -> None:

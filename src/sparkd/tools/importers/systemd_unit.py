@@ -64,8 +64,9 @@ def _set_variables(key: str, value: str, home: str, env: dict[str, str], variabl
         variables.assign("PWD", _fill_specifiers(value.removeprefix("-"), home))
     else:
         variables.assign("HOME", mark_variable("HOME"))
-        with suppress(KeyError):
-            variables.assign("HOME", pwd.getpwnam(value).pw_dir)
+        with suppress(KeyError, OverflowError):
+            entry = pwd.getpwuid(int(value)) if value.isdecimal() else pwd.getpwnam(value)
+            variables.assign("HOME", entry.pw_dir)
 
 
 def _find_engines(line: int, words: list[str], env: Mapping[str, str], variables: Variables) -> list[Launch]:

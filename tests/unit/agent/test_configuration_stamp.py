@@ -46,7 +46,7 @@ def test_folders_of_the_configuration_may_go_while_its_stamp_is_taken(tree: Tree
 
 
 @pytest.mark.parametrize(("folder", "name"), [("recipes", "mine.yaml"), ("conf.d", "20-site.toml")])
-def test_of_a_linked_folder_what_is_read_counts_and_nothing_else(tree: Tree, folder: str, name: str) -> None:
+def test_of_a_linked_folder_what_is_read_counts_and_nothing_below_it(tree: Tree, folder: str, name: str) -> None:
     """A checkout has a .git beside, which a fetch changes, and thousands of files."""
     checkout = tree.file("/srv/checkout/.git/FETCH_HEAD", "old").parent.parent
     tree.file(f"/srv/checkout/{name}", "old")

@@ -289,12 +289,6 @@ def queue_of_eight(now: float) -> tuple[PendingRequest, ...]:
     return tuple(PendingRequest((now + ahead) % 240) for ahead in range(0, 240, 30))
 
 
-def test_an_engine_without_statistics_is_not_ended_for_its_queue_while_its_gpu_computes() -> None:
-    queue = Situation(lambda _: None, queue_of_eight, never, computes=lambda _: True)
-    assert watch(queue, 4 * 3600).ended == NEVER
-    assert watch(replace(queue, computes=lambda now: now < 1000), 4 * 3600).ended < 1100
-
-
 @pytest.mark.parametrize(
     "hung",
     [

@@ -30,10 +30,11 @@ from sparkd.base.state.switch import TRIES, Chosen, Stage, Switch
 from sparkd.tools.measure.climb import FILE, Climb, find_shortage, find_start
 from sparkd.tools.measure.figures import Spread
 from sparkd.tools.measure.knobs import SEQUENCES
-from sparkd.tools.measure.ladder import MeasuredStep, Step
+from sparkd.tools.measure.ladder import BASE_STEP, MeasuredStep, Step
 from sparkd.tools.measure.soak import Sample
 
 CONFIG = configured(engine={"recipe": "mine"}, preflight={"skip": IDS})
+AS_IT_IS = MeasuredStep("", 0, Spread(1.5, 1, 2), 0.1, 4096)
 
 
 def put(tree: Tree, stage: Stage, to: Chosen | None, *back: Chosen) -> Switch:
@@ -148,27 +149,36 @@ def test_requests_that_fail_as_another_node_is_lost_are_no_fault_of_the_step(
     )
 
 
-def test_a_step_whose_load_may_silence_another_node_holds_up_the_ladder_only_so_often(tree: Tree) -> None:
-    def silence_peer() -> None:
-        end = End("spark2 does not answer", at=LATER, cause=Cause.PEER_SILENT)
+@pytest.mark.parametrize(
+    ("cause", "measured", "tries"),
+    [(Cause.PEER_SILENT, (AS_IT_IS,), TRIES), (Cause.STOP_REQUESTED, (AS_IT_IS,), 0), (Cause.PEER_SILENT, (), 0)],
+    ids=["another node falls silent", "a person stops the unit", "with the recipe as it is"],
+)
+def test_only_a_step_whose_load_may_silence_another_node_has_been_tried(
+    tree: Tree, cause: Cause, measured: tuple[MeasuredStep, ...], tries: int
+) -> None:
+    def end_engine() -> None:
+        end = End("spark2 does not answer", at=LATER, cause=cause)
         tree.file(launch_history.FILE.path, launch_history.FILE.encode(LaunchHistory(last_exit=end)))
         raise NotReadyError("bench: timed out")
 
-    for number in range(1, TRIES + 1):
+    for _ in range(TRIES):
         agent = act_on_choice(tree, partial(begin_step, tree))
-        climbing = Climbing(tree, silence_peer, gone_seconds=6)
-        climbing.tuning = FILE.read(Host(tree.root).files) or climbing.tuning
+        climbing = Climbing(tree, end_engine, gone_seconds=6)
+        climbing.tuning = FILE.read(Host(tree.root).files) or replace(TUNING, measured=measured)
         with pytest.raises(BlockedError, match="the engine was ended: spark2 does not answer"):
             climbing.run()
         agent.join()
         drop_choice(tree)
-        assert (climbing.tuning.tries, climbing.tuning.measured) == (number, ())
-    climbing = Climbing(tree, silence_peer, gone_seconds=6)
-    climbing.tuning = present(FILE.read(Host(tree.root).files))
+    assert (climbing.tuning.tries, climbing.tuning.measured) == (tries, measured)
+
+
+def test_a_step_that_was_tried_often_enough_is_a_bad_one(tree: Tree) -> None:
+    climbing = Climbing(tree)
+    climbing.tuning = replace(TUNING, tried=BASE_STEP, tries=TRIES)
     climbing.run()
-    assert [step.fault for step in climbing.tuning.measured] == [
-        f"a node, the engine or this command was gone {TRIES} times meanwhile"
-    ]
+    (step,) = climbing.tuning.measured
+    assert step.fault == f"a node, the engine or this command was gone {TRIES} times meanwhile"
 
 
 def test_a_second_ctrl_c_while_the_file_is_awaited_leaves_no_step_in_force(tree: Tree) -> None:

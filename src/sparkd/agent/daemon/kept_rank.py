@@ -83,9 +83,8 @@ def keep_rank(agent: Agent, running: Running) -> None:
     context, rank = agent.context, running.rank
 
     def read_service() -> str:
-        with suppress(
-            LookupError, ValueError
-        ):  # an upgrade during the load may have brought another version's template
+        # An upgrade during the load may have brought another version's template.
+        with suppress(LookupError, ValueError):
             return units.digest_service(context.role, context.configured)
         return ""
 

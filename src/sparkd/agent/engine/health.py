@@ -85,8 +85,6 @@ class HealthState(Struct, frozen=True):
     """Whether it has no answer yet."""
     canary_failed: str = ""
     """Why the last canary failed; empty where it did not."""
-    canary_late: bool = False
-    """Whether it failed for want of an answer: it may wait in a queue."""
     compiling_since: float | None = None
     """Since when requests have waited for a compiler."""
     computed_at: float = float("-inf")
@@ -191,7 +189,7 @@ def _end_canary(state: HealthState, probe: Observation) -> HealthState:
         return replace(state, proven_at=probe.at, proven_after=proven_after, is_busy=is_busy, canary_failed="")
     if state.proven_at > state.canary_sent_at:
         return state  # other requests were served since it was sent
-    return replace(state, canary_failed=probe.canary.error, canary_late=probe.canary.late)
+    return replace(state, canary_failed=probe.canary.error)
 
 
 def _restart_clock(last: HealthState, state: HealthState, probe: Observation) -> HealthState:
@@ -265,27 +263,13 @@ def _find_stall(last: HealthState, state: HealthState, probe: Observation, limit
     # A prompt that fits into one step counts no token before its end. If the engine were ended here, the client would
     # send it again, and end the next engine.
     computed_lately = probe.at - state.computed_at < IDLE_SECONDS
-    limit_seconds = limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately)
-    is_queue = computed_lately and _may_queue(last, state, probe, limit_seconds)
-    if state.still_seconds >= limit_seconds and not is_queue:
+    if state.still_seconds >= limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately):
         return StalledError(_describe_stall(state))
     # Not the API server's silence: where it alone is silent, the engine may be idle because it has no requests.
     if probe.idle and not probe.compiles and state.still_seconds >= IDLE_SECONDS:
         hang = f"for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs"
         return StalledError(f"{_describe_stall(state)}, and {hang}")
     return None
-
-
-def _may_queue(last: HealthState, state: HealthState, probe: Observation, limit_seconds: float) -> bool:
-    """Whether the canary may only wait in a queue that moves, which nothing shows without statistics.
-
-    Then clients wait, too, and none of them for longer than the limit.
-    """
-    waiting = [request for request in probe.unanswered if _is_late(request)]
-    # The canary's own request is among them, unless it was sent just now.
-    is_listed = last.canary_pending and probe.canary is None and probe.at - last.canary_sent_at >= BEGUN_DOUBT_SECONDS
-    has_clients = len(waiting) > is_listed and all(request.seconds < limit_seconds for request in waiting)
-    return state.work is None and state.canary_late and has_clients
 
 
 def _find_trouble(state: HealthState, probe: Observation, limits: Supervise) -> str:

@@ -153,10 +153,9 @@ class Supervise(t.Section):
 
     stall_seconds: int = Field(360, ge=10, le=86400)
     """Requests running and no progress for this long is a stall, which ends the engine; up to three times as long while
-    the head's GPU computes (a GB10 that draws over 30 W), as for a long prompt that is one step; without the engine's
-    statistics as long as clients queue meanwhile, none of them longer than that; not while a compiler of a rank runs,
-    for up to 30 minutes. A hang that is proven does not wait for it: a process stopped for 20 s or frozen for 30 s, no
-    rank at work for 30 s. vLLM's own limit, 300, is 1800 here unless the recipe names another."""
+    the head's GPU computes (a GB10 that draws over 30 W), as for a long prompt that is one step; not while a compiler
+    of a rank runs, for up to 30 minutes. A hang that is proven does not wait for it: a process stopped for 20 s or
+    frozen for 30 s, no rank at work for 30 s. vLLM's own limit, 300, is 1800 here unless the recipe names another."""
     canary_seconds: int = Field(300, ge=0, le=86400)
     """After this long without a request, request one token; at once where a request seems to hang that the engine does
     not report. 0: never, and then a hang that begins while the engine is idle goes unseen, and an engine whose /metrics

@@ -57,8 +57,8 @@ FOREIGN_CAUSES = (
 RESUME_HINT = "when that is over, the same command continues from here"
 
 
-class EndedFromOutsideError(BlockedError):
-    """The engine was ended for one of FOREIGN_CAUSES while a step was measured."""
+class PeerGoneError(BlockedError):
+    """Another node was lost while a step was measured, perhaps by its load."""
 
 
 class Tuning(Struct, frozen=True):
@@ -130,7 +130,7 @@ class Climb:
                 else:
                     fault = f"a node, the engine or this command was gone {TRIES} times meanwhile"
                     measured = MeasuredStep(*step, fault=fault)
-            except EndedFromOutsideError:  # the try counts: the step's load may be why another node fell silent
+            except PeerGoneError:  # the try counts
                 raise
             except BaseException:
                 self.save(replace(self.tuning, tried=None, tries=0))
@@ -228,7 +228,9 @@ class Climb:
         except (EngineEndedError, NotReadyError) as error:  # a bench only has requests that failed
             end = await_end(self._host, lambda last: last.at > began, self._gone_seconds)
             if end is not None and end.cause in FOREIGN_CAUSES:
-                raise EndedFromOutsideError(f"the engine was ended: {end.reason}", RESUME_HINT) from None
+                by_load = end.cause in (Cause.PEER_LOST, Cause.PEER_SILENT) and step != BASE_STEP
+                error_type = PeerGoneError if by_load else BlockedError
+                raise error_type(f"the engine was ended: {end.reason}", RESUME_HINT) from None
             if end is None and read_living_report(self._host.files) is None:
                 raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None
             measured = MeasuredStep(*step, fault=sanitize(error.reason, FAULT_LENGTH))

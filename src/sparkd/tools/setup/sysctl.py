@@ -59,9 +59,13 @@ class SysctlManager:
         return own_text(self._root, PATH)
 
     def saved(self) -> dict[str, str]:
-        """The values before sparkd first set them. Raises ConfigError where the record can't be read."""
+        """The values before sparkd first set them. Raises ConfigError where the record can't be read.
+
+        Without a 0 that an earlier version saved beside the setting that held: what that was is not known.
+        """
         record = FILE.read(self._files, _refuse)
-        return {} if record is None else record.before
+        before = {} if record is None else record.before
+        return {name: value for name, value in before.items() if not self._makes_two_zeros(name, value)}
 
     def apply(self, wanted: Mapping[str, str], text: str) -> list[str]:
         """Set `wanted` now and, by a file with `text`, at each boot. Returns the changes.
@@ -77,11 +81,7 @@ class SysctlManager:
                 self._save(old_values)
             if file_text != text:
                 write(self._root, PATH, text)
-            kept = {
-                name: value
-                for name, value in old_values.items()
-                if {name, PAIRED.get(name, "")} & wanted.keys() or self._makes_two_zeros(name, value)
-            }
+            kept = {name: value for name, value in old_values.items() if {name, PAIRED.get(name, "")} & wanted.keys()}
             dropped = {name: value for name, value in old_values.items() if name not in kept}
             changes = self._set({**dropped, **wanted})
             if dropped:
@@ -112,10 +112,7 @@ class SysctlManager:
             unrestored: dict[str, str] = {}
             for name, value in old_values.items():
                 try:
-                    if self._makes_two_zeros(name, value):
-                        unrestored[name] = f"{name} can't be 0 while {PAIRED[name]} is"
-                    else:
-                        changes += self._set({name: value})
+                    changes += self._set({name: value})
                 except ConfigError as error:  # as of a file of /proc/sys that can't be read
                     unrestored[name] = error.reason
             if file_text is not None:
@@ -127,15 +124,12 @@ class SysctlManager:
                 self._save({name: old_values[name] for name in unrestored})
                 hint = f"all else is taken back, {PATH} too: reboot gives these back"
                 raise ConfigError("; ".join(unrestored.values()), hint)
-            if old_values:
+            if self._files.exists(FILE.path):
                 remove(self._root, FILE.path)
             return changes
 
     def _makes_two_zeros(self, name: str, value: str) -> bool:
-        """Whether this value would leave two settings that exclude each other at 0.
-
-        An earlier version saved the 0 of a setting beside the one that held.
-        """
+        """Whether this value would leave two settings that exclude each other at 0, with which every writer waits."""
         other = PAIRED.get(name, "")
         return bool(other) and value == "0" == self.current(other) and self.current(name) != "0"
 

@@ -1,6 +1,5 @@
 """The monitor of a serving engine, against an engine's HTTP server: when it probes, and what it does with a canary."""
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from tests.unit.engine_server import Reply, engine, token
 from tests.unit.nodes import until
 
 from sparkd.agent.engine.health import DOUBT_SECONDS, Failure
-from sparkd.agent.engine.health_monitor import HealthMonitor, request_canary
+from sparkd.agent.engine.health_monitor import HealthMonitor
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import PendingRequest
@@ -21,7 +20,7 @@ from sparkd.base.lib.errors import EngineDeadError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.status.figures import HealthReport
-from sparkd.base.vllm.api import Completion, Endpoint
+from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.counters import Counters, parse_counters
 
 CANARY = "POST /v1/completions"
@@ -93,17 +92,6 @@ def test_an_engine_is_given_up_that_says_it_is_dead_and_a_canary_that_fails_is_n
     assert record.requests.count(CANARY) == 1
     assert record.figures.canaries == 1
     assert record.figures.canaries_failed == 1
-
-
-def test_a_canary_without_an_answer_is_late_and_one_that_is_refused_is_not(port: int) -> None:
-    def canary_of(port: int, seconds: float) -> Completion:
-        return asyncio.run(request_canary(Endpoint("127.0.0.1", port, "tiny"), seconds))[0]
-
-    with engine(lambda *_: token(), slow_seconds=0.5) as slow:
-        assert canary_of(slow, 0.1).late
-    with engine(lambda *_: (500, b"")) as refusing:
-        assert not canary_of(refusing, 5).late
-    assert not canary_of(port, 5).late, "nothing listens there"
 
 
 def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:

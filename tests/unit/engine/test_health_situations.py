@@ -90,7 +90,7 @@ def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, firs
         if sent is not None and at >= min(answer_at, sent + CANARY_TIMEOUT_SECONDS):
             late = answer_at > sent + CANARY_TIMEOUT_SECONDS
             token, error = not late and not situation.canary_error, "no answer within 120 s" if late else ""
-            canary, sent = Completion(token, error or situation.canary_error, late), None
+            canary, sent = Completion(token, error or situation.canary_error), None
         observation = Observation(
             at,
             health=200 if answers else None,

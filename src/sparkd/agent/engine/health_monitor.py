@@ -10,7 +10,7 @@ from sparkd.agent.engine.health import Continue, Failure, HealthState, Observati
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import PendingRequest
-from sparkd.base.lib.http_client import HttpError, LateError
+from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import MainLoop, Outcome, never
 from sparkd.base.status.figures import HealthReport
 from sparkd.base.vllm.api import Completion, Endpoint
@@ -101,7 +101,7 @@ class HealthMonitor(Struct):
             self._state = decision.state
             self._probe_at = now + (TROUBLED_PROBE_SECONDS if decision.state.troubled else PROBE_SECONDS)
             if decision.wants_canary:
-                self._canary = self.loop.start(request_canary(self.endpoint, self.completion_seconds))
+                self._canary = self.loop.start(self._request_canary())
             self.on_check(decision.degraded, counters, self.figures)
         return decision
 
@@ -114,12 +114,10 @@ class HealthMonitor(Struct):
             canaries_failed=self.figures.canaries_failed + (not canary.token),
         )
 
-
-async def request_canary(endpoint: Endpoint, completion_seconds: float) -> tuple[Completion, float]:
-    """The answer to one token's request, and the seconds that it took."""
-    began = time.monotonic()
-    try:
-        answer = await endpoint.complete(completion_seconds)
-    except HttpError as error:
-        answer = Completion(token=False, error=str(error), late=isinstance(error, LateError))
-    return answer, time.monotonic() - began
+    async def _request_canary(self) -> tuple[Completion, float]:
+        began = time.monotonic()
+        try:
+            answer = await self.endpoint.complete(self.completion_seconds)
+        except HttpError as error:
+            answer = Completion(token=False, error=str(error))
+        return answer, time.monotonic() - began

@@ -22,8 +22,6 @@ class Completion(Struct, frozen=True):
 
     token: bool
     error: str = ""
-    late: bool = False
-    """Whether it had no answer in its time, which one that is refused has at once."""
 
 
 class Answer(Struct, frozen=True):

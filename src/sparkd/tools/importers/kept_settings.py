@@ -170,9 +170,8 @@ class KeptSettings(Struct):
                 continue
             ports = [flag.values[-1] for flag in flags if flag.name == "port" and flag.values]
             port = ports[-1] if ports else "8000"  # vLLM's own; of several, it takes the last
-            match = _PORT.fullmatch(option.value)
-            is_usable = match and match[3] == port and 0 < int(match[2]) < 1 << 16
-            if match and is_usable and published is flags:  # the first that leads to the engine
+            match = _match_port(option.value, port)
+            if match and published is flags:  # the first that leads to the engine
                 address = [Flag("port", (match[2],)), *([Flag("host", (match[1].strip("[]"),))] if match[1] else [])]
                 names = [flag.name for flag in address]
                 published = (*(flag for flag in flags if flag.name not in names), *address)
@@ -180,6 +179,12 @@ class KeptSettings(Struct):
                 text = f"--publish {option.value[:60]}: left out: the engine listens on one port, {port}"
                 self.launch.note(option, text)
         return published
+
+
+def _match_port(text: str, port: str) -> re.Match[str] | None:
+    """The address and the port that lead to the container's `port`; None where none does."""
+    match = _PORT.fullmatch(text)
+    return match if match and match[3] == port and 0 < int(match[2]) < 1 << 16 else None
 
 
 def _split_mount(option: Option) -> _Mount:

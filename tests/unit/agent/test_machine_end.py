@@ -11,6 +11,8 @@ from tests.unit.agent.late_files import RECIPE, LateFiles
 from sparkd.agent.daemon.machine_end import BootFacts, classify, read_facts
 from sparkd.base.host.files import Files
 from sparkd.base.host.last_boot import BootLine
+from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.state.launch_history import KILLED, read_history
 
 END = 1_790_000_000.0
@@ -45,6 +47,16 @@ def boot(*lines: tuple[float, str, str], dumps: tuple[str, ...] = (), status: in
     return BootFacts((QUIET, *(BootLine(END - ago, source, text) for ago, source, text in lines)), dumps, status)
 
 
+def as_json(cause: str, reason: str) -> str:
+    """The line of a run's end with log.format = "json"."""
+    lines = list[str]()
+    log = ProcessLog(lambda _level, line, **_: lines.append(line))
+    log.configure(as_json=True, level="info")
+    log.bind(node="spark1", role="head")
+    log.events(Redaction()).error("agent.run.failed", code=16, cause=cause, phase="serving", reason=reason)
+    return lines[0]
+
+
 @pytest.mark.parametrize(
     ("facts", "kind", "evidence"),
     [
@@ -69,6 +81,8 @@ def boot(*lines: tuple[float, str, str], dumps: tuple[str, ...] = (), status: in
         (boot((600, "kernel", OOM)), "power-lost", "power cut"),
         (boot((5, "sparkd", f"{FAILED} cause=memory-guard phase=serving reason=x")), "memory", "memory-guard"),
         (boot((5, "sparkd", f'{FAILED} cause=engine-exit reason="x cause=memory-guard"')), "power-lost", "power cut"),
+        (boot((5, "sparkd", as_json("memory-guard", "x"))), "memory", "memory-guard"),
+        (boot((5, "sparkd", as_json("engine-exit", 'x "cause": "memory-guard"'))), "power-lost", "power cut"),
         (boot((5, "kernel", HOT)), "heat", "128 C"),
         (
             boot((5, "kernel", HOT), (1, "systemd", "Reached target poweroff.target - System Power Off.")),

@@ -41,8 +41,11 @@ BOOT_SLACK_SECONDS = 60.0
 OVERHEAT, CARD_RESET = 0x01, 0x20
 """WDIOF_OVERHEAT and WDIOF_CARDRESET of linux/watchdog.h."""
 SHUTDOWN = re.compile(r"Reached target .{0,40}(?:[Ss]hutdown|[Rr]eboot|[Pp]ower-?[Oo]ff|[Hh]alt|final)")
-SHORT_OF_MEMORY = re.compile(r"agent\.run\.failed (?:code=\d{1,3} )?cause=(?:memory-guard|memory-taken|kernel-oom)\b")
-"""Matches by the first fields only: later ones may hold an engine's text."""
+SHORT_OF_MEMORY = re.compile(
+    r"""(?:agent\.run\.failed (?:code=\d{1,3} )?cause=|\{"event": "agent\.run\.failed", [^\\]{0,300}"cause": ")"""
+    r"(?:memory-guard|memory-taken|kernel-oom)\b"
+)
+"""Matches by the first fields only, in both forms of log.format: later ones may hold an engine's text."""
 _DUMPED = re.compile(
     r"^(?:<\d{1,3}>)?\[ *[\d.]{1,20}\](?:\[ *\w{1,12}\])? (Kernel panic - not syncing|Unable to handle kernel "
     r"|BUG: (?:unable to handle|kernel NULL)|kernel BUG at |Internal error: )(.{0,160})",

@@ -178,7 +178,7 @@ def test_a_step_that_was_tried_often_enough_is_a_bad_one(tree: Tree) -> None:
     climbing.tuning = replace(TUNING, tried=BASE_STEP, tries=TRIES)
     climbing.run()
     (step,) = climbing.tuning.measured
-    assert step.fault == f"a node, the engine or this command was gone {TRIES} times meanwhile"
+    assert step.fault == f"a node, or this command, was gone {TRIES} times meanwhile"
 
 
 def test_a_second_ctrl_c_while_the_file_is_awaited_leaves_no_step_in_force(tree: Tree) -> None:

@@ -74,7 +74,7 @@ class Tuning(Struct, frozen=True):
     tried: Step | None = None
     """The step under way."""
     tries: int = 0
-    """How many processes have begun that step: each died before its end, saw the engine ended, or takes it now."""
+    """How many processes have begun that step: each died before its end, lost another node, or takes it now."""
 
 
 FILE = StateFile(Tuning, "tune-recipe.json")
@@ -128,7 +128,7 @@ class Climb:
                 if earlier_tries < TRIES:
                     measured = self._take(step, position.values)
                 else:
-                    fault = f"a node, the engine or this command was gone {TRIES} times meanwhile"
+                    fault = f"a node, or this command, was gone {TRIES} times meanwhile"
                     measured = MeasuredStep(*step, fault=fault)
             except PeerGoneError:  # the try counts
                 raise

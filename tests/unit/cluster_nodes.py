@@ -122,11 +122,12 @@ def settings(
     stall_seconds: int = 600,
     ready_seconds: int = 3600,
     api_port: int = 8000,
+    api_host: str = "",
 ) -> Settings:
     """Unchecked: nodes on loopback and short times, which are refused outside of tests."""
     return Settings.model_construct(
         cluster=ClusterSettings(nodes=tuple(nodes), report_port=port),
-        engine=Engine(recipe=recipe, args={"port": api_port}),
+        engine=Engine(recipe=recipe, args={"host": api_host, "port": api_port}),
         readiness=Readiness.model_construct(stall_seconds=stall_seconds, timeout_seconds=ready_seconds),
         supervise=Supervise(peer_timeout_seconds=peer_timeout_seconds, agent_return_seconds=agent_return_seconds),
         observe=Observe(listen=""),

@@ -19,7 +19,7 @@ def token() -> Reply:
 
 
 @contextmanager
-def engine(reply: Callable[[str, str], Reply], *, slow_seconds: float = 0) -> Iterator[int]:
+def engine(reply: Callable[[str, str], Reply], *, slow_seconds: float = 0, address: str = "127.0.0.1") -> Iterator[int]:
     """Serve `reply(method and path, authorization)`; the port."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -39,15 +39,15 @@ def engine(reply: Callable[[str, str], Reply], *, slow_seconds: float = 0) -> It
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
-    with serve(Handler) as port:
+    with serve(Handler, address) as port:
         yield port
 
 
 @contextmanager
-def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+def serve(handler: type[BaseHTTPRequestHandler], address: str = "127.0.0.1") -> Iterator[int]:
     """Its port."""
     handler.disable_nagle_algorithm = True  # each answer is two writes: the second would wait 40 ms
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer((address, 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,11 +74,13 @@ class HeadEngine:
 
 @contextmanager
 def silent_head(
-    tree: Tree, port: int, head: Node, head_engine: HeadEngine, returns_seconds: int
+    tree: Tree, port: int, head: Node, head_engine: HeadEngine, returns_seconds: int = 15, api_host: str = ""
 ) -> Iterator[tuple[AgentUnderTest, StepsThread]]:
     """A worker whose head has said nothing for 25 s, and whose agent may return in this time."""
-    with engine(head_engine.answer) as api_port:
-        configured = settings(addresses(2), port, api_port=api_port, agent_return_seconds=returns_seconds)
+    with engine(head_engine.answer, address=socket.gethostbyname(api_host or "127.0.0.1")) as api_port:
+        configured = settings(
+            addresses(2), port, api_port=api_port, api_host=api_host, agent_return_seconds=returns_seconds
+        )
         with joined_worker(tree, configured) as worker, following(worker) as (_, _, walk):
             head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
             until(lambda: worker.report.phase is Phase.SERVING)
@@ -90,9 +93,12 @@ def silent_head(
             yield worker, walk
 
 
-def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(tree: Tree, port: int, head: Node) -> None:
+@pytest.mark.parametrize("api_host", ["", "127.0.0.9"])
+def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(
+    tree: Tree, port: int, head: Node, api_host: str
+) -> None:
     head_engine = HeadEngine()
-    with silent_head(tree, port, head, head_engine, returns_seconds=15) as (worker, walk):
+    with silent_head(tree, port, head, head_engine, api_host=api_host) as (worker, walk):
         until(lambda: worker.report.message.endswith("; the engine answers"))
         assert worker.report.phase is Phase.DEGRADED
         assert not walk.over
@@ -106,11 +112,14 @@ def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(tree: 
     assert set(head_engine.requests) == {"GET /health"}
 
 
-def test_a_silent_head_whose_agent_need_not_return_is_lost_without_a_look_at_its_engine(
-    tree: Tree, port: int, head: Node
+@pytest.mark.parametrize(
+    ("returns_seconds", "api_host"), [(0, ""), (15, "localhost")], ids=["need not return", "API on loopback"]
+)
+def test_a_silent_head_is_lost_without_a_look_at_its_engine(
+    tree: Tree, port: int, head: Node, returns_seconds: int, api_host: str
 ) -> None:
     head_engine = HeadEngine()
-    with silent_head(tree, port, head, head_engine, returns_seconds=0) as (_, walk):
+    with silent_head(tree, port, head, head_engine, returns_seconds, api_host) as (_, walk):
         until(lambda: walk.over)
         error = walk.ended_by(PeerLostError)
     assert re.search(r"silent for \d+ s: [^,]*$", error.reason), error.reason

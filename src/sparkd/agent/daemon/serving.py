@@ -22,7 +22,7 @@ from sparkd.agent.engine.gpu_throttle import GpuThrottleMonitor, report_gpu
 from sparkd.agent.engine.health_monitor import HealthMonitor
 from sparkd.agent.engine.load_monitor import pace_seconds
 from sparkd.agent.engine.rank import Running
-from sparkd.base.cluster.endpoint import with_endpoint
+from sparkd.base.cluster.endpoint import find_address, is_local, with_endpoint
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import never
@@ -133,8 +133,8 @@ def _begin_service(agent: Agent, running: Running, gpu: GpuThrottleMonitor | Non
     if not is_in_service:
         agent.proving.begin(again=running.taken_over)
         watch_hang(agent, running, gpu)
-        if agent.settings.supervise.agent_return_seconds:
-            head = Endpoint(agent.plan.node.head_address, agent.plan.api_port, agent.plan.served_name)
+        if agent.settings.supervise.agent_return_seconds and not is_local(agent.plan):
+            head = Endpoint(find_address(agent.plan, agent.host)[0], agent.plan.api_port, agent.plan.served_name)
             agent.monitor.prove_by(partial(_does_answer, head), HUNG_SECONDS)
 
 

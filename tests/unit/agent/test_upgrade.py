@@ -2,6 +2,7 @@
 them.
 """
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -14,12 +15,16 @@ from tests.unit.agent.left_ranks import left_rank
 from tests.unit.agent.starts import start_agent
 from tests.unit.agent_runs import World, configuration, end, open_world, run_agent, serving
 from tests.unit.engine_server import Reply
+from tests.unit.node_reports import ALONE
 from tests.unit.nodes import until
 
 import sparkd
 from sparkd.agent.daemon.configuration_stamp import digest_stamp
 from sparkd.agent.daemon.context import Agent, Pace
+from sparkd.agent.status.http_api import PATHS, make_handler
 from sparkd.base.lib.errors import ExitCode
+from sparkd.base.lib.http_connection import Request
+from sparkd.base.status.publisher import make_public
 
 PACKAGE = Path(sparkd.__file__).parent
 
@@ -103,3 +108,14 @@ def load_through_upgrade() -> None:
 
 def test_a_load_continues_through_an_upgrade_of_the_units(tmp_path: Path) -> None:
     run_upgraded("load_through_upgrade", tmp_path)
+
+
+def answer_after_upgrade() -> None:
+    handle = make_handler(lambda: make_public(ALONE), lambda: 0.0)
+    PACKAGE.rename(PACKAGE.with_name("removed"))
+    for path in PATHS:
+        assert asyncio.run(handle(Request("127.0.0.1", path, {"host": "127.0.0.1"}))).status < 500, path
+
+
+def test_page_and_metrics_first_read_after_an_upgrade_are_those_of_the_agent_that_runs(tmp_path: Path) -> None:
+    run_upgraded("answer_after_upgrade", tmp_path)

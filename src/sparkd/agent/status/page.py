@@ -106,6 +106,7 @@ class Page:
     def __init__(self, make: Callable[[], tuple[str, list[Element]]], refresh: Callable[[], Awaitable[None]]) -> None:
         self._make, self._refresh = make, refresh
         self._rendered: RenderedPage | None = None
+        read_template()  # not at the first page: an upgrade may have replaced it then
 
     async def answer(self, path: str, known: str) -> Response:
         """The answer to a browser, where `path` is /; else to its script, once the digest is no longer `known`."""

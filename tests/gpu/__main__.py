@@ -5,6 +5,7 @@ python3 -m tests.gpu docker                there, as root: docker and the .deb i
 python3 -m tests.gpu engine                there: vLLM unpacked
 python3 -m tests.gpu STEP...               there: rows of results, into build/gpu/results.json and .md
 python3 -m tests.gpu all                   there: all of these
+python3 -m tests.gpu booted                there, after docker and engine: a node with its own systemd; `owner` in it
 python3 -m tests.gpu pair                  there, with two GPUs: two nodes unpacked, and all of a pair's steps
 python3 -m tests.gpu pair STEP...          there, once all was unpacked
 python3 -m tests.gpu owner --yes           on an owner's node that serves, as root: what is installed there
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
-from . import machine, owner
+from . import booted, machine, owner
 from .pair import PAIR_STEPS, Pair
 from .results import Results
 from .rows import STEPS, Proof
@@ -87,6 +88,13 @@ def measure_pair(steps: Iterable[str], folder: Path) -> int:
     return sum(not row.good for row in results.rows)
 
 
+def measure_booted(folder: Path) -> int:
+    """The same of a node with a systemd of its own."""
+    results = Results(folder, describe_machine())
+    _run({"node": lambda: machine.unpack("node"), "booted": lambda: booted.measure(results, folder)}, results)
+    return sum(not row.good for row in results.rows)
+
+
 def measure_owner(folder: Path) -> int:
     """The same of this node as its owner runs it. A signal that ends it leaves the unit started."""
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -134,6 +142,8 @@ def main(words: list[str]) -> int:
             prepare_docker()
             prepare_engine()
             return measure(STEPS, folder)
+        case ["booted"]:
+            return measure_booted(folder)
         case ["pair", *steps] if all(step in PAIR_STEPS for step in steps):
             if not steps:
                 machine.unpack("docker")

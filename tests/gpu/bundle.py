@@ -1,4 +1,4 @@
-"""Two archives for a machine that can download nothing: a dockerd, and a vLLM for the PyTorch that is there."""
+"""Archives for a machine that can download nothing: a dockerd, a vLLM for the PyTorch that is there, and a Debian."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ MOST_BYTES = 60 << 20
 PACKAGES = Path(__file__).with_name("files") / "packages.txt"
 SUITE = "trixie"
 """The first Debian whose docker passes on CDI devices."""
+NODE = ("systemd-sysv", "systemd-container", "python3", "procps", "docker.io")
+UNNEEDED = (
+    "var/cache",
+    "var/lib/apt",
+    "usr/share/zoneinfo",
+    "usr/share/i18n",
+    "usr/lib/*-linux-gnu/gconv",
+    "usr/libexec/docker",
+)
+"""Of a node's tree; what the bundle `docker` has goes too."""
 DOCKER = ("dockerd", "containerd", "containerd-shim-runc-v2", "runc", "ip")
 PYTHON = "3.12"
 PLATFORMS = (*(f"manylinux_2_{number}_x86_64" for number in range(5, 40)), "manylinux2014_x86_64", "linux_x86_64")
@@ -40,6 +50,7 @@ def bundle(architecture: int) -> list[Path]:
         made = [
             _pack("docker", _collect_docker(Path(scratch))),
             _pack("engine", _collect_engine(Path(scratch), architecture)),
+            _pack("node", _collect_node(Path(scratch))),
         ]
     for path in made:
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
@@ -69,6 +80,17 @@ def _collect_docker(scratch: Path) -> Path:
             if library is not None:
                 shutil.copy(library, folder / "lib")
     return folder
+
+
+def _collect_node(scratch: Path) -> Path:
+    root = scratch / "node"
+    bootstrap(SUITE, NODE, root, "essential")
+    for pattern in (*UNNEEDED, *(f"usr/*bin/{name}" for name in DOCKER)):
+        for path in root.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(root / "dev")  # nspawn makes its own; devices are no files that everybody may unpack
+    (root / "dev").mkdir()
+    return root
 
 
 def _collect_engine(scratch: Path, architecture: int) -> Path:

@@ -26,6 +26,11 @@ BARE, BARE_SCRIPT = "bare", Path("/etc/bare-rank")
 IMAGE = "sparkd-test/vllm-gpu:1"
 MODEL = Path("/srv/models/tiny")
 DOCKER_SOCKET = "run/docker.sock"
+DOCKER_SETTINGS = {
+    "features": {"cdi": True}, "iptables": False, "ip6tables": False, "bridge": "none", "log-level": "warn",
+    "userland-proxy": False,
+}  # fmt: skip
+CDI = Path("/etc/cdi/nvidia.yaml")
 DOCKERD_PID = Path("/run/docker.pid")
 ON_CPU = "GPU_ON_CPU" in os.environ
 """A rehearsal with vLLM for the CPU, where there is no GPU."""
@@ -114,12 +119,8 @@ def start_docker() -> str:
     place = HOME / "docker"
     write_cdi()
     stop_docker()
-    conf = {
-        "features": {"cdi": True}, "iptables": False, "ip6tables": False, "bridge": "none", "log-level": "warn",
-        "userland-proxy": False,
-    }  # fmt: skip
     Path("/etc/docker").mkdir(exist_ok=True)
-    Path("/etc/docker/daemon.json").write_text(json.dumps(conf))
+    Path("/etc/docker/daemon.json").write_text(json.dumps(DOCKER_SETTINGS))
     env = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": str(place / "lib")}
     command = [str(place / "bin/dockerd"), "--init-path", str(place / "bin/docker-init")]
     with Path("/var/log/dockerd.log").open("ab") as log:
@@ -146,7 +147,7 @@ def stop_docker() -> None:
         DOCKERD_PID.unlink(missing_ok=True)
 
 
-def _find_library(name: str) -> Path | None:
+def find_library(name: str) -> Path | None:
     for line in run("/sbin/ldconfig", "-p").splitlines():
         if line.strip().startswith(f"{name} "):
             return Path(line.rpartition(" => ")[2]).resolve()
@@ -157,7 +158,7 @@ def _find_library(name: str) -> Path | None:
 def write_cdi() -> None:
     """A specification of the GPU by hand, as nvidia-ctk would write it for its devices and libraries."""
     machine = os.uname().machine
-    found = {name: library for name in DRIVER_LIBRARIES if (library := _find_library(name))}
+    found = {name: library for name in DRIVER_LIBRARIES if (library := find_library(name))}
     devices = [path for path in map(str, sorted(Path("/dev").glob("nvidia*"))) if not Path(path).is_dir()]
     mounts = [
         {"hostPath": str(path), "containerPath": f"/usr/lib/{machine}-linux-gnu/{name}", "options": ["ro", "bind"]}
@@ -169,8 +170,8 @@ def write_cdi() -> None:
         "containerEdits": {"mounts": mounts},
     }  # fmt: skip
     if devices:
-        Path("/etc/cdi").mkdir(exist_ok=True)
-        Path("/etc/cdi/nvidia.yaml").write_text(json.dumps(specification))  # JSON is YAML
+        CDI.parent.mkdir(exist_ok=True)
+        CDI.write_text(json.dumps(specification))  # JSON is YAML
 
 
 def keep_body() -> dict[str, object]:
@@ -235,9 +236,12 @@ def mounts() -> list[str]:
     return sorted({one for one in outside if not any(one.startswith(f"{other}/") for other in outside)})
 
 
-def write_configuration(extra: str = "", env: Mapping[str, str] | None = None, nodes: int = 1, ranks: int = 1) -> None:
+def write_configuration(
+    extra: str = "", env: Mapping[str, str] | None = None, nodes: int = 1, ranks: int = 1, root: Path = Path("/")
+) -> None:
     """A recipe for IMAGE and MODEL with a rank on each of `nodes`, or `ranks` on one; `extra`: more of sparkd.toml."""
-    Path("/etc/sparkd/recipes").mkdir(parents=True, exist_ok=True)
+    folder = root / "etc/sparkd"
+    (folder / "recipes").mkdir(parents=True, exist_ok=True)
     volumes = [f"{one}:{one}:ro" for one in mounts()]
     container = {"volumes": volumes, "ipc": "host", "init": True, "ulimits": {"nofile": None, "memlock": None}}
     recipe: dict[str, object] = {"schema": 1, "name": "gpu", "description": "the proof on a GPU"}
@@ -258,5 +262,5 @@ def write_configuration(extra: str = "", env: Mapping[str, str] | None = None, n
             "TRITON_LIBCUDA_PATH": f"/usr/lib/{os.uname().machine}-linux-gnu", **NO_MULTICAST,
             "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", **(env or {}),
         }  # fmt: skip
-    Path("/etc/sparkd/recipes/gpu.yaml").write_text(json.dumps(recipe, indent=1))
-    Path("/etc/sparkd/sparkd.toml").write_text(f'{extra}[engine]\nrecipe = "gpu"\n')
+    (folder / "recipes/gpu.yaml").write_text(json.dumps(recipe, indent=1))
+    (folder / "sparkd.toml").write_text(f'{extra}[engine]\nrecipe = "gpu"\n')

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import pytest
 from tests.bed import Bed, Node, results
+from tests.bed.sparkd_node import SparkdNode
 from tests.bed.trial import Result
 
 
@@ -54,3 +55,11 @@ def make_node(bed: Bed) -> Iterator[MakeNode]:
 def node(make_node: MakeNode) -> Node:
     """A freshly booted trixie node with docker, for one module."""
     return make_node("trixie")
+
+
+@pytest.fixture(scope="module")
+def spark(make_node: MakeNode, package: Path) -> SparkdNode:
+    """A node with the .deb installed and configured for the tiny model; nothing is started."""
+    spark = SparkdNode(make_node("trixie", package))
+    spark.configure()
+    return spark

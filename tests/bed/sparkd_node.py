@@ -117,6 +117,10 @@ class SparkdNode:
         text = self.node.run("cat", FILE.path, check=False).stdout
         return FILE.decode(text.encode()) if text else LaunchHistory()
 
+    def oom_kills(self) -> int:
+        """Processes that the kernel has killed for memory, on the whole machine."""
+        return int(self.node.sh("grep -w oom_kill /proc/vmstat").stdout.split()[1])
+
     def journal_since(self, cursor: str) -> str:
         return self.node.journal(self.unit, f"--after-cursor={cursor}")
 

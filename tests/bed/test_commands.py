@@ -2,25 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.bed.conditions import CONDITIONS, every_command, run_command
-from tests.bed.conftest import MakeNode
 from tests.bed.pair import CONFIGURATION as PAIR
 from tests.bed.pair import KEY_FILE, new_key
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import SparkdNode
 
 pytestmark = pytest.mark.whole
-
-
-@pytest.fixture(scope="module")
-def spark(make_node: MakeNode, package: Path) -> SparkdNode:
-    """Configured; its agent does not run."""
-    spark = SparkdNode(make_node("trixie", package))
-    spark.configure()
-    return spark
 
 
 @pytest.fixture(scope="module", params=["docker runs", "docker is dead", "the other node is off"])

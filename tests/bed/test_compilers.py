@@ -20,28 +20,9 @@ FLOOR_MIB = 16
 GB10 = (121.6, 69.4)
 """GiB in all, and of DeepSeek-V4-Flash on each of two nodes."""
 MODEL = "/srv/models/compiling"
-PROGRAMS = (
-    Path(__file__).parent / "programs/compiling.py",
-    REPOSITORY / "tests/integration/programs/endpoint_alike.py",
-)
+PROGRAMS = Path(__file__).with_name("programs")
+STAND_IN = (PROGRAMS / "compiling.py", REPOSITORY / "tests/integration/programs/endpoint_alike.py")
 APP = "/usr/lib/sparkd/app/sparkd"
-RUNTIME = """\
-import json
-path = "/etc/docker/daemon.json"
-daemon = json.load(open(path))
-daemon["runtimes"]["nvidia"] = daemon["runtimes"]["bed"]
-json.dump(daemon, open(path, "w"))
-"""
-"""With it a container gets a GPU, where there is one."""
-SHARD = """\
-import json, sys
-size = int(sys.argv[2]) // 4 * 4
-tensors = {"layers.0.weight": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}
-header = json.dumps(tensors).encode()
-with open(sys.argv[1], "wb") as file:
-    file.write(len(header).to_bytes(8, "little") + header)
-    file.truncate(8 + len(header) + size)
-"""
 RECIPE = """\
 schema: 1
 name: compiling
@@ -76,31 +57,19 @@ floor_mib = {floor}
 [preflight]
 skip = ["gpu"]
 """
-SAMPLER = """
-import re, time
-least = 1 << 60
-while True:
-    text = open("/proc/meminfo").read()
-    now = int(re.search(r"MemAvailable: +(\\d+)", text)[1])
-    if now < least:
-        least = now
-        open("/root/least", "w").write(str(least))
-    time.sleep(0.05)
-"""
 
 
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     made = SparkdNode(make_node("trixie", package))
     for module in ("base/plan/compile_jobs.py", "agent/engine/compilers.py"):
-        made.node.run(
-            "sed", "-i", rf"s/^from sparkd.base.lib.text import GIB, size/&\nGIB = {UNIT_BYTES}/", f"{APP}/{module}"
-        )
+        made.node.run("sed", "-i", rf"/^from .* import .*\bGIB\b/a GIB = {UNIT_BYTES}", f"{APP}/{module}")
         assert f"\nGIB = {UNIT_BYTES}\n" in made.node.read(f"{APP}/{module}")
     made.node.sh(f"cp -r /srv/models/tiny {MODEL} && rm {MODEL}/*.safetensors*")
-    for program in PROGRAMS:
+    for program in STAND_IN:
         made.node.put(program, f"{MODEL}/{program.name}")
-    made.node.run("python3", "-c", RUNTIME)
+    made.node.put(PROGRAMS, "/root/programs")
+    made.node.run("python3", "/root/programs/nvidia_runtime.py")
     made.node.run("systemctl", "reload", "docker")
     return made
 
@@ -115,12 +84,12 @@ class Watch:
 @contextmanager
 def watched(spark: SparkdNode) -> Iterator[Watch]:
     spark.node.sh("rm -f /root/least")
-    spark.node.sh(f"setsid python3 -c '{SAMPLER}' sampler >/dev/null 2>&1 &")
+    spark.node.sh("setsid python3 /root/programs/memory_sampler.py /root/least >/dev/null 2>&1 &")
     watch = Watch()
     try:
         yield watch
     finally:
-        for process in spark.node.found("sampler$"):
+        for process in spark.node.found("memory_sampler.py /root/least$"):
             process.end()
         watch.least_mib = int(spark.node.read("/root/least")) >> 10
         print(f"least available: {watch.least_mib} MiB")
@@ -132,18 +101,14 @@ def make_cold(spark: SparkdNode, total: float, weights: float, floor_mib: int, *
     spark.forget_failures()
     spark.node.sh("rm -rf /var/lib/sparkd/cache /var/lib/sparkd/warm.json")
     spark.node.memory(round(total * UNIT_BYTES))
-    spark.node.run("python3", "-c", SHARD, f"{MODEL}/model.safetensors", str(round(weights * UNIT_BYTES)))
+    shard = (f"{MODEL}/model.safetensors", str(round(weights * UNIT_BYTES)))
+    spark.node.run("python3", "/root/programs/weights_shard.py", *shard)
     added = "".join(f'  {name}: "{value}"\n' for name, value in env.items())
     spark.node.write("/etc/sparkd/recipes/compiling.yaml", RECIPE.format(unit=UNIT_BYTES, weights=weights, env=added))
     spark.configure(CONFIGURATION.format(headroom=2 * UNIT_BYTES / 2**30, floor=floor_mib))
 
 
-def oom_kills(spark: SparkdNode) -> int:
-    """Processes that the kernel has killed for memory, on the whole machine."""
-    return int(spark.node.sh("grep -w oom_kill /proc/vmstat").stdout.split()[1])
-
-
-def started(spark: SparkdNode) -> tuple[float, str]:
+def start_and_wait(spark: SparkdNode) -> tuple[float, str]:
     """Start sparkd, and wait until it serves. Returns the seconds that the engine took, and the journal since."""
     cursor = spark.cursor()
     spark.start()
@@ -157,10 +122,10 @@ def started(spark: SparkdNode) -> tuple[float, str]:
 @pytest.mark.parametrize("_", range(10))
 def test_without_a_bound_the_memory_is_gone(spark: SparkdNode, _: int) -> None:
     make_cold(spark, *GB10, floor_mib=0, MAX_JOBS=22)
-    before = oom_kills(spark)
+    before = spark.oom_kills()
     with watched(spark) as watch, spark.starting() as start:
-        wait_for(lambda: oom_kills(spark) > before or start.poll() is not None, 90, "the kernel to kill")
-        assert oom_kills(spark) > before, spark.node.journal(spark.unit)
+        wait_for(lambda: spark.oom_kills() > before or start.poll() is not None, 90, "the kernel to kill")
+        assert spark.oom_kills() > before, spark.node.journal(spark.unit)
         spark.stop()
     assert watch.least_mib < UNIT_BYTES >> 20
 
@@ -175,13 +140,13 @@ def test_bounded_by_the_plan_it_serves_and_the_second_start_is_warm(
 ) -> None:
     make_cold(spark, total, weights, floor_mib=FLOOR_MIB, LARGE_SECONDS=1)
     with watched(spark) as watch:
-        cold_seconds, journal = started(spark)
+        cold_seconds, journal = start_and_wait(spark)
     assert f"ninja -j {jobs}\n" in journal
     assert "engine.kernels.warming" in journal
     assert "engine.compilers.held" not in journal, "the bound alone was to do it"
     assert watch.least_mib > 2 * FLOOR_MIB
     spark.stop()
-    warm_seconds, journal = started(spark)
+    warm_seconds, journal = start_and_wait(spark)
     assert "ninja" not in journal
     assert "engine.kernels.warming" not in journal
     assert warm_seconds < cold_seconds
@@ -196,7 +161,7 @@ def test_compilers_that_nothing_bounds_are_held_back_and_it_serves(spark: Sparkd
     # Slower than by default: all of them take 12 GiB a second then, which is twelve times what was measured.
     make_cold(spark, *GB10, floor_mib=FLOOR_MIB, UNBOUNDED=1, LARGE_SECONDS=8)
     with watched(spark) as watch:
-        journal = started(spark)[1]
+        journal = start_and_wait(spark)[1]
     assert "ninja -j 22\n" in journal
     assert "engine.compilers.held" in journal
     assert watch.least_mib > FLOOR_MIB

@@ -23,13 +23,13 @@ from tests.bed.published_forms import ALL, IMAGE, NVIDIA, REAL, SMALL, TOKEN, Fo
 from tests.bed.space import REPOSITORY
 from tests.bed.sparkd_node import SERVING_SECONDS as STEP_SECONDS
 from tests.bed.sparkd_node import SparkdNode
-from tests.bed.test_compilers import RUNTIME
 from tests.unit import foreign_recipes as foreign
 
 FORMS, RECIPES = "/root/forms", "/etc/sparkd/recipes"
 PROGRAM = r"^\S*python3\S* (?:-IS )?\S*/vllm serve "
+PROGRAMS = Path(__file__).with_name("programs")
 ALIKE = (
-    (Path(__file__).parent / "programs/vllm_alike.py", "/opt/vllm-env/bin/vllm"),
+    (PROGRAMS / "vllm_alike.py", "/opt/vllm-env/bin/vllm"),
     (REPOSITORY / "tests/integration/programs/endpoint_alike.py", "/opt/alike/endpoint_alike.py"),
 )
 PREPARE = f"""\
@@ -38,7 +38,7 @@ chmod 755 /opt/vllm-env/bin/vllm
 echo 'export VIRTUAL_ENV=/opt/vllm-env PATH=/opt/vllm-env/bin:$PATH' >/opt/vllm-env/bin/activate
 printf '#!/bin/sh\\n' >/usr/bin/nvidia-container-runtime-hook
 chmod 755 /usr/bin/nvidia-container-runtime-hook
-python3 -c '{RUNTIME}'
+python3 /root/nvidia_runtime.py
 systemctl restart docker
 docker run --name made --entrypoint rm {NAME} -r /{SITE}/vllm
 docker create --name whole {NAME}
@@ -86,6 +86,7 @@ def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     spark.node.write("/etc/sparkd/sparkd.toml", CONFIGURATION)
     for source, target in ALIKE:
         spark.node.put(source, target)
+    spark.node.put(PROGRAMS / "nvidia_runtime.py", "/root/nvidia_runtime.py")
     spark.node.sh(PREPARE, timeout=300)
     return spark
 

@@ -31,10 +31,6 @@ def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     return made
 
 
-def oom_kills(spark: SparkdNode) -> int:
-    return int(spark.node.sh("grep -w oom_kill /proc/vmstat").stdout.split()[1])
-
-
 def eat(spark: SparkdNode) -> None:
     """In the rank's container, until nothing is left."""
     (rank,) = spark.containers()
@@ -49,7 +45,7 @@ def check_end(spark: SparkdNode, cursor: str, oom_kills_before: int) -> None:
     assert re.search(r"memory ran out: \d+ MiB available, below the floor of 512 MiB; the engine was killed", end), end
     assert re.search(r"[\d,]+ MiB \d\.\d s before", end), end
     assert "gpu_memory_utilization" in end
-    assert oom_kills(spark) == oom_kills_before, "the kernel has killed first"
+    assert spark.oom_kills() == oom_kills_before, "the kernel has killed first"
     report = spark.report()
     assert report is not None
     assert (report.last_cause_code, report.last_cause[-9:]) == ("memory-guard", "(exit 16)")
@@ -58,7 +54,7 @@ def check_end(spark: SparkdNode, cursor: str, oom_kills_before: int) -> None:
 def test_an_engine_that_eats_all_memory_is_ended_with_16_and_serves_again_by_itself(spark: SparkdNode) -> None:
     spark.configure(CONFIGURATION + f"[memory]\nfloor_mib = {FLOOR_MIB}\n")
     spark.start()
-    cursor, before, old = spark.cursor(), oom_kills(spark), spark.main_pid()
+    cursor, before, old = spark.cursor(), spark.oom_kills(), spark.main_pid()
     assert "memory_guard.watch.started" in spark.node.journal(spark.unit), "not locked, or not there"
     (guard,) = spark.node.pids("^sparkd-guard$")
     locked = re.search(r"^VmLck:\s+(\d+) kB", spark.node.read(f"/proc/{guard}/status"), re.MULTILINE)
@@ -80,7 +76,7 @@ def test_a_kill_during_a_reload_of_the_agent_has_the_guards_account(spark: Spark
     """One reload after the other while the memory goes: the kill meets an agent that leaves, or one that comes."""
     spark.configure(CONFIGURATION + f"[memory]\nfloor_mib = {FLOOR_MIB}\n")
     spark.start()
-    cursor, before, reloads = spark.cursor(), oom_kills(spark), 0
+    cursor, before, reloads = spark.cursor(), spark.oom_kills(), 0
     eat(spark)
     while spark.node.run("systemctl", "reload", spark.unit, check=False).returncode == 0:
         reloads += 1
@@ -167,7 +163,7 @@ def _available_bytes(spark: SparkdNode) -> int:
 def test_it_comes_before_the_kernel_at_every_pace(spark: SparkdNode) -> None:
     """The guard itself, on stand-ins for a rank: without an engine to restart, sixty runs take some minutes."""
     table = {}
-    before = oom_kills(spark)
+    before = spark.oom_kills()
     for pace, memory_gib in PACES.items():
         falls = [fall(spark, pace, memory_gib) for _ in range(RUNS)]
         table[str(pace)] = {
@@ -180,4 +176,4 @@ def test_it_comes_before_the_kernel_at_every_pace(spark: SparkdNode) -> None:
         RESULT.write_text(json.dumps({"schema": 2, "floor_mib": FLOOR_MIB, "paces": table}, indent=1) + "\n")
     for at, row in table.items():
         assert row["caught"] == RUNS, (at, row)
-    assert oom_kills(spark) == before
+    assert spark.oom_kills() == before

@@ -13,7 +13,7 @@ from sparkd.base.lib.dockerd.reader import CONFLICT, DockerError
 DAEMON, ARCHIVE = "/etc/docker/daemon.json", "/root/busybox.tar"
 NAME = "example/engine:latest"
 PRUNES = ("image prune --force", "image prune --all --force")
-HARD_PRUNES = ("container prune --force", "system prune --all --force")
+PRUNE_CONTAINERS, PRUNE_ALL = "container prune --force", "system prune --all --force"
 
 
 def make_image(node: Node, text: str) -> str:
@@ -34,6 +34,7 @@ def docker(node: Node, command: str) -> str:
 
 
 def keep(node: Node, *known: str, before: Collection[str] = ()) -> list[tuple[str, bool]]:
+    """Keep the `known` images, the latest first: all by a name, two by a container, too. Returns what has changed."""
     return list(keep_images(known, known[:2], before, f"/proc/{node.init}/root/run/docker.sock"))
 
 
@@ -78,29 +79,36 @@ def test_a_kept_image_outlives_the_prunes_and_a_moved_name(node: Node) -> None:
     assert state == "created"
 
 
-def test_a_prune_that_may_takes_it_and_the_next_proof_keeps_it_again(node: Node) -> None:
+def test_the_next_proof_replaces_a_pruned_container_and_leaves_out_a_pruned_image(node: Node) -> None:
     old = make_image(node, "old")
     keep(node, old)
-    docker(node, HARD_PRUNES[0])
+    docker(node, PRUNE_CONTAINERS)
     assert (kept_containers(node), kept_names(node)) == (set(), {image_name(old)})
     assert keep(node, old) == [(container_name(old), True)]
-    docker(node, HARD_PRUNES[1])
+    docker(node, PRUNE_ALL)
     assert image_id(node, old) == ""
     assert keep(node, old) == [], "an image that is gone is left out"
 
 
-def test_names_and_containers_go_with_their_plans_and_others_stay(node: Node) -> None:
+def test_names_and_containers_go_with_their_plans(node: Node) -> None:
     first, second, third = (make_image(node, text) for text in ("first", "second", "third"))
-    docker(node, f"tag {third} {KEPT_IMAGES}:mine")
-    docker(node, f"create --name mine --label {KEPT_LABEL}={third} {third} true")
     keep(node, third, second, first)
-    assert kept_containers(node) == {container_name(third), container_name(second), "mine"}
-    assert kept_names(node) == {*map(image_name, (third, second, first)), f"{KEPT_IMAGES}:mine"}
+    assert kept_containers(node) == {container_name(third), container_name(second)}
+    assert kept_names(node) == set(map(image_name, (third, second, first)))
     assert keep(node, third) == [], "nobody says that the others are over"
     released = {container_name(second), image_name(first), image_name(second)}
     assert set(keep(node, third, before=(third, second, first))) == {(name, False) for name in released}
     assert (image_id(node, first), image_id(node, second), image_id(node, third)) == ("", "", third)
-    keep(node, before=(third,))
+
+
+def test_a_name_and_a_container_that_sparkd_did_not_make_stay(node: Node) -> None:
+    old = make_image(node, "old")
+    docker(node, f"tag {old} {KEPT_IMAGES}:mine")
+    docker(node, f"create --name mine --label {KEPT_LABEL}={old} {old} true")
+    keep(node, old)
+    assert kept_containers(node) == {container_name(old), "mine"}
+    assert kept_names(node) == {image_name(old), f"{KEPT_IMAGES}:mine"}
+    keep(node, before=(old,))
     assert (kept_containers(node), kept_names(node)) == ({"mine"}, {f"{KEPT_IMAGES}:mine"})
     docker(node, "rm mine")
     docker(node, f"image rm {KEPT_IMAGES}:mine")

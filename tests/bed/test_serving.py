@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from tests.bed import load, slow_prefill
 from tests.bed.acts import EATER
-from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SERVING_SECONDS, SparkdNode, complete
@@ -45,14 +44,6 @@ COMPILER = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'cicc', 0, 0, 0); 
 TOKEN = "0123456789abcdef" * 2
 GRACE_SECONDS = 30.0
 """Default of engine.stop_grace_seconds."""
-
-
-@pytest.fixture(scope="module")
-def spark(make_node: MakeNode, package: Path) -> SparkdNode:
-    """A node with the .deb installed and configured for the tiny model; nothing is started."""
-    spark = SparkdNode(make_node("trixie", package))
-    spark.configure()
-    return spark
 
 
 @pytest.fixture

@@ -2,19 +2,10 @@
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import HEAD, SparkdNode
-
-
-@pytest.fixture(scope="module")
-def spark(make_node: MakeNode, package: Path) -> SparkdNode:
-    spark = SparkdNode(make_node("trixie", package))
-    spark.configure()
-    return spark
 
 
 @pytest.fixture

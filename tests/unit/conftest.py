@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from tests.tree import Tree
+from tests.unit.http_receivers import Receiver, receiver
 from tests.unit.limits import no_more_threads
 from tests.unit.traffic_programs import Programs
 from tests.unit.wire import reserved_port
@@ -47,6 +48,12 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
     with tempfile.TemporaryDirectory(prefix="sparkd-programs-") as folder:
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         yield Programs(Path(folder))
+
+
+@pytest.fixture
+def hook() -> Iterator[Receiver]:
+    with receiver() as hook:
+        yield hook
 
 
 Notifications = Callable[[], list[str]]

@@ -1,13 +1,12 @@
 """A worker that follows its head, with a rank that is a process of the test."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.unit.agent_steps import StepsThread, running_steps
 from tests.unit.cluster_nodes import AgentUnderTest, running
+from tests.unit.nodes import until
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.ended_engine import conclude_if_ended
@@ -33,3 +32,9 @@ def following(
         running_steps(worker, follow) as walk,
     ):
         yield rank, process, walk
+
+
+def end_rank(rank: Running, process: subprocess.Popen[bytes]) -> None:
+    """End its process, once a cause is known from its log."""
+    until(lambda: rank.log.progress.cause != "")
+    process.kill()

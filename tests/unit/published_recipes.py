@@ -10,6 +10,10 @@ from sparkd.tools.importers.bundle import Place
 V1 = "recipe_version: '1'\nname: x\ncontainer: vllm-node-own\n"
 V2 = "recipe_version: '2'\nmodel: o/m\ncontainer: r/i:1\n"
 SERVES = "command: vllm serve o/m\n"
+TEMPLATE = (
+    '#!/bin/bash\nset -e\ncp chat.jinja $WORKSPACE_DIR/fixed.jinja\necho "=====> use --chat-template fixed.jinja"\n'
+)
+"""A mod's script."""
 
 
 def imported(tree: Path, text: str, mods: Path | None = None) -> tuple[Recipe, convert.Conversion]:

@@ -10,7 +10,6 @@ from tests.unit.agent_runs import World, open_world
 from tests.unit.agent_steps import joined_worker
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, alone, settings
 from tests.unit.event_log import EventLog
-from tests.unit.http_receivers import Receiver, receiver
 from tests.unit.nodes import Node, node, report
 
 from sparkd.base.config.settings import Supervise
@@ -25,12 +24,6 @@ def world() -> Iterator[World]:
 @pytest.fixture
 def log() -> EventLog:
     return EventLog()
-
-
-@pytest.fixture
-def hook() -> Iterator[Receiver]:
-    with receiver() as hook:
-        yield hook
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
 from tests.unit.commands import sparkd
-from tests.unit.http_receivers import Receiver, receiver
+from tests.unit.http_receivers import Receiver
 from tests.unit.notify_ways import webhook
 
 from sparkd.agent.daemon.notify import FILE
@@ -17,12 +16,6 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode
 from sparkd.base.status.notices import NotifyState
 from sparkd.tools.cli.notify import flush
-
-
-@pytest.fixture
-def hook() -> Iterator[Receiver]:
-    with receiver() as hook:
-        yield hook
 
 
 def configure(tree: Tree, settings: Notify) -> dict[str, str]:

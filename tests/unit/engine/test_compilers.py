@@ -1,8 +1,8 @@
 """Which compilers are held back while memory is short, and for how long."""
 
+import itertools
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -52,15 +52,11 @@ def test_the_oldest_may_hang_and_then_none_waits_for_it_for_ever(available_bytes
 class Compilers:
     """Three, of whose signals some fail, on a machine whose memory is short."""
 
-    def __init__(self, failing: int = 0) -> None:
-        self.failing = failing
-        self.stopped: set[Key] = set()
+    def __init__(self, failing: int = 0, stopped: frozenset[Key] = frozenset()) -> None:
+        self.failing, self.stopped = failing, stopped
         self.events = EventLines()
-        self.fails_to_list = False
 
     def list(self) -> Iterator[Process]:
-        if self.fails_to_list:
-            raise OSError("no memory")
         for pid, start_time in (A, B, C):
             yield Process(pid, "cicc", "T" if (pid, start_time) in self.stopped else "R", 1, 1, 1, start_time)
 
@@ -70,11 +66,13 @@ class Compilers:
         self.stopped = self.stopped | {key} if held else self.stopped - {key}
         return True
 
-    def watch(self, floor_bytes: int = LIMIT) -> CompilerWatch:
+    def watch(
+        self, floor_bytes: int = LIMIT, processes: Callable[[], Iterable[Process]] | None = None
+    ) -> CompilerWatch:
         return CompilerWatch(
             floor_bytes=floor_bytes,
             ended=threading.Event(),
-            processes=self.list,
+            processes=processes or self.list,
             available_bytes=lambda: SHORT,
             set_held=self.set_held,
             events=self.events,
@@ -105,32 +103,26 @@ def test_a_stopped_compiler_continues_once_the_watch_ends_also_after_errors(fail
 
 
 def test_the_first_compilers_are_held_before_they_have_taken_the_reserve() -> None:
-    compilers = Compilers()
-    watch = compilers.watch()
-    looks: list[float] = []
+    compilers, looks = Compilers(), list[float]()
 
     def list_from_the_third_look() -> Iterator[Process]:
         looks.append(unstalled())
         yield from compilers.list() if len(looks) > 2 else ()
 
-    watch.processes = list_from_the_third_look
-    with running(watch):
+    with running(compilers.watch(processes=list_from_the_third_look)):
         until(lambda: compilers.stopped == {B, C})
     assert looks[2] - looks[1] < 2, "18 of them have taken 20 GiB within 20 s, and the reserve is 11 GiB"
 
 
 def test_a_compiler_that_an_earlier_agent_stopped_continues_where_memory_is_no_longer_watched() -> None:
-    compilers = Compilers()
-    compilers.stopped = {B, C}
-    watch = compilers.watch(floor_bytes=0)
-    with running(watch):
+    compilers = Compilers(stopped=frozenset((B, C)))
+    with running(compilers.watch(floor_bytes=0)):
         until(lambda: not compilers.stopped)
 
 
 def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_not() -> None:
     present = [Process(7, "VLLM::Worker_TP", "S", 1, 1, 9, 1), Process(8, "cicc", "R", 1, 1, 1, 1)]
-    watch = Compilers().watch(floor_bytes=0)
-    watch.processes = lambda: tuple(present)
+    watch = Compilers().watch(floor_bytes=0, processes=lambda: tuple(present))
     with running(watch):
         until(lambda: 7 in watch.pids)
         present[:1] = [Process(9, "python3", "Z", 1, 1, 1, 1), Process(10, "python3", "S", 1, 1, 1, 1)]
@@ -139,12 +131,13 @@ def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_n
 
 
 def test_an_error_is_logged_once_and_the_watch_continues() -> None:
-    compilers = Compilers()
-    compilers.fails_to_list = True
-    with running(compilers.watch()):
-        until(lambda: compilers.events.lines)
-        time.sleep(0.6)
-        (line,) = compilers.events.lines
-        assert line.startswith("engine.compilers.unwatched ")
-        compilers.fails_to_list = False
+    compilers, looks = Compilers(), itertools.count()
+
+    def fail_at_three_looks() -> Iterator[Process]:
+        if next(looks) < 3:
+            raise OSError("no memory")
+        yield from compilers.list()
+
+    with running(compilers.watch(processes=fail_at_three_looks)):
         until(lambda: compilers.stopped == {B, C})
+    assert [line.split()[0] for line in compilers.events.lines].count("engine.compilers.unwatched") == 1

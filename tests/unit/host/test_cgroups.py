@@ -29,14 +29,14 @@ INNER = "f" * 64
 )
 def test_the_container_id_is_in_the_cgroup(tree: Tree, cgroup: str, container_id: str) -> None:
     tree.groups(cgroup)
-    if not os.geteuid():
-        os.chown(tree.folder("/sys/fs/cgroup"), 65534, -1)  # as in a container of a whole system
+    if not os.geteuid():  # in a user namespace the top is nobody's, and groups of root's count all the same
+        os.chown(tree.folder("/sys/fs/cgroup"), 65534, -1)
     assert find_container(Host(tree.root).files, cgroup)[0] == container_id
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
 def test_no_letter_in_a_users_group_begins_another_row(tree: Tree, end: str) -> None:
-    """The kernel refuses a line feed alone in such a name, and the group in the second half is docker's own."""
+    """Only a line feed ends a row, and no name can have one. If `end` did, the rest would name docker's own group."""
     docker = f"0::/system.slice/docker-{ID}.scope"
     tree.groups(docker)
     cgroup = f"0::/user.slice/user@1000.service/x{end}{docker}\n"

@@ -10,6 +10,7 @@ from sparkd.base.host.files import Files
 
 def test_gids_are_those_in_use(tree: Tree) -> None:
     machine.healthy(tree, 0)
+    # has a type, but no address: not in use
     tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gid_attrs/types/6", "RoCE v2\n")
     gids = infiniband.read_gids(Files(str(tree.root)), "rocep1s0f0", 1)
     assert [(gid.index, gid.kind, gid.address) for gid in gids] == [
@@ -20,7 +21,7 @@ def test_gids_are_those_in_use(tree: Tree) -> None:
     ]
 
 
-def test_a_table_of_gids_that_is_none_is_an_error_of_reading(tree: Tree) -> None:
+def test_a_gid_that_is_no_address_is_an_error(tree: Tree) -> None:
     machine.healthy(tree, 0)
     tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gids/0", "what?\n")
     with pytest.raises(ValueError, match=r"what\?"):

@@ -292,3 +292,8 @@ def test_the_shared_values_are_flat_and_sorted_with_placeholders_unfilled() -> N
     }
     assert wanted.items() <= values.items()
     assert not {"args.left-out", "assert", "container.shm_bytes"} & values.keys()
+
+
+def test_no_new_privileges_that_is_not_set_counts_as_false() -> None:
+    """As in an earlier version, which knew no null: its nodes and those of this one serve together."""
+    assert dict(plan(HEAD).shared)["container.no_new_privileges"] == "false"

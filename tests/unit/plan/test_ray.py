@@ -44,27 +44,26 @@ def read_recorded_calls(tmp_path: Path) -> list[tuple[str, dict[str, str]]]:
 
 def test_the_head_starts_ray_and_then_the_engine_on_it(tmp_path: Path) -> None:
     assert start_script(tmp_path, ray_plan(HEAD)).wait(30) == 0
-    (ray_command, ray_env), (engine_command, engine_env) = read_recorded_calls(tmp_path)
-    assert ray_command == (
-        "ray start --head --port=29501 --include-dashboard=false --node-ip-address=127.0.0.2 --num-gpus=1 --num-cpus=1"
-        " --object-store-memory=268435456"
-    )
-    assert engine_command == (
-        "vllm serve /models/m --served-model-name m --tensor-parallel-size 2 --distributed-executor-backend ray"
-    )
+    (ray_command, _), (engine_command, engine_env) = read_recorded_calls(tmp_path)
+    assert ray_command.startswith("ray start --head --port=29501 --include-dashboard=false ")
+    assert "--node-ip-address=127.0.0.2" in ray_command.split()
+    assert engine_command.startswith("vllm serve /models/m ")
+    assert engine_command.endswith(" --tensor-parallel-size 2 --distributed-executor-backend ray")
     assert engine_env["RAY_ADDRESS"] == "127.0.0.2:29501"
-    assert ray_env["RAY_memory_monitor_refresh_ms"] == "0"
-    assert ray_env["VLLM_HOST_IP"] == "127.0.0.2"
-    assert ray_env["NCCL_IB_HCA"] == "rocep1s0f0"
+
+
+def test_the_heads_ray_has_the_variables_of_its_node_and_kills_nothing_for_memory(tmp_path: Path) -> None:
+    assert start_script(tmp_path, ray_plan(HEAD)).wait(30) == 0
+    _, env = read_recorded_calls(tmp_path)[0]
+    wanted = {"VLLM_HOST_IP": "127.0.0.2", "NCCL_IB_HCA": "rocep1s0f0", "RAY_memory_monitor_refresh_ms": "0"}
+    assert wanted.items() <= env.items()
+
+
+def test_variables_of_one_node_are_not_copied_to_other_ranks(tmp_path: Path) -> None:
+    assert start_script(tmp_path, ray_plan(HEAD)).wait(30) == 0
     variables_of_one_node = json.loads((tmp_path / ".config/vllm/ray_non_carry_over_env_vars.json").read_text())
-    assert variables_of_one_node == [
-        "GLOO_SOCKET_IFNAME",
-        "MAX_JOBS",
-        "NCCL_IB_HCA",
-        "NCCL_SOCKET_IFNAME",
-        "TP_SOCKET_IFNAME",
-        "VLLM_HOST_IP",
-    ], "vLLM copies all others from the head to all ranks"
+    names = "GLOO_SOCKET_IFNAME MAX_JOBS NCCL_IB_HCA NCCL_SOCKET_IFNAME TP_SOCKET_IFNAME VLLM_HOST_IP"
+    assert variables_of_one_node == names.split(), "vLLM copies all others from the head to all ranks"
 
 
 def test_a_worker_waits_for_the_heads_ray_and_then_offers_its_gpu(tmp_path: Path) -> None:
@@ -79,10 +78,7 @@ def test_a_worker_waits_for_the_heads_ray_and_then_offers_its_gpu(tmp_path: Path
         server.listen(4)
         assert worker.wait(30) == 0
     ((ray_command, env),) = read_recorded_calls(tmp_path)
-    assert ray_command == (
-        f"ray start --block --address=127.0.0.2:{port} --node-ip-address=127.0.0.3 --num-gpus=1 --num-cpus=1"
-        " --object-store-memory=268435456"
-    )
+    assert ray_command.startswith(f"ray start --block --address=127.0.0.2:{port} --node-ip-address=127.0.0.3 ")
     assert env["VLLM_HOST_IP"] == "127.0.0.3"
     assert env["NCCL_IB_HCA"] == "rocep1s0f1"
     assert env["RAY_AUTH_MODE"] == "token"
@@ -92,7 +88,8 @@ def test_a_worker_waits_for_the_heads_ray_and_then_offers_its_gpu(tmp_path: Path
 @pytest.mark.parametrize("node", [HEAD, WORKER])
 def test_ray_gets_a_gpu_for_each_rank_of_the_node(node: Node) -> None:
     args = {"tensor-parallel-size": 2, "pipeline-parallel-size": "{cluster.size}"}
-    assert " --num-gpus=2 " in " ".join(ray_plan(node, args=args, nodes={"max": 2, "gpus": 2}).script.split())
+    assert "--num-gpus=2" in ray_plan(node, args=args, nodes={"max": 2, "gpus": 2}).script.split()
+    assert "--num-gpus=1" in ray_plan(node).script.split()
 
 
 @pytest.mark.parametrize("node", [HEAD, WORKER])

@@ -1,7 +1,5 @@
 """`image.build`: what a recipe may say of how its image is built, and the Dockerfile that it becomes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Texts that grow by themselves, or are long, end in seconds."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

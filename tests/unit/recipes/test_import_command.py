@@ -1,7 +1,5 @@
 """`sparkd recipe import`: standard input, files and folders, and what is written of them."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

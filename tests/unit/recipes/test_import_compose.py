@@ -1,7 +1,5 @@
 """Services of a compose file, with its `.env`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

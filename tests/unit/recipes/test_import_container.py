@@ -1,7 +1,5 @@
 """A container of this machine's docker becomes a recipe, which takes its place."""
 
-from __future__ import annotations
-
 import pytest
 from tests.tree import Tree
 from tests.unit.started_engines import IMAGE, SECRET

@@ -1,7 +1,5 @@
 """Options of `docker run` and words behind the image become flags, variables and settings of the container."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

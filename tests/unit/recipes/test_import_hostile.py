@@ -1,7 +1,5 @@
 """A hostile form of each kind: the import runs nothing of it, connects to nothing, and writes the recipe alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Images of imported recipes: pulled, built by the tool of the recipe, or already here."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

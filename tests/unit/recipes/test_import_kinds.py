@@ -1,7 +1,5 @@
 """What a text is, by its beginning: a form that is read, or another kind, which is named with what to do."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

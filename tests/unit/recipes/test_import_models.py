@@ -1,7 +1,5 @@
 """The model and the drafts of an imported recipe: pulled by name and revision, or taken from a mount."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

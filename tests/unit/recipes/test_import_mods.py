@@ -1,7 +1,5 @@
 """Mods of an imported recipe, and what runs before its engine: built into the image, mounted, or left out."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import time
@@ -9,17 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.published_recipes import SERVES, V1, V2, add_mod, imported
+from tests.unit.published_recipes import SERVES, TEMPLATE, V1, V2, add_mod, imported
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.image import Build
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.mods import MOST_FILES, find_mod
-
-TEMPLATE = (
-    '#!/bin/bash\nset -e\ncp chat.jinja $WORKSPACE_DIR/fixed.jinja\necho "=====> use --chat-template fixed.jinja"\n'
-)
 
 
 def test_a_template_that_a_mod_only_copies_is_mounted(root: Path) -> None:

@@ -1,7 +1,5 @@
 """Mounts of a start: the model that lies in one, the node that one would reach, and what the engine loses."""
 
-from __future__ import annotations
-
 import os
 import pwd
 from pathlib import Path

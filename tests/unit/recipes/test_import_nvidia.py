@@ -1,7 +1,5 @@
 """Recipes of NVIDIA's catalogue: words, image by digest, model by revision, figures, and what is noted."""
 
-from __future__ import annotations
-
 import re
 from hashlib import sha256
 from pathlib import Path

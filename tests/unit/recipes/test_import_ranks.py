@@ -1,7 +1,5 @@
 """Several files start the ranks of one engine: one recipe, with the losses of each."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts that start no engine plainly are refused with their line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

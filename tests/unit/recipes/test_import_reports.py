@@ -5,8 +5,6 @@ else. A third report, "Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 
 of flags: test_shipped_recipes.py holds it against the recipe that is shipped of it.
 """
 
-from __future__ import annotations
-
 from itertools import takewhile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Secrets of what starts vLLM become files, and stand in no recipe, note or fault."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Files that a script sources: read where they lie beside it, and where no condition is in doubt."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands that an import prints, from the recipe to an endpoint, and what is missing on the way."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -16,7 +14,7 @@ from tests.tree import Tree
 from tests.unit.cluster.head_documents import keep_document
 from tests.unit.cluster_nodes import addresses, following, machine, settings
 from tests.unit.foreign_recipes import OF_SPARKRUN
-from tests.unit.published_recipes import SERVES, V1, V2, add_mod, imported
+from tests.unit.published_recipes import SERVES, TEMPLATE, V1, V2, add_mod, imported
 
 from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.host import Host
@@ -28,10 +26,6 @@ from sparkd.tools.cli import main, recipe_import
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.models.image_build import read_sources
-
-TEMPLATE = (
-    '#!/bin/bash\nset -e\ncp chat.jinja $WORKSPACE_DIR/fixed.jinja\necho "=====> use --chat-template fixed.jinja"\n'
-)
 
 
 def test_literal_exports_become_variables_and_others_are_named(root: Path) -> None:

@@ -1,7 +1,5 @@
 """Units of systemd that start vLLM, or a script that does."""
 
-from __future__ import annotations
-
 import pwd
 from pathlib import Path
 

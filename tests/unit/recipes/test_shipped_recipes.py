@@ -3,8 +3,6 @@
 `SPARKD_UPDATE_GOLDEN=1` regenerates the scripts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

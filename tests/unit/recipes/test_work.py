@@ -1,7 +1,5 @@
 """Judging a recipe is bounded work, and commands load no more libraries than they need."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

@@ -1,7 +1,5 @@
 """YAML that grows by itself, or has more than any recipe needs, is refused before it takes time or memory."""
 
-from __future__ import annotations
-
 import time
 import tracemalloc
 

@@ -14,6 +14,7 @@ NEW, OLD, RECENT = (
     Chosen(RECIPE.model_copy(update={"name": name}), SETTINGS.engine) for name in ("new", "old", "recent")
 )
 LATER = "2030-01-01T00:00:00+00:00"
+TIMED = replace(NEW, until=LATER)
 
 
 def switch(stage: Stage, tries: int = 0, to: Chosen | None = NEW, back: tuple[Chosen, ...] = (OLD,)) -> Switch:
@@ -50,7 +51,7 @@ def test_each_event_leads_from_each_stage_to_one_other_or_changes_nothing(
     assert step(before, event) == after
 
 
-def test_the_table_has_all_of_them() -> None:
+def test_the_table_has_each_event_in_each_stage() -> None:
     assert {(before.stage, event) for before, event, _ in TABLE} == set(itertools.product(Stage, Event))
 
 
@@ -69,9 +70,8 @@ def test_what_is_configured_is_tried_too_and_left_where_it_fails() -> None:
 
 
 def test_a_plan_with_an_end_goes_back_to_the_one_before_it() -> None:
-    timed = replace(NEW, until=LATER)
-    in_force = step(switch(Stage.TRYING, 1, to=timed), Event.WORKS)
-    assert in_force == switch(Stage.IN_FORCE, to=timed)
+    in_force = step(switch(Stage.TRYING, 1, to=TIMED), Event.WORKS)
+    assert in_force == switch(Stage.IN_FORCE, to=TIMED)
     now = datetime.fromisoformat(LATER) + timedelta(seconds=1)
     assert not in_force.expired(now - timedelta(seconds=2))
     assert in_force.expired(now)
@@ -84,22 +84,23 @@ def test_a_plan_with_an_end_goes_back_to_the_one_before_it() -> None:
 @pytest.mark.parametrize("event", [Event.FAILED, Event.EXPIRED])
 def test_each_plan_below_a_timed_one_comes_back_in_turn(event: Event) -> None:
     """A rollback is in force, then a plan for two hours, then one that fails: the rollback is there after the two."""
-    timed = replace(NEW, until=LATER)
-    back = step(switch(Stage.TRYING, 1, to=RECENT, back=(timed, OLD)), event)
-    assert back == switch(Stage.IN_FORCE, to=timed, back=(OLD,))
+    back = step(switch(Stage.TRYING, 1, to=RECENT, back=(TIMED, OLD)), event)
+    assert back == switch(Stage.IN_FORCE, to=TIMED, back=(OLD,))
     leaving = present(step(back, Event.EXPIRED))
     assert step(leaving, Event.STARTED) == ON_OLD
-    again = present(step(switch(Stage.TRYING, 1, to=replace(RECENT, until=LATER), back=(timed, OLD)), Event.WORKS))
-    assert again.back == (timed, OLD)
-    assert step(switch(Stage.TRYING, 1, to=RECENT, back=(timed, OLD)), Event.WORKS) == switch(
-        Stage.IN_FORCE, to=RECENT, back=()
-    ), "a plan without an end has nothing below it"
+
+
+@pytest.mark.parametrize(("until", "below"), [(LATER, (TIMED, OLD)), ("", ())])
+def test_a_plan_in_force_keeps_the_plans_below_it_where_it_has_an_end(until: str, below: tuple[Chosen, ...]) -> None:
+    tried = replace(RECENT, until=until)
+    in_force = step(switch(Stage.TRYING, 1, to=tried, back=(TIMED, OLD)), Event.WORKS)
+    assert in_force == switch(Stage.IN_FORCE, to=tried, back=below)
 
 
 def test_no_more_plans_are_kept_than_the_file_may_have() -> None:
     most = switch(Stage.TRYING, 1, back=(NEW,) * MOST_BACK)
     assert FILE.decode(FILE.encode(most).encode()) == most
-    with pytest.raises(ValueError, match="length <= 8"):
+    with pytest.raises(ValueError, match=f"length <= {MOST_BACK}"):
         FILE.decode(FILE.encode(replace(most, back=(NEW,) * (MOST_BACK + 1))).encode())
 
 

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from tests.machines.areas.kernel import GPU, LOADED, NO_MEMORY
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
@@ -20,18 +21,12 @@ from sparkd.base.host.kernel import Record
 from sparkd.base.host.kernel_events import Event
 
 UPTIME = 100_000.0
-GPU = "PCI:000f:01:00"
 RECOVERY = f"NVRM: Xid ({GPU}): 154, GPU recovery action changed from 0x{{}} to 0x{{}}"
 RESET = RECOVERY.format("0 (None)", "1 (GPU Reset Required)")
 REBOOT = RECOVERY.format("0 (None)", "2 (OS Reboot)")
 PEER = RECOVERY.format("0 (None)", "3 (Drain P2P)")
 RECOVERED = RECOVERY.format("1 (GPU Reset Required)", "0 (None)")
-LOADED = "NVRM: loading NVIDIA UNIX Open Kernel Module for aarch64  580.142  Release Build  (dvs-builder@U22)"
 KILLED = "Killed process 4848 (VLLM::EngineCor) total-vm:172233344kB, anon-rss:5611288kB, file-rss:0kB, shmem-rss:0kB"
-NO_MEMORY = (
-    "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) returned from "
-    "_memdescAllocInternal(pMemDesc) @ mem_desc.c:1359"
-)
 FATAL = "pcieport 0000:00:00.0: AER: {} (Fatal) error message received from 0000:01:00.0"
 
 

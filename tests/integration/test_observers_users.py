@@ -21,6 +21,12 @@ import socket, sys, time
 port = int(sys.argv[1])
 request = b"GET /livez HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n"
 held = []
+for number in range(60):  # each ends its own half of the connection, and can still read the answer
+    with socket.create_connection(("127.0.0.1", port), source_address=(f"127.0.1.{number + 1}", 0)) as client:
+        client.sendall(request)
+        client.shutdown(socket.SHUT_WR)
+        answer = client.recv(4096)
+        print("half-closed", answer.split()[1].decode() if answer else "", flush=True)
 for number in range(100):  # of as many addresses: all of 127/8 is a user's
     client = socket.create_connection(("127.0.0.1", port), source_address=(f"127.0.0.{number % 20 + 1}", 0))
     held.append(client)
@@ -51,6 +57,7 @@ def test_a_user_who_takes_all_that_he_can_get_keeps_no_other_from_an_answer() ->
             history=PageHistory(),
         )
         with Stranger(GREEDY, str(port)) as stranger:
+            stranger.wait_for("half-closed 429")
             stranger.wait_for("429")  # more than his share of requests
             stranger.wait_for("closed")  # more than his share of connections
             for _ in range(20):

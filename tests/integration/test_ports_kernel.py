@@ -37,6 +37,39 @@ def test_a_port_of_another_process_is_named_with_its_holder_and_one_of_the_nodes
     assert "the observers, port 29511: the agent's own, pid 1" in printed["of_the_owner"]["reason"]
 
 
+def test_a_port_that_is_only_bound_or_that_a_connection_has_is_held() -> None:
+    """vLLM binds its port minutes before it listens. Each port is tried as the engine would."""
+    printed = run("""
+        import socket
+        from sparkd.agent.preflight.checks.ports import Ports, WantedPort
+
+        def is_taken(port):
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    sock.bind(("0.0.0.0", port))
+                except OSError:
+                    return True
+            return False
+
+        bound, connected, server = socket.socket(), socket.socket(), socket.create_server(("127.0.0.1", 9000))
+        bound.bind(("127.0.0.1", 8000))
+        beside = socket.create_server(("::1", 8000), family=socket.AF_INET6)  # hides nothing
+        connected.bind(("127.0.0.1", 8001))
+        connected.connect(server.getsockname())
+        accepted = server.accept()
+        verdicts = {}
+        for port in (8000, 8001, 8002):
+            verdict = describe(Ports((WantedPort(port, "0.0.0.0", "the API", "args.port"),)))
+            verdicts[port] = [verdict["level"], "by pid 1 (python" in verdict["reason"], is_taken(port)]
+        print(json.dumps([verdicts, len(Host().port_sockets((9000,)))]))
+    """)
+    assert printed == [
+        {"8000": ["block", True, True], "8001": ["block", True, True], "8002": ["ok", False, False]},
+        1,  # not its connections
+    ]
+
+
 def test_listeners_and_their_holders_of_both_families() -> None:
     printed = run("""
         import socket

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from msgspec import Struct
-from tests.integration.stranger import UID
+from tests.integration.stranger import UID, Stranger
 from tests.integration.world import open_folder
 from tests.unit.commands import sparkd
 
@@ -244,6 +244,30 @@ def test_a_folder_of_roots_is_written_as_before(name: str, theirs: Path) -> None
     with suppress(BlockedError):  # docker has no such image
         WRITERS[name].run(theirs)
     assert {path.lstat().st_uid for path in theirs.rglob("*")} == {0}
+
+
+SWAP = """
+import os, sys, time
+path = sys.argv[1]
+while not os.path.exists(path):
+    time.sleep(0.001)
+os.rename(path, path + ".gone")
+os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
+os.chmod(path, 0o666)
+print("swapped", flush=True)
+time.sleep(20)
+"""
+
+
+def test_an_archive_is_written_into_no_file_that_another_user_has_put_in_its_place(theirs: Path) -> None:
+    os.chown(theirs, 65534, 65534)
+    theirs.chmod(0o777)
+    archive = theirs / "x.tar.gz"
+    with Stranger(SWAP, str(archive)) as stranger:
+        assert sparkd("capture", "--output", str(archive), SUDO_UID="65534").returncode == 0
+        assert stranger.wait_for("swapped")
+    assert (archive.stat().st_uid, archive.stat().st_mode & 0o777) == (65534, 0o600)
+    assert archive.stat().st_size > 1000
 
 
 def test_a_folder_of_several_users_is_refused(theirs: Path) -> None:

@@ -65,7 +65,6 @@ WRITERS = {
     "tools/setup/sysctl.py:SysctlManager._set": KERNEL,
     "tools/setup/unit_files.py:UnitFiles.install": "behind files.remove, an empty folder of systemd's",
     "tools/support/capture_collector.py:Collector._create": "within run_as_owner",
-    "tools/support/capture_collector.py:Collector.save": "within run_as_owner",
 }
 
 

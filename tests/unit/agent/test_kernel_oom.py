@@ -18,7 +18,7 @@ BOOM = ("RuntimeError: boom",)
 OOM_KILL = """\
 6,1,{us},-;Tasks state (memory values in pages):
 6,2,{us},-;[  29907]     0 29907   669159   666593   666560       33         0  5394432        0             0 python3
-6,3,{us},-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg={group},\
+6,3,{us},-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,{limit},task_memcg={group},\
 task=python3,pid=29907,uid=0
 """
 OWN, OTHER = f"/system.slice/docker-{'c' * 64}.scope", f"/system.slice/docker-{'d' * 64}.scope"
@@ -70,10 +70,10 @@ def test_a_kill_that_may_be_an_earlier_one_or_another_ones_is_not_named(
     assert "killed for want of memory" not in error.reason
 
 
-def log_kill(node: AgentUnderTest, group: str, age_seconds: float) -> None:
+def log_kill(node: AgentUnderTest, group: str, age_seconds: float, limit: str = "global_oom") -> None:
     """The kernel's log has the kill of a process of this group, so long ago."""
     at = round((time.monotonic() - age_seconds) * 1e6)
-    files(node).file("/dev/kmsg", OOM_KILL.format(us=at, group=group))
+    files(node).file("/dev/kmsg", OOM_KILL.format(us=at, group=group, limit=limit))
 
 
 @pytest.mark.parametrize("lines", [KILLED_IN_LOAD, STOPPED, BOOM], ids=["killed", "stopped", "boom"])
@@ -105,11 +105,18 @@ def test_a_record_of_an_old_kill_or_of_another_container_names_nothing(
     assert "by signal 9" not in error.reason, "which signal it was is not known"
 
 
-@pytest.mark.parametrize(("age_seconds", "cause"), [(5, "kernel-oom"), (500, "engine-ended")])
-def test_a_counted_kill_without_a_record_of_the_ranks_own_is_named_if_it_is_recent(
-    planned_worker: AgentUnderTest, age_seconds: float, cause: str
+@pytest.mark.parametrize(
+    ("age_seconds", "limit", "cause"),
+    [
+        (5, "global_oom", "kernel-oom"),
+        (500, "global_oom", "engine-ended"),
+        (5, f"oom_memcg={OTHER}", "engine-ended"),  # another container at its own limit, as one that restarts for ever
+    ],
+)
+def test_a_counted_kill_without_a_record_of_the_ranks_own_is_named_if_the_machine_just_had_no_memory_left(
+    planned_worker: AgentUnderTest, age_seconds: float, limit: str, cause: str
 ) -> None:
     """The record of the rank's own kill may have been dropped."""
     files(planned_worker).file("/proc/vmstat", "oom_kill 4\n")
-    log_kill(planned_worker, OTHER, age_seconds)
+    log_kill(planned_worker, OTHER, age_seconds, limit)
     assert end_rank(planned_worker, (), oom_kills=3).cause == cause

@@ -94,6 +94,13 @@ def test_an_engine_is_given_up_that_says_it_is_dead_and_a_canary_that_fails_is_n
     assert record.figures.canaries_failed == 1
 
 
+def test_an_engine_that_refuses_everything_while_it_scales_is_not_dead() -> None:
+    scaling = b'{"error":"The model is currently scaling. Please try again later."}'
+    with monitored(lambda _request, _record: (503, scaling), Supervise(canary_seconds=1)) as record:
+        until(lambda: record.figures.canaries_failed)
+    assert record.given_up is None
+
+
 def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
     metrics = (LOGS / "metrics.txt").read_bytes()
     came_at = time.monotonic() + 0.5  # after the monitor has begun

@@ -57,6 +57,7 @@ LINES = [
     ("mlx5_core 0000:01:00.0 enp1s0f0np0: Link down", "link-down", "enp1s0f0np0", "inspect"),
     ("r8169 0000:03:00.0 enp3s0: Link is Down", "link-down", "enp3s0", "inspect"),
     ("r8169 0000:03:00.0 enp3s0: Link is Up - 1Gbps/Full - flow control rx/tx", "link-up", "enp3s0", "none"),
+    ("nf_conntrack: nf_conntrack: table full, dropping packet", "connections-dropped", "", "inspect"),
     ("BUG: kernel NULL pointer dereference, address: 0000000000000264", "oops", "", "reboot"),
     ("Unable to handle kernel NULL pointer dereference at virtual address 0000000000000008", "oops", "", "reboot"),
     ("Internal error: synchronous external abort: 96000410 [#1] SMP", "oops", "", "reboot"),

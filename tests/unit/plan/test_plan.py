@@ -162,6 +162,7 @@ def test_a_contradiction_is_reported(keys: dict[str, object], node: Node, needle
         ("10.0.0.1", "10.0.0.1"),
         ("::1", "::1"),
         ("spark-1.lan", "spark-1.lan"),
+        ("localhost", "127.0.0.1"),
         ("{node.address}", "127.0.0.1"),
     ],
 )

@@ -94,8 +94,8 @@ def find_oom_kill(host: Host, container_id: str, count_before: int | None) -> tu
     if victims:
         killed_at = format_clock(time.time() - (now - victims[-1].seconds))
         return True, f"the kernel killed for want of memory at {killed_at}: {victims[-1].text}"
-    # The log may lack one of many; an old kill, such as of another container at its own limit, ended no rank now.
-    return has_grown and bool(kills), ""
+    # The log may lack one of many; an old kill, or of another container or user at its own limit, ended no rank now.
+    return has_grown and not all(kill.limit for kill in kills), ""
 
 
 def read_exit_code(host: Host, container_id: str) -> str:

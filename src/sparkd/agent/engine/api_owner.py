@@ -17,7 +17,8 @@ from sparkd.agent.preflight.fixes import stop_by_hand
 from sparkd.agent.preflight.port_uses import describe_holder, find_port_uses, find_stop_command
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
-from sparkd.base.host.sockets import Listener, SocketPeer, find_peer, has_open
+from sparkd.base.host.sock_diag import TcpSocket
+from sparkd.base.host.sockets import Listener, find_peer, has_open
 from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import HttpError, WrongServerError
 from sparkd.base.lib.log import Events
@@ -60,7 +61,7 @@ class ApiOwner:
         except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
 
-    async def _await_accepted(self, connection: socket.socket | None) -> SocketPeer:
+    async def _await_accepted(self, connection: socket.socket | None) -> TcpSocket:
         """Wait for the server's end of the connection. Raises as `admit`."""
         query_at = time.monotonic() + QUERY_AFTER_SECONDS
         while connection is not None and not _is_closed(connection):
@@ -105,10 +106,8 @@ class ApiOwner:
         if time.monotonic() - self._queried_at >= SEARCH_SECONDS:
             self._queried_at = time.monotonic()
             addresses = ("0.0.0.0", "::", self._address)  # noqa: S104  # compared, not bound
-            sockets = self._host.listeners((self._port,))
-            listening = tuple(
-                listener for listener in sockets if listener.port == self._port and listener.address in addresses
-            )
+            listeners = self._host.listeners((self._port,))
+            listening = tuple(listener for listener in listeners if listener.address in addresses)
             self._squatted = bool(listening) and not self._note_owner(listening)
         return self._squatted
 

@@ -54,13 +54,13 @@ def find_port_uses(host: Host, table: ProcessTable, listeners: tuple[Listener, .
 
 
 def find_holder(host: Host, ports: tuple[int, ...], rank_pid: int) -> str:
-    """Who listens on one of these ports and does not descend from this process; empty where nobody does.
+    """Who has one of these ports, and does not descend from this process; empty where nobody has.
 
     Raises OSError, ValueError.
     """
     table = host.processes()
     own = {rank_pid, *(process.pid for process in table.descendants(rank_pid))}
-    uses = find_port_uses(host, table, tuple(listener for listener in host.listeners(ports) if listener.port in ports))
+    uses = find_port_uses(host, table, host.listeners(ports) or host.port_sockets(ports))
     return next((describe_holder(use) for use in uses if use.pid not in own), "")
 
 

@@ -99,11 +99,18 @@ class Host:
         return processes.user_name(self.files, uid)
 
     def listeners(self, ports: tuple[int, ...] = ()) -> tuple[Listener, ...]:
-        """Listening sockets of these ports at least; without ports, of all."""
+        """Listening sockets of these ports; without ports, of all."""
         if self.live:
             with suppress(FileNotFoundError):  # a kernel without sock_diag
                 return sockets.query_kernel_listeners(self.files, ports)
-        return sockets.read_proc_listeners(self.files)
+        return tuple(held for held in sockets.read_proc_listeners(self.files) if not ports or held.port in ports)
+
+    def port_sockets(self, ports: tuple[int, ...]) -> tuple[Listener, ...]:
+        """Sockets that have these ports: those that listen, and others as far as the kernel lists them."""
+        listeners, others = self.listeners(ports), tuple[Listener, ...]()
+        with suppress(FileNotFoundError):
+            others = sockets.query_kernel_holders(self.files, ports, listeners) if self.live else ()
+        return (*listeners, *others)
 
     def unanswered_requests(self, port: int) -> tuple[PendingRequest, ...]:
         """Requests without an answer, by the kernel; none of a tree of files, and where it can't be queried."""

@@ -17,6 +17,7 @@ from sparkd.base.host.sock_diag import (
     TCP_CLOSE_WAIT,
     TCP_ESTABLISHED,
     TCP_LISTEN,
+    WITH_PORT,
     TcpSocket,
     dump_tcp,
     find_tcp,
@@ -44,14 +45,6 @@ class Listener(Struct, frozen=True):
 class Holder(Struct, frozen=True):
     listener: Listener
     pid: int
-
-
-class SocketPeer(Struct, frozen=True):
-    """The other end of a connection, which a process of this machine has accepted."""
-
-    uid: int
-    """User of the process that made it."""
-    inode: int
 
 
 class PendingRequest(Struct, frozen=True):
@@ -102,24 +95,40 @@ def has_open(files: Files, pid: int, inodes: Container[int]) -> bool:
         return False
 
 
-def query_kernel_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
+def query_kernel_listeners(files: Files, ports: Iterable[int], states: int = 1 << TCP_LISTEN) -> tuple[Listener, ...]:
     """Listening sockets of this network namespace by sock_diag(7): of these ports alone, or of all where none is given.
 
     The kernel selects, so that other sockets cost nothing. Raises OSError: OvergrownError where they are too many.
+    `states`: others than listening ones, a bit each.
     """
-    listening: list[TcpSocket] = []
+    rows: list[TcpSocket] = []
     try:
         for port, family in product(ports or (0,), (socket.AF_INET, socket.AF_INET6)):
-            listening.extend(dump_tcp(family, 1 << TCP_LISTEN, port=port))
+            rows.extend(dump_tcp(family, states, port=port))
     except TimeoutError:
-        raise overgrown(files, "more listening sockets than can be read", (row.uid for row in listening)) from None
+        raise overgrown(files, "more listening sockets than can be read", (row.uid for row in rows)) from None
     return tuple(
         Listener(row.address, row.port, row.inode, only_ipv6=any(row.attributes.get(INET_DIAG_SKV6ONLY, b"")))
-        for row in listening
+        for row in rows
+        if row.inode
     )
 
 
-def find_peer(own: socket.socket) -> SocketPeer | None:
+def query_kernel_holders(files: Files, ports: Iterable[int], listeners: Iterable[Listener]) -> tuple[Listener, ...]:
+    """What else has these ports: sockets that are bound and do not listen, or connected, one of each address.
+
+    None is of a port of which a listener has all of IPv4, or a listener's connection. Raises as for listeners.
+    """
+    every_ipv4 = (("0.0.0.0", False), ("::", False))  # noqa: S104  # compared, not bound
+    left = {*ports} - {held.port for held in listeners if (held.address, held.only_ipv6) in every_ipv4}
+    rows = query_kernel_listeners(files, left, WITH_PORT) if left else ()
+    others = {(held.address, held.port): held for held in rows if held.port in left}
+    for held in listeners:
+        others.pop((held.address, held.port), None)
+    return tuple(others.values())
+
+
+def find_peer(own: socket.socket) -> TcpSocket | None:
     """The socket at the other end. None where it is not on this machine, or no process has accepted the connection yet.
 
     Raises OSError, also where this kernel has no tcp_diag.
@@ -129,9 +138,7 @@ def find_peer(own: socket.socket) -> SocketPeer | None:
     if peer is None and find_tcp(own.family, local, remote) is None:
         own.getpeername()  # raises OSError where the connection has ended, which the kernel does not know either
         raise FileNotFoundError("this kernel has no tcp_diag: sudo modprobe tcp_diag")
-    if peer is None or not peer.inode or peer.state not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
-        return None
-    return SocketPeer(peer.uid, peer.inode)
+    return peer if peer and peer.inode and peer.state in (TCP_ESTABLISHED, TCP_CLOSE_WAIT) else None
 
 
 def read_pending(port: int, most_chunks: int = MOST_CHUNKS) -> tuple[PendingRequest, ...]:

@@ -68,7 +68,9 @@ class Endpoint:
 
     async def health(self, timeout_seconds: float = QUICK_SECONDS) -> int:
         """Status of /health. 503: the engine is dead; 200: only the API server is known to run."""
-        return (await self._http.request("/health", timeout_seconds)).status
+        answer = await self._http.request("/health", timeout_seconds)
+        # Every path answers 503 while vLLM changes the number of its engines, which a client needs no key to request.
+        return 200 if b"currently scaling" in answer.body else answer.status
 
     async def serves(self) -> tuple[str, ...]:
         """Names in /v1/models; () for an error or another answer. Raises KeyRefusedError."""

@@ -61,8 +61,8 @@ def _parse_size(recipe: str, flag: str, value: JsonValue) -> int:
 
 
 def api_host(recipe: str, host: JsonValue) -> str:
-    """The address where sparkd reaches the engine: never a wildcard."""
-    if host in (None, "", "0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+    """The address where sparkd reaches the engine: no wildcard, nor localhost, of which vLLM takes IPv4's alone."""
+    if host in (None, "", "0.0.0.0", "::", "localhost"):  # noqa: S104  # compared, not bound
         return LOOPBACK
     if not isinstance(host, str) or not _is_host(host):
         bare = host.strip("[]") if isinstance(host, str) else ""

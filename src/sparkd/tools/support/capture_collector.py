@@ -19,6 +19,7 @@ import msgspec
 
 from sparkd import __version__
 from sparkd.agent.actions import history
+from sparkd.agent.actions.files import write
 from sparkd.agent.actions.shared_folders import run_as_owner
 from sparkd.base.cluster import head_key, membership
 from sparkd.base.config import Settings, load_settings
@@ -126,7 +127,8 @@ class Collector:
                 self._create(path, do_as_owner, name)
                 is_created = True
             content = self._build_archive(name, at)
-            do_as_owner(lambda: path.write_bytes(content))
+            # In place of the first file, for which another user who may write to the folder may have put one of his.
+            do_as_owner(lambda: write(path, content, 0o600, durable=False))
         except BaseException as error:
             if is_created:
                 do_as_owner(path.unlink)  # an incomplete archive is of no use

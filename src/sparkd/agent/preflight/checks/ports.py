@@ -103,7 +103,7 @@ class Ports(Check[PortsFacts], frozen=True):
         return cls(wanted, stray_check, strays_only_warn, tuple(policy.allow_fixes))
 
     def probe(self, host: Host) -> PortsFacts:
-        listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
+        listeners = host.port_sockets(tuple({wanted.port for wanted in self.wanted}))
         pairs = ((listener, wanted) for wanted in self.wanted for listener in listeners)
         taken_by = {listener: wanted for listener, wanted in pairs if _conflicts(listener, wanted)}
         owner = host.owner()

@@ -96,7 +96,8 @@ def test_a_single_node_is_the_head(tree: Tree, nodes: tuple[str, ...], address: 
 def test_the_wrong_unit_names_the_right_one(tree: Tree, own: str, wrong: str, right: str) -> None:
     with pytest.raises(ConfigError) as caught:
         membership.resolve_context(settings(*THREE), wrong, owning(tree, own))
-    assert caught.value.hint == f"sudo systemctl start sparkd-{right}"
+    at_boot = f"sudo systemctl disable sparkd-{wrong}; sudo systemctl enable sparkd-{right}"
+    assert caught.value.hint == f"sudo systemctl start sparkd-{right}; and for each boot: {at_boot}"
     assert f"the {right}, not a {wrong}" in caught.value.reason
 
 

@@ -91,7 +91,8 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     node = find_place(settings, host)
     if role not in (None, node.role):
         reason = f"this node is rank {node.rank}, the {node.role}, not a {role}"
-        raise ConfigError(reason, f"sudo systemctl start sparkd-{node.role}")
+        at_boot = f"sudo systemctl disable sparkd-{role}; sudo systemctl enable sparkd-{node.role}"
+        raise ConfigError(reason, f"sudo systemctl start sparkd-{node.role}; and for each boot: {at_boot}")
     switch = None if follows_head(settings, node) else current_switch(settings, host)
     chosen = switch.chosen if switch is not None else None
     try:

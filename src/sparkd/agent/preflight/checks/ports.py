@@ -1,5 +1,6 @@
 """The ports of this node's rank and agent, and their holders."""
 
+from ipaddress import ip_address
 from shlex import quote
 from typing import NamedTuple
 
@@ -81,6 +82,8 @@ def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[WantedPort, ...]
 class PortsFacts(Struct, frozen=True):
     held: tuple[HeldPort, ...]
     owner_pid: int | None
+    missing: tuple[WantedPort, ...] = ()
+    """The engine's ports on an address that this node does not have."""
 
 
 class Ports(Check[PortsFacts], frozen=True):
@@ -103,18 +106,19 @@ class Ports(Check[PortsFacts], frozen=True):
         return cls(wanted, stray_check, strays_only_warn, tuple(policy.allow_fixes))
 
     def probe(self, host: Host) -> PortsFacts:
+        missing = tuple(wanted for wanted in self.wanted if not wanted.is_agent_port and _is_missing(wanted, host))
         listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
         pairs = ((listener, wanted) for wanted in self.wanted for listener in listeners)
         taken_by = {listener: wanted for listener, wanted in pairs if _conflicts(listener, wanted)}
         owner = host.owner()
         owner_pid = (owner.pid or None) if owner else None
         if not taken_by:
-            return PortsFacts((), owner_pid)
+            return PortsFacts((), owner_pid, missing)
         table, docker = host.processes(), host.docker()
         strays = self._find_strays(host, table, docker)
         uses = zip(taken_by.values(), find_port_uses(host, table, tuple(taken_by)), strict=True)
         held = tuple(_describe_holder(wanted, use, table, docker, strays) for wanted, use in uses)
-        return PortsFacts(held, owner_pid)
+        return PortsFacts(held, owner_pid, missing)
 
     def _find_strays(self, host: Host, table: ProcessTable, docker: DockerFacts) -> Strays:
         if self.stray_check is None:
@@ -132,7 +136,7 @@ class Ports(Check[PortsFacts], frozen=True):
         )
 
     def judge(self, facts: PortsFacts) -> Verdict:
-        problems, own_ports, engine_ports = [], list[str](), list[str]()
+        problems, own_ports, engine_ports = [*map(_judge_missing, facts.missing)], list[str](), list[str]()
         for held in facts.held:
             description = f"{held.wanted.what}, port {held.wanted.port}"
             # Only root learns who holds a socket. An unknown holder of an agent's port is taken for the node's owner.
@@ -182,6 +186,19 @@ def _normalize(address: str) -> str:
         return canonical(address.strip("[]"))
     except ValueError:
         return ""
+
+
+def _is_missing(wanted: WantedPort, host: Host) -> bool:
+    """Whether nothing can bind the port: its address is not this node's, or not yet, as one of DHCP at a boot."""
+    address = _normalize(wanted.address)
+    is_any = address in ("", EVERY_IPV4, EVERY_IPV6)
+    return not (is_any or ip_address(address).is_loopback or address in host.addresses())
+
+
+def _judge_missing(wanted: WantedPort) -> Verdict:
+    reason = f"{wanted.what} is to listen on {wanted.address}, which this node does not have"
+    hint = "it may come up yet: ip -brief address; where DHCP gave another one: args.host, or a fixed one in the router"
+    return block(reason, hint, awaits=f"the address {wanted.address}")
 
 
 def _judge_held(held: HeldPort) -> Verdict:

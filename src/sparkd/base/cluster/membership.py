@@ -194,7 +194,7 @@ def _find_own_rank(nodes: tuple[str, ...], host: Host) -> int:
         own_addresses = ", ".join(address for address in addresses if not ip_address(address).is_loopback) or "none"
         raise AddressAwaitedError(
             f"this node has none of the addresses of cluster.nodes ({', '.join(nodes)}); its own: {own_addresses}",
-            "it may come up yet; else: sudo netplan apply; if DHCP gives another one: cluster.nodes, on all nodes",
+            "is its cable in, the other node on? else: sudo netplan apply; where DHCP changed it: cluster.nodes of all",
         )
     return ranks[0]
 

@@ -1,6 +1,5 @@
 """The ports of this node's rank and agent, and their holders."""
 
-from ipaddress import ip_address
 from shlex import quote
 from typing import NamedTuple
 
@@ -12,9 +11,8 @@ from sparkd.agent.preflight.engine_processes import find_engines, pids_of
 from sparkd.agent.preflight.fixes import EndProcess, RemoveContainer, stop_by_hand
 from sparkd.agent.preflight.port_uses import PortUse, find_port_uses, find_stop_command
 from sparkd.base.config import Settings
-from sparkd.base.host import Host
+from sparkd.base.host import Host, network
 from sparkd.base.host.docker import DockerFacts
-from sparkd.base.host.network import canonical
 from sparkd.base.host.processes import ProcessTable
 from sparkd.base.host.sockets import Listener
 from sparkd.base.plan.inputs import CheckInputs
@@ -83,7 +81,7 @@ class PortsFacts(Struct, frozen=True):
     held: tuple[HeldPort, ...]
     owner_pid: int | None
     missing: tuple[WantedPort, ...] = ()
-    """The engine's ports on an address that this node does not have."""
+    """The engine's ports on an address that this node does not have, or not yet, as one of DHCP at a boot."""
 
 
 class Ports(Check[PortsFacts], frozen=True):
@@ -106,7 +104,8 @@ class Ports(Check[PortsFacts], frozen=True):
         return cls(wanted, stray_check, strays_only_warn, tuple(policy.allow_fixes))
 
     def probe(self, host: Host) -> PortsFacts:
-        missing = tuple(wanted for wanted in self.wanted if not wanted.is_agent_port and _is_missing(wanted, host))
+        engine_ports = (wanted for wanted in self.wanted if not wanted.is_agent_port)
+        missing = tuple(wanted for wanted in engine_ports if network.is_foreign(host.files, wanted.address))
         listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
         pairs = ((listener, wanted) for wanted in self.wanted for listener in listeners)
         taken_by = {listener: wanted for listener, wanted in pairs if _conflicts(listener, wanted)}
@@ -183,16 +182,9 @@ def _conflicts(listener: Listener, wanted: WantedPort) -> bool:
 def _normalize(address: str) -> str:
     """The same text for the same address. Empty, as for all addresses, for a name, which may be any of them."""
     try:
-        return canonical(address.strip("[]"))
+        return network.canonical(address.strip("[]"))
     except ValueError:
         return ""
-
-
-def _is_missing(wanted: WantedPort, host: Host) -> bool:
-    """Whether nothing can bind the port: its address is not this node's, or not yet, as one of DHCP at a boot."""
-    address = _normalize(wanted.address)
-    is_any = address in ("", EVERY_IPV4, EVERY_IPV6)
-    return not (is_any or ip_address(address).is_loopback or address in host.addresses())
 
 
 def _judge_missing(wanted: WantedPort) -> Verdict:

@@ -1,14 +1,15 @@
 """The RDMA devices of a plan may change before its launch."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import agent_under_test, alone
+from tests.unit.cluster_nodes import addresses, agent_under_test, alone, settings
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.rdma import check_hcas
+from sparkd.agent.daemon.rdma import check_hcas, read_rdma
 from sparkd.base.config.settings import Fabric
 from sparkd.base.lib.errors import BlockedError, OutdatedPlanError
 
@@ -49,3 +50,17 @@ def test_devices_named_in_the_settings_are_used_as_named(agent: Agent) -> None:
 def test_a_launch_that_names_no_devices_uses_any(agent: Agent) -> None:
     context = replace(agent.context, plan=replace(agent.plan, shared=()))
     check_hcas(replace(agent, context=context), BOTH)
+
+
+def test_devices_are_those_of_the_interface_that_has_the_address_now(tree: Tree, port: int) -> None:
+    with agent_under_test(tree, 0, settings(addresses(2), port)) as node:
+        machine, planned = Tree(Path(node.agent.host.files.root)), node.agent.plan.node.interface
+        for name in (planned, "moved0"):
+            machine.folder(f"/sys/class/net/{name}")
+            machine.file(f"/sys/class/infiniband/rxe_{name}/parent", f"{name}\n")
+        assert read_rdma(node.agent)[0] == (f"rxe_{planned}",)
+        routes = (machine.root / "proc/net/route").read_text()
+        machine.file("/proc/net/route", routes.replace(planned, "moved0"))
+        assert read_rdma(node.agent)[0] == ("rxe_moved0",)
+        named = node.agent.settings.model_copy(update={"fabric": Fabric(interface=planned)})
+        assert read_rdma(replace(node.agent, settings=named))[0] == (f"rxe_{planned}",)

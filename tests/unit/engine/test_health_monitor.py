@@ -16,7 +16,7 @@ from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.endings import Ending
-from sparkd.base.lib.errors import EngineDeadError
+from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.status.figures import HealthReport
@@ -47,6 +47,7 @@ def monitored(
     reply: Callable[[str, Record], Reply],
     limits: Supervise,
     unanswered: Callable[[], tuple[PendingRequest, ...]] = tuple,
+    unreachable: Callable[[], str] = str,
 ) -> Iterator[Record]:
     """A monitor in a thread, which probes often, since the log has an error."""
     record, over = Record(), threading.Event()
@@ -61,7 +62,9 @@ def monitored(
 
     with engine(answer) as port, MainLoop(Notifier(), {}) as main:
         endpoint, progress = Endpoint("127.0.0.1", port, "tiny"), LoadProgress(failing_since=time.monotonic())
-        monitor = HealthMonitor(main, endpoint, lambda: progress, limits, 5.0, record.note, unanswered)
+        monitor = HealthMonitor(
+            main, endpoint, lambda: progress, limits, 5.0, record.note, unanswered, unreachable=unreachable
+        )
         main.endings.end_by(Ending(raise_if_over))
 
         def run() -> None:
@@ -122,3 +125,17 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
     assert record.figures.probe_seconds is not None
     assert set(record.counters) == {parse_counters(metrics)}
     assert set(record.problems) == {""}
+
+
+def test_an_engine_that_nobody_can_reach_is_degraded_and_stays_until_it_could_answer() -> None:
+    """As one whose own address went with the LAN."""
+    gone = ["this node no longer has 192.168.1.9"]
+    no_answer = 99, b""  # no status of HTTP
+    limits = Supervise.model_construct(stall_seconds=1)
+    with monitored(lambda *_: no_answer, limits, unreachable=lambda: "".join(gone)) as record:
+        until(lambda: len(record.problems) > 9)  # 0.2 s each
+        assert record.given_up is None
+        assert set(record.problems) == {*gone}
+        gone.clear()
+        until(lambda: record.given_up)
+    assert isinstance(record.given_up, StalledError)

@@ -43,6 +43,14 @@ def test_a_failure_has_a_reason_of_its_own(code: int, trouble: str, reason: str)
     assert hint.isprintable()
 
 
+def test_a_host_key_that_has_changed_is_forgotten_by_a_person_alone() -> None:
+    """As of a machine that was replaced: until then `ssh` by hand fails, too."""
+    changed = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nHost key verification failed.\n"
+    remedy = "if the machine was replaced: sudo ssh-keygen -R 10.0.0.2; then: sudo ssh ann@10.0.0.2"
+    diagnosed = diagnose(ProgramResult(255, "", changed), "ann@10.0.0.2", "", uid=0)
+    assert diagnosed == ("its host key has changed", remedy)
+
+
 @pytest.mark.parametrize(
     ("uid", "key", "host_hint", "key_hint"),
     [

@@ -4,7 +4,7 @@ from functools import partial
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
-from sparkd.base.host import infiniband
+from sparkd.base.host import infiniband, network
 from sparkd.base.lib.errors import OutdatedPlanError
 
 
@@ -13,7 +13,10 @@ def read_rdma(agent: Agent) -> tuple[tuple[str, ...], str]:
 
     The transport is empty where devices can't be read: then NCCL decides.
     """
-    hcas = infiniband.hcas_of(agent.host.files, agent.plan.node.interface)
+    files, node = agent.host.files, agent.plan.node
+    # The address may have been moved to another port since the plan was made.
+    interface = agent.settings.fabric.interface or network.interface_of(files, node.address) or node.interface
+    hcas = infiniband.hcas_of(files, interface)
     check = Rdma(agent.plan, agent.settings)
     try:
         return hcas, check.transport(check.probe(agent.host))

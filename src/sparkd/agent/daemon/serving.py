@@ -23,6 +23,7 @@ from sparkd.agent.engine.health_monitor import HealthMonitor
 from sparkd.agent.engine.load_monitor import pace_seconds
 from sparkd.agent.engine.rank import Running
 from sparkd.base.cluster.endpoint import find_address, is_local, with_endpoint
+from sparkd.base.host import network
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import never
@@ -82,6 +83,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         computes=gpu.computes if gpu is not None else never,
         compiles=partial(_is_compiling, agent, running, KernelGrowth(agent)),
         idle=partial(group_is_idle, agent, running),
+        unreachable=partial(_describe_lost_address, agent),
         troubled=lambda: bool(agent.monitor.trouble),
     ).run()
     if isinstance(failure, EngineDeadError):
@@ -158,6 +160,13 @@ def _report_head(agent: Agent, running: Running, name: str, report: NodeReport, 
         trouble = f"it is {report.message}"
     message = f"rank {agent.context.rank} of the engine that {name} serves" + (f"; {trouble}" if trouble else "")
     agent.phase.enter(phase, report_gpu(agent.reporter, message + _report_kernels(agent, running), gpu))
+
+
+def _describe_lost_address(agent: Agent) -> str:
+    """Why the API can't be reached where its own address has gone, as with the LAN: the engine works, and stays."""
+    look = partial(network.is_foreign, agent.host.files, agent.plan.api_host)
+    is_lost = agent.look(look, COUNTERS_SECONDS, "looking at this node's addresses", False)
+    return f"this node no longer has {agent.plan.api_host}, on which its API listens (args.host)" if is_lost else ""
 
 
 async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:

@@ -43,6 +43,8 @@ class HealthMonitor(Struct):
     """Whether any rank compiles a kernel."""
     idle: Callable[[], bool] = never
     """Whether all ranks have done nothing for IDLE_SECONDS."""
+    unreachable: Callable[[], str] = str
+    """Why nobody can reach the API, whatever the engine does; empty where nothing is in the way."""
     troubled: Callable[[], bool] = never
     """Whether something else than the engine degrades the service. When this changes, a probe is made at once."""
     figures: HealthReport = HealthReport()
@@ -86,6 +88,10 @@ class HealthMonitor(Struct):
     def _handle_probe(self, now: float, health: int | None, counters: Counters | None) -> Continue | Failure:
         self._probing = None
         self.figures = replace(self.figures, probe_seconds=round(now - self._probe_sent_at, 1))
+        if health is None and (reason := self.unreachable()):
+            self._state, self._probe_at = healthy(now), now + PROBE_SECONDS
+            self.on_check(reason, None, self.figures)
+            return Continue(self._state, reason)
         canary = None
         if self._canary is not None and self._canary.done():
             (canary, seconds), self._canary = self._canary.result(), None

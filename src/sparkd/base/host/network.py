@@ -130,6 +130,15 @@ def canonical(address: str) -> str:
     return str(mapped or parsed)
 
 
+def is_foreign(files: Files, text: str) -> bool:
+    """Whether a text is an IP address that this machine does not have. No name is one, nor an address for all."""
+    try:
+        address = ip_address(canonical(text.strip("[]")))
+    except ValueError:
+        return False
+    return not (address.is_unspecified or address.is_loopback or str(address) in read_addresses(files))
+
+
 def interface_of(files: Files, address: str) -> str:
     """The interface that carries one of this machine's addresses; empty where unknown or ambiguous."""
     interfaces = interfaces_of(files, address)

@@ -51,7 +51,8 @@ _UNWRITABLE = re.compile(
 _TO_SEND = re.compile(r"^Total transferred file size: (\d{1,18}) bytes$", re.MULTILINE)
 
 _KNOWN_FAILURES = (
-    ("Host key verification failed", "its host key is not known here, or has changed", "once by hand: {ssh}"),
+    ("IDENTIFICATION HAS CHANGED", "its host key has changed", "if the machine was replaced: {forget}; then: {ssh}"),
+    ("Host key verification failed", "its host key is not known here", "once by hand: {ssh}"),
     (r"Permission denied \([a-z]", "it takes none of {whose} ssh keys", "{copy_id}; or {otherwise}"),
     ("Connection (reset|closed) by|kex_exchange", "its sshd hung up", "refused logins make it: try again in a minute"),
     ("rsync: .*not found", "it has no rsync", "there: sudo apt install rsync"),
@@ -224,8 +225,9 @@ def diagnose(
     """
     is_root = (os.geteuid() if uid is None else uid) == 0
     keygen = "sudo ssh-keygen -N '', then: " if is_root and not any(root.glob(".ssh/id*.pub")) else ""
-    sudo, whose, user = "sudo " * is_root, "root's" if is_root else "your", login.rpartition("@")[0] or USER
-    fields = {"ssh": f"{sudo}ssh {login}", "copy_id": f"{keygen}{sudo}ssh-copy-id {login}", "user": user}
+    sudo, whose, (user, _, host) = "sudo " * is_root, "root's" if is_root else "your", login.rpartition("@")
+    forget, copy_id = f"{sudo}ssh-keygen -R {host}", f"{keygen}{sudo}ssh-copy-id {login}"
+    fields = {"ssh": f"{sudo}ssh {login}", "copy_id": copy_id, "user": user or USER, "forget": forget}
     again = "is it on, and reachable? The same command resumes"
     for pattern, reason, hint in _KNOWN_FAILURES:
         if re.search(pattern, ended.trouble):

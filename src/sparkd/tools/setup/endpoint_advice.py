@@ -31,7 +31,9 @@ def _firewall(files: Files, node: NodeContext, reachable_from: str) -> Iterator[
     """Yield commands that let only this network and the other nodes reach the API. A person decides on them."""
     port, sources = node.plan.api_port, (reachable_from, *node.settings.cluster.nodes)
     if files.exists("/usr/sbin/ufw") and "ENABLED=yes" in (files.text_if_any("/etc/ufw/ufw.conf") or "").splitlines():
-        yield from (f"sudo ufw allow proto tcp from {source} to any port {port}" for source in sources)
+        yield f"sudo ufw allow proto tcp from {reachable_from} to any port {port}"
+        # The ranks need all ports of each other, and ufw refuses what nothing allows.
+        yield from (f"sudo ufw allow from {peer.address}" for peer in node.peers)
         return
     yield "sudo nft 'table inet sparkd; flush table inet sparkd"
     yield "  table inet sparkd { chain input { type filter hook input priority 0"

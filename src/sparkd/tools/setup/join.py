@@ -235,6 +235,7 @@ class Invitation:
             refusal = f"{address} has got no key by this code"
         elif not is_known and address not in self._nodes and len(self._nodes) >= self._most_nodes:
             refusal = "; ".join(filter(None, (f"the cluster has {len(self._nodes)} nodes already", self._limit_reason)))
+            refusal += f"; one of {', '.join(self._nodes[1:])} that is gone is to leave cluster.nodes on the head first"
         if refusal:
             self._record_refusal(address, refusal)
             return Welcome(__version__, refused=refusal)

@@ -63,7 +63,9 @@ class Wizard:
         survey = self._survey(settings)
         nodes = tuple(map(canonical, settings.cluster.nodes))
         if len(nodes) > 1 and find_place(settings, self.host).rank:
-            self._show("role", f"a worker of {nodes[0]}: to change it, run `sparkd init` there")
+            origin = self.files.load().origins["cluster.nodes"]
+            alone = f"to serve without it: take cluster.nodes out of {origin}, then: sudo sparkd init"
+            self._show("role", f"a worker of {nodes[0]}: to change it, run `sparkd init` there", alone)
             self._finish(settings, "worker", (), changed=False)
             return
         choice = Chooser(self.wishes, self.files, self.show_line).choose(settings, survey, nodes)

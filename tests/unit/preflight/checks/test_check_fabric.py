@@ -41,9 +41,8 @@ def test_the_address_is_on_an_interface_that_is_fit_and_the_one_of_the_settings(
     interface: str, facts: FabricAddressFacts, level: Level, words: str
 ) -> None:
     awaits = "" if facts.owned else "the fabric's address 10.0.0.1"
-    expect(
-        replace(ADDRESS, settings=configured(fabric={"interface": interface})).judge(facts), level, words, awaits=awaits
-    )
+    verdict = replace(ADDRESS, settings=configured(fabric={"interface": interface})).judge(facts)
+    expect(verdict, level, words, text="" if facts.owned else "the node at the other end", awaits=awaits)
 
 
 def judge_env(tree: Tree, name: str, value: str) -> Verdict:

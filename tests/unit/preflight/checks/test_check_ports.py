@@ -50,6 +50,24 @@ def test_a_port_that_is_needed_and_held_blocks(facts: PortsFacts, level: Level, 
 FIX = "sudo sparkd preflight --fix 50"
 
 
+@pytest.mark.parametrize(
+    ("address", "level"),
+    [
+        *(("10.0.0.1", Level.OK), ("10.0.0.99", Level.BLOCK), ("fd00::9", Level.BLOCK)),
+        *((address, Level.OK) for address in ("", "0.0.0.0", "::", "127.0.0.9", "::1", "spark1.lan")),
+    ],
+)
+def test_an_api_on_an_address_that_the_node_lacks_is_not_started_and_awaits_it(
+    tree: Tree, address: str, level: Level
+) -> None:
+    """As of DHCP, at a boot or after a change: vLLM's error would count against the plan until that is given up."""
+    tree.listening((22, 5))
+    tree.file("/proc/net/fib_trie", "     |-- 10.0.0.1\n        /32 host LOCAL\n")
+    verdict = Ports((replace(API, address=address), replace(REPORT, address="10.0.0.98"))).run(Host(tree.root))[1]
+    awaits = f"the address {address}" if level is Level.BLOCK else ""
+    expect(verdict, level, f"{address}, which this node does not have" if awaits else "free", awaits=awaits)
+
+
 def test_nobody_is_ended_for_a_port() -> None:
     expect(CHECK.judge(held(API)), fixes=(), clears=False, hint=f"stop it if it may go: {FIX}; or change args.port")
 
@@ -214,7 +232,7 @@ def test_a_listener_is_in_the_way_of_addresses_of_its_family_alone(
     tree: Tree, wanted: str, listening: str, level: Level
 ) -> None:
     listen_on(tree, listening, 8000, 5)
-    check = Ports((WantedPort(8000, wanted, "the API", "args.port"),))
+    check = Ports((WantedPort(8000, wanted, "the API", "args.port", is_agent_port=True),))
     assert check.run(Host(tree.root))[1].level is level
 
 

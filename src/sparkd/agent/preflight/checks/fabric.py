@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, warn
-from sparkd.agent.preflight.checks.rdma import Selection
+from sparkd.agent.preflight.checks.rdma import CABLE, Selection
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, datagrams, infiniband, network
 from sparkd.base.host.datagrams import PathMtu
@@ -74,7 +74,7 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
             return ok("one node")
         if not facts.owned:
             reason, awaits = f"this node no longer has {address}", f"the fabric's address {address}"
-            return block(reason, "look at: ip -brief address; where netplan has it: sudo netplan apply", awaits=awaits)
+            return block(reason, f"{CABLE}; where netplan has the address: sudo netplan apply", awaits=awaits)
         link = facts.link
         interface = f"; its interface is {setting}" if setting else ""
         place = f"on {link.name}, {link.operstate}" if link else f"is here{interface}"

@@ -11,9 +11,8 @@ from sparkd.agent.preflight.engine_processes import find_engines, pids_of
 from sparkd.agent.preflight.fixes import EndProcess, RemoveContainer, stop_by_hand
 from sparkd.agent.preflight.port_uses import PortUse, find_port_uses, find_stop_command
 from sparkd.base.config import Settings
-from sparkd.base.host import Host
+from sparkd.base.host import Host, network
 from sparkd.base.host.docker import DockerFacts
-from sparkd.base.host.network import canonical
 from sparkd.base.host.processes import ProcessTable
 from sparkd.base.host.sockets import Listener
 from sparkd.base.plan.inputs import CheckInputs
@@ -81,6 +80,8 @@ def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[WantedPort, ...]
 class PortsFacts(Struct, frozen=True):
     held: tuple[HeldPort, ...]
     owner_pid: int | None
+    missing: tuple[WantedPort, ...] = ()
+    """The engine's ports on an address that this node does not have, or not yet, as one of DHCP at a boot."""
 
 
 class Ports(Check[PortsFacts], frozen=True):
@@ -103,18 +104,20 @@ class Ports(Check[PortsFacts], frozen=True):
         return cls(wanted, stray_check, strays_only_warn, tuple(policy.allow_fixes))
 
     def probe(self, host: Host) -> PortsFacts:
+        engine_ports = (wanted for wanted in self.wanted if not wanted.is_agent_port)
+        missing = tuple(wanted for wanted in engine_ports if network.is_foreign(host.files, wanted.address))
         listeners = host.port_sockets(tuple({wanted.port for wanted in self.wanted}))
         pairs = ((listener, wanted) for wanted in self.wanted for listener in listeners)
         taken_by = {listener: wanted for listener, wanted in pairs if _conflicts(listener, wanted)}
         owner = host.owner()
         owner_pid = (owner.pid or None) if owner else None
         if not taken_by:
-            return PortsFacts((), owner_pid)
+            return PortsFacts((), owner_pid, missing)
         table, docker = host.processes(), host.docker()
         strays = self._find_strays(host, table, docker)
         uses = zip(taken_by.values(), find_port_uses(host, table, tuple(taken_by)), strict=True)
         held = tuple(_describe_holder(wanted, use, table, docker, strays) for wanted, use in uses)
-        return PortsFacts(held, owner_pid)
+        return PortsFacts(held, owner_pid, missing)
 
     def _find_strays(self, host: Host, table: ProcessTable, docker: DockerFacts) -> Strays:
         if self.stray_check is None:
@@ -132,7 +135,7 @@ class Ports(Check[PortsFacts], frozen=True):
         )
 
     def judge(self, facts: PortsFacts) -> Verdict:
-        problems, own_ports, engine_ports = [], list[str](), list[str]()
+        problems, own_ports, engine_ports = [*map(_judge_missing, facts.missing)], list[str](), list[str]()
         for held in facts.held:
             description = f"{held.wanted.what}, port {held.wanted.port}"
             # Only root learns who holds a socket. An unknown holder of an agent's port is taken for the node's owner.
@@ -179,9 +182,15 @@ def _conflicts(listener: Listener, wanted: WantedPort) -> bool:
 def _normalize(address: str) -> str:
     """The same text for the same address. Empty, as for all addresses, for a name, which may be any of them."""
     try:
-        return canonical(address.strip("[]"))
+        return network.canonical(address.strip("[]"))
     except ValueError:
         return ""
+
+
+def _judge_missing(wanted: WantedPort) -> Verdict:
+    reason = f"{wanted.what} is to listen on {wanted.address}, which this node does not have"
+    hint = "it may come up yet: ip -brief address; where DHCP gave another one: args.host, or a fixed one in the router"
+    return block(reason, hint, awaits=f"the address {wanted.address}")
 
 
 def _judge_held(held: HeldPort) -> Verdict:

@@ -19,7 +19,7 @@ from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import Action, AwaitedError, Cause, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.state.launch_history import End
-from sparkd.base.state.switch import AWAITED_SECONDS, CONFIGURED, FILE, Event, Stage, Switch, label, step
+from sparkd.base.state.switch import AWAITED_SECONDS, CONFIGURED, FILE, LATE, Event, Stage, Switch, label, step
 from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import PHASES
 
@@ -174,7 +174,7 @@ class Switching:
             reason = f"blocked for {BLOCKED_SECONDS:.0f} s: {report.message}"
             raise NotReadyError(reason, "sparkd preflight --dry-run shows what blocks")
         if now - self._began_at > AWAITED_SECONDS:
-            reason = f"not launched within {AWAITED_SECONDS} s: {report.message}"
+            reason = f"{LATE}: {report.message}"
             raise NotReadyError(reason, "sparkd status shows what is awaited")
 
     def put_in_force(self) -> None:

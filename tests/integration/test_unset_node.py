@@ -20,6 +20,16 @@ to = load_chosen("tiny-cpu", 0, config, host)
 write_switch(None, Switch(fingerprint_config(config, host), Stage.IN_FORCE, to, (), 0, 30, "1"), host)
 """
 """A plan that was chosen, as by `sparkd rollback`, on a node without a recipe of its own."""
+REFUSED = """
+from pathlib import Path
+from sparkd.base.status.model import NodeReport, Phase, dump
+folder = Path("/run/sparkd")
+report = NodeReport("spark1", "head", 0, Phase.FAILED, "now", "", "i", "1", message="no tea")
+(folder / "report.json").write_text(dump(report))
+(folder / "systemctl").write_text("#!/bin/sh\\nprintf 'ActiveState=failed\\\\nStatusText=no such key (try y)\\\\n'\\n")
+(folder / "systemctl").chmod(0o755)
+"""
+"""A node whose agent ended, and whose next start was refused."""
 EMPTY = """
 for folder in /etc/sparkd /var/lib/sparkd /run/sparkd; do mkdir -p $folder; mount -t tmpfs none $folder; done
 "$0" -c "$1"; shift
@@ -93,6 +103,15 @@ def test_a_node_that_runs_what_was_chosen_is_not_called_unset() -> None:
     assert code == 0
     assert any(line.startswith("tiny-cpu ") and " in force " in line for line in lines)
     assert run("status", CHOSEN)[1][-1].startswith("next: sudo systemctl start sparkd-head")
+
+
+def test_a_start_that_was_refused_is_shown_where_no_agent_runs() -> None:
+    settings = 'open("/etc/sparkd/sparkd.toml", "w").write("[engine]\\nrecipe = \'tiny-cpu\'")\n'
+    without_report = f"{REFUSED}{settings}(folder / 'report.json').unlink()\n"
+    for before in (REFUSED, without_report):
+        code, lines = run("status", before, under=("env", "PATH=/run/sparkd:/usr/bin:/bin"))
+        assert (code, lines[0]) == (21, "not running: no such key (try y)")
+        assert lines[1] == "next: sudo sparkd config check; then: sudo systemctl start sparkd-head"
 
 
 def test_nothing_fetched_lists_nothing_as_json() -> None:

@@ -9,6 +9,7 @@ from tests.unit.agent.switched_nodes import read_switch, run_try, write_switch
 from tests.unit.cluster_nodes import AgentUnderTest, FullDisk, alone, last_exit
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.limits import files_left
+from tests.unit.switches import LATER
 from tests.unit.verdicts import present
 
 from sparkd.agent.daemon.startup import launch
@@ -17,7 +18,9 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Engine
 from sparkd.base.lib.errors import AwaitedError, Cause, OutdatedPlanError
-from sparkd.base.state.switch import FILE, TRIES, Chosen, Stage, Switch, make_rollback
+from sparkd.base.state import launch_history
+from sparkd.base.state.launch_history import End, LaunchHistory
+from sparkd.base.state.switch import FILE, NO_REASON, TRIES, Chosen, Stage, Switch, make_rollback
 
 
 def begin(node: AgentUnderTest, config: Settings | None = None) -> Switch | None:
@@ -30,13 +33,16 @@ def test_the_next_process_tries_what_was_chosen_and_counts_it(lone: AgentUnderTe
     assert begin(lone) == read_switch(lone) == replace(before, stage=Stage.TRYING, tries=1)
 
 
-def test_after_tries_that_ended_without_a_reason_the_node_goes_back_and_logs_it(lone: AgentUnderTest) -> None:
+@pytest.mark.parametrize(("at", "last"), [("2001", ""), (LATER, ", the last one: dockerd has restarted")])
+def test_after_tries_without_a_verdict_the_node_goes_back_and_logs_it(lone: AgentUnderTest, at: str, last: str) -> None:
+    history = LaunchHistory(last_exit=End("dockerd has restarted", 13, at=at))
+    Tree(Path(lone.agent.host.files.root)).file(launch_history.FILE.path, launch_history.FILE.encode(history))
     write_switch(lone, Stage.TRYING, TRIES)
     assert begin(lone) is None
     assert read_switch(lone) is None
     end = last_exit(lone.agent.actions)
     assert end.cause == Cause.SWITCH_FAILED
-    assert end.reason.startswith("back to what is configured, recipe new did not come up")
+    assert end.reason == f"back to what is configured, recipe new did not come up: {NO_REASON}{last}"
     assert lone.events.lines[-1].startswith("switch.plan.returned")
 
 

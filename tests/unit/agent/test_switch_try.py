@@ -34,6 +34,7 @@ from sparkd.base.lib.errors import (
     Cause,
     EngineEndedError,
     ExitCode,
+    MemoryGuardError,
     NeedsPersonError,
     NotReadyError,
     OutdatedPlanError,
@@ -139,12 +140,19 @@ def test_a_failure_of_the_new_plan_itself_brings_the_old_one_back(
     assert end.cause == Cause.SWITCH_FAILED
 
 
-def test_a_node_that_is_lost_by_its_silence_ends_no_try(lone: AgentUnderTest) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        PeerLostError("rank 1 is silent", cause=Cause.PEER_SILENT),
+        EngineEndedError("dockerd has restarted", cause=Cause.DOCKER_RESTARTED),
+        MemoryGuardError("others took memory", cause=Cause.MEMORY_TAKEN),
+    ],
+)
+def test_an_end_that_is_no_fault_of_the_plan_ends_no_try(lone: AgentUnderTest, error: SparkdError) -> None:
     run_try(lone)
-    silent = PeerLostError("rank 1 is silent", cause=Cause.PEER_SILENT)
-    assert shutdown_on_error(lone.agent, None, silent) is ExitCode.PEER_LOST
+    assert shutdown_on_error(lone.agent, None, error) is error.code
     assert read_stage(lone) is Stage.TRYING
-    assert last_exit(lone.agent.actions).reason == "rank 1 is silent"
+    assert last_exit(lone.agent.actions).reason == error.reason
 
 
 @pytest.mark.parametrize(
@@ -170,13 +178,20 @@ def test_a_failure_of_a_plan_in_force_is_an_ordinary_one(lone: AgentUnderTest) -
     assert last_exit(lone.agent.actions).reason == "plan-lint: no"
 
 
-@pytest.mark.parametrize(("phase", "stage"), [(Phase.BLOCKED, Stage.TRYING), (Phase.FAILED, None)])
-def test_a_worker_that_is_blocked_ends_no_try_and_one_that_failed_does(
-    lone: AgentUnderTest, phase: Phase, stage: Stage | None
+@pytest.mark.parametrize(
+    ("phase", "cause", "stage"),
+    [
+        (Phase.BLOCKED, "", Stage.TRYING),
+        (Phase.FAILED, "engine-error", None),
+        (Phase.FAILED, "docker-restarted", Stage.TRYING),
+    ],
+)
+def test_a_worker_that_is_blocked_ends_no_try_and_one_that_failed_by_the_plan_does(
+    lone: AgentUnderTest, phase: Phase, cause: str, stage: Stage | None
 ) -> None:
     switch = write_switch(lone, Stage.TRYING, 1)
     peers = {1: SilentPeer(1)}
-    peers[1].status = status(answer=report(1, phase=phase))
+    peers[1].status = status(answer=report(1, phase=phase, cause=cause))
     monitor = PeerMonitor(peers, lone.agent.loop.start, 20.0)
     context = replace(lone.agent.context, switch=switch)
     agent = lone.remake(context=context, switch_seen=stamp_switch(lone.agent.host), monitor=monitor)

@@ -23,6 +23,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
 from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankRecord, RankStage
 from sparkd.base.status.model import NodeReport, Phase
+from sparkd.tools.node.drill import find_objection
 
 BOOT, PID, BEGAN, GUARD_PID = "b1", 4000, 900, 4100
 ALONE = ("tiny-cpu", "nemotron-3-super-nvfp4")
@@ -132,7 +133,15 @@ def test_after_the_third_crash_in_ten_minutes_no_agent_takes_the_rank_over(node:
     write_record(node, record(taken_over=(5000 - TAKEOVERS_WITHIN_SECONDS - 1, 4999.0)))
     assert find_rank(node) == (True, [])
     write_record(node, record(taken_over=(4998.0, 4999.0)))
-    assert find_rank(node) == (False, [f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within 10 minutes"])
+    objection = f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within 10 minutes"
+    assert find_rank(node) == (False, [objection])
+    assert find_objection(Host(node.root), "head") == objection, "a drill that kills the agent says so"
+
+
+def test_a_drill_ends_the_engine_with_the_agent_where_its_rank_is_not_kept(node: Tree) -> None:
+    assert find_objection(Host(node.root), "head") == ""
+    write_record(node, record(stage=RankStage.STARTING))
+    assert find_objection(Host(node.root), "head") == "its rank is not kept for the next agent"
 
 
 def test_a_process_is_opened_only_where_it_is_in_the_recorded_container() -> None:

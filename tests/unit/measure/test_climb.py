@@ -26,7 +26,7 @@ from sparkd.base.state import launch_history
 from sparkd.base.state import switch as switch_file
 from sparkd.base.state.file import FOLDER
 from sparkd.base.state.launch_history import End, LaunchHistory
-from sparkd.base.state.switch import TRIES, Chosen, Stage, Switch
+from sparkd.base.state.switch import LATE, TRIES, Chosen, Stage, Switch
 from sparkd.tools.measure.climb import FILE, Climb, find_shortage, find_start
 from sparkd.tools.measure.figures import Spread
 from sparkd.tools.measure.knobs import SEQUENCES
@@ -34,6 +34,7 @@ from sparkd.tools.measure.ladder import BASE_STEP, MeasuredStep, Step
 from sparkd.tools.measure.soak import Sample
 
 CONFIG = configured(engine={"recipe": "mine"}, preflight={"skip": IDS})
+CONFIGURED = '[engine]\nrecipe = "mine"\n'
 AS_IT_IS = MeasuredStep("", 0, Spread(1.5, 1, 2), 0.1, 4096)
 
 
@@ -61,6 +62,7 @@ class Climbing(Climb):
     def __init__(self, tree: Tree, meanwhile: Callable[[], object] = lambda: None, gone_seconds: float = 60.0) -> None:
         base = replace(BASE, recipe=BASE.recipe.model_copy(update={"args": {SEQUENCES: 4}}))
         tree.file(MINE_FILE, MINE)
+        tree.file("/etc/sparkd/sparkd.toml", CONFIGURED)
         super().__init__(TUNING, base, CONFIG, Host(tree.root), print, gone_seconds=gone_seconds)
         self.meanwhile = meanwhile
 
@@ -116,6 +118,37 @@ def test_a_step_that_the_agent_has_gone_back_from_is_a_bad_one(tree: Tree) -> No
     agent.join()
     (measured,) = climbing.tuning.measured
     assert measured.fault.endswith("is not in force: sparkd status")
+
+
+def test_a_plan_that_another_node_has_kept_from_its_launch_is_no_bad_step(tree: Tree) -> None:
+    """As one that lost its power during the load, and stays away: each step that was left counted as bad for good."""
+
+    def go_back(_choice: Switch) -> None:
+        end = End(f"back: {LATE}: waits for spark2", at=LATER, cause=Cause.SWITCH_FAILED)
+        tree.file(launch_history.FILE.path, launch_history.FILE.encode(LaunchHistory(last_exit=end)))
+        drop_choice(tree)
+
+    agent = act_on_choice(tree, go_back)
+    climbing = Climbing(tree, gone_seconds=2)
+    with pytest.raises(BlockedError, match=r"a node was gone meanwhile: .* waits for spark2"):
+        climbing.run()
+    agent.join()
+    assert climbing.tuning.measured == ()
+
+
+def test_a_step_that_the_agent_has_dropped_for_another_configuration_is_no_bad_one(tree: Tree) -> None:
+    """After an edit of what is configured it drops each step, and all that were left counted as bad for good."""
+
+    def configure(_choice: Switch) -> None:
+        tree.file("/etc/sparkd/sparkd.toml", f"{CONFIGURED}args.seed = 7\n")
+        drop_choice(tree)
+
+    agent = act_on_choice(tree, configure)
+    climbing = Climbing(tree, gone_seconds=2)
+    with pytest.raises(BlockedError, match="the configuration has changed meanwhile"):
+        climbing.run()
+    agent.join()
+    assert climbing.tuning.measured == ()
 
 
 def test_the_end_of_an_engine_whose_agent_is_gone_is_no_fault_of_the_step(tree: Tree) -> None:

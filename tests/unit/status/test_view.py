@@ -127,6 +127,8 @@ def test_the_headline_has_the_state_and_what_to_do(report: NodeReport, level: st
 
 
 START, LOOK_FIRST = "sudo systemctl start sparkd-", "sudo sparkd preflight --dry-run; then: "
+CHECK = "sudo sparkd config check; then: "
+ENDED = alone(Phase.FAILED, "no tea", action="none")
 
 
 @pytest.mark.parametrize(
@@ -135,12 +137,7 @@ START, LOOK_FIRST = "sudo systemctl start sparkd-", "sudo sparkd preflight --dry
         (ALONE, "unknown", "not running: its agent is gone", f"{START}head"),
         (replace(WORKER, phase=Phase.STOPPED), "unknown", "stopped", f"{START}worker"),
         (replace(WORKER, rank=UNKNOWN_RANK, phase=Phase.STOPPED), "unknown", "stopped", f"{START}worker"),
-        (
-            alone(Phase.FAILED, "no tea", action="none"),
-            "block",
-            "failed: no tea",
-            f"{NOTHING}: systemd starts it again",
-        ),
+        (ENDED, "block", "failed: no tea", f"{NOTHING}: systemd starts it again"),
         (alone(Phase.FAILED, "no tea", action="inspect"), "block", "failed: no tea", f"{LOOK_FIRST}{START}head"),
         (alone(Phase.BLOCKED, "another", action="inspect"), "block", "blocked: another", f"{LOOK_FIRST}{START}head"),
     ],
@@ -149,3 +146,22 @@ def test_the_headline_without_an_agent_has_the_command_that_starts_it(
     report: NodeReport, level: str, text: str, todo: str
 ) -> None:
     assert headline(report, View(NOW, alive=False)) == Headline(level, text, todo)
+
+
+@pytest.mark.parametrize(
+    ("report", "unit", "said", "text", "todo"),
+    [
+        (ENDED, "failed", "no recipe (try y)", "not running: no recipe (try y)", CHECK),
+        (replace(ALONE, phase=Phase.STOPPED), "failed", "no recipe", "not running: no recipe", CHECK),
+        (ENDED, "failed", "failed: no tea", "failed: no tea", LOOK_FIRST),
+        (ENDED, "inactive", "", "failed: no tea", LOOK_FIRST),
+        (ENDED, "activating", "", "failed: no tea", ""),
+    ],
+)
+def test_a_unit_that_systemd_leaves_down_is_not_said_to_be_started_again(
+    report: NodeReport, unit: str, said: str, text: str, todo: str
+) -> None:
+    """A start that is refused, as by a mistake in the settings, leaves the report of the one before."""
+    line = headline(report, View(NOW, False, unit, said))
+    assert line.text == text
+    assert line.next == (f"{todo}{START}head" if todo else f"{NOTHING}: systemd starts it again")

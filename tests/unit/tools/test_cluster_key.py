@@ -54,6 +54,24 @@ def test_an_empty_file_is_written(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_what_is_said_of_a_malformed_key_makes_a_new_one(tmp_path: Path) -> None:
+    """As of one whose last digit was not pasted: `init` writes over no file, nor puts a key above that line."""
+    path = tmp_path / KEY[1:]
+    path.parent.mkdir(parents=True)
+    for text in (key_text("a" * 63), key_text()):
+        path.write_text(text)
+        path.chmod(0o600)
+        with pytest.raises(UsageError, match="exists, and is never overwritten"):
+            create_key(KEY, Setup(tmp_path))
+        with pytest.raises(
+            ConfigError, match=f"another node; .*: sudo rm {KEY}; .* sudo sparkd init --new-cluster-key"
+        ):
+            rotate_key(KEY, Setup(tmp_path))
+        path.unlink()
+        create_key(KEY, Setup(tmp_path))
+        assert len(keys(tmp_path)) == 1
+
+
 def test_a_broken_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "cluster.key").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="it is a symlink"):

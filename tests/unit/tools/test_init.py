@@ -64,6 +64,22 @@ def test_a_no_writes_nothing_and_says_so(spark: Tree, capsys: pytest.CaptureFixt
     assert files(spark) == before
 
 
+def test_what_another_init_has_written_since_the_question_is_not_taken_back(spark: Tree) -> None:
+    """A yes after `sparkd init --invite` in another terminal would drop the node that has joined there."""
+    recipe = "deepseek-v4-flash-balanced"
+    spark.file(OWN, f'{HEADER}\n[engine]\nrecipe = "{recipe}"\n\n[cluster]\nnodes = {json.dumps(PAIR)}\n')
+    joined = spark.path(OWN).read_text().replace('"10.0.0.2"', '"10.0.0.2", "10.0.0.3"')
+
+    def join_meanwhile(question: str) -> str:
+        if question.startswith("write it?"):
+            spark.file(OWN, joined)
+        return "y" * ("URL" not in question)
+
+    with pytest.raises(UsageError, match="changed meanwhile"):
+        Wizard(Wishes(), NodeFiles(Host(spark.root), {}), print, join_meanwhile).serve()
+    assert files(spark)[str(spark.path(OWN))] == joined
+
+
 def test_the_survey_of_a_node_is_a_dozen_lines(spark: Tree, run: Run) -> None:
     own_recipe(spark)
     shutil.rmtree(spark.root / "srv/models/DeepSeek-V4-Flash")

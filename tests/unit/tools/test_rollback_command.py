@@ -6,11 +6,13 @@ from tests.tree import Tree
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.plans import plan
 from tests.unit.rollbacks import IMAGE_ID, configure, good_entry, put_in_force, write_recipe
+from tests.unit.verdicts import present
 
 from sparkd.base.cluster import membership
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.state import known_good
+from sparkd.base.state.switch import FILE
 from sparkd.tools.cli.switching import list_plans
 from sparkd.tools.node.rollback import choose, roll_back
 from sparkd.tools.node.switching import image_id
@@ -88,3 +90,18 @@ def test_a_recorded_image_that_is_gone_is_pulled_by_its_digest(tree: Tree, diges
     assert f"the recorded image, {IMAGE_ID}, is not on this node any more: the one that has its name will run" in lines
     pull = f"to run the recorded one: sudo docker pull {digest} && sudo sparkd rollback {entry.plan_digest[:12]}"
     assert (pull in lines) is bool(digest)
+
+
+def test_a_recipe_that_is_away_keeps_nobody_from_going_back(tree: Tree) -> None:
+    """As on a share that comes late: the start that waits for it names this command."""
+    recipe_file, host, away = write_recipe(tree), Host(tree.root), []
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((good_entry(),))))
+    before = put_in_force(tree, configure())
+    recipe_file.unlink()
+    recipe_file.symlink_to("late")
+    for _ in ("instead of another choice", "of none"):
+        assert any("is in force from the next start on" in line for line in roll_back("", configure(), host))
+        away.append(present(FILE.read(host.files)))
+        (tree.root / FILE.path[1:]).unlink()
+    assert away[0].replaces == before.replaces, "not known to have changed"
+    assert away[1].replaces != before.replaces, "over once it is back"

@@ -52,7 +52,7 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
         reason, hint = error.strerror or str(error), find_remedy(error)
         events.error("state.write.failed", file=FILE.name, reason=reason, hint=hint)
     if current.stage in (Stage.DRAINING, Stage.TRYING) and (changed is None or changed.stage is Stage.IN_FORCE):
-        _report_return(host, actions, events, current, reason)
+        _report_return(host, actions, events, current, _explain_tries(host, current) if reason == NO_REASON else reason)
     return changed, stamp
 
 
@@ -70,6 +70,15 @@ def _step_further(config: Settings, host: Host, current: Switch) -> tuple[Switch
         except ConfigError as error:
             return step(changed, Event.FAILED), error.reason
     return changed, NO_REASON
+
+
+def _explain_tries(host: Host, switch: Switch) -> str:
+    """Why no start of a new plan brought a verdict: with the last end since it was chosen, where that is known."""
+    with suppress(OSError):
+        end = launch_history.read_history(host.files).last_cause
+        if end is not None and end.at > switch.chosen_at:
+            return f"{NO_REASON}, the last one: {end.reason}"
+    return NO_REASON
 
 
 def end_start(

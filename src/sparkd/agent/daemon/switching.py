@@ -19,10 +19,12 @@ from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import Action, AwaitedError, Cause, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.state.launch_history import End
-from sparkd.base.state.switch import AWAITED_SECONDS, CONFIGURED, FILE, Event, Stage, Switch, label, step
+from sparkd.base.state.switch import AWAITED_SECONDS, CONFIGURED, FILE, LATE, Event, Stage, Switch, label, step
 from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import PHASES
 
+NO_VERDICT = (Cause.DOCKER_RESTARTED, Cause.DOCKER_HUNG, Cause.MEMORY_TAKEN, Cause.OWN_ADDRESS_GONE)
+"""Causes of a rank's end that say nothing of a new plan."""
 BLOCKED_SECONDS = 120.0
 """How long a new plan may be blocked on any node."""
 LOOK_SECONDS = 1.0
@@ -174,7 +176,7 @@ class Switching:
             reason = f"blocked for {BLOCKED_SECONDS:.0f} s: {report.message}"
             raise NotReadyError(reason, "sparkd preflight --dry-run shows what blocks")
         if now - self._began_at > AWAITED_SECONDS:
-            reason = f"not launched within {AWAITED_SECONDS} s: {report.message}"
+            reason = f"{LATE}: {report.message}"
             raise NotReadyError(reason, "sparkd status shows what is awaited")
 
     def put_in_force(self) -> None:
@@ -207,16 +209,24 @@ class Switching:
         if end.cause == Cause.PLAN_OUTDATED:
             self._take_step(Event.LEFT)
             return end
-        peers = self._agent.monitor.statuses()
-        is_peer_blocked = any(peer.living and peer.living.phase is Phase.BLOCKED for peer in peers)
-        if end.code == ExitCode.PEER_LOST and (end.cause != Cause.PEER_FAILED or is_peer_blocked):
-            return end  # a node or its power failed, or waits for a repair: the next start tries once more
+        if self._is_no_verdict(end):
+            return end  # the next start tries once more
         if not self._take_step(Event.FAILED):
             return end
         reason, hint = f"{describe_return(switch)}: {end.reason}", end.hint or RETURNS_HINT
         # The plan before is launched next, unless the machine itself needs something first.
         action = end.action if end.action in (Action.REBOOT, Action.POWER_CYCLE) else Action.NONE
         return replace(end, reason=reason, hint=hint, cause=Cause.SWITCH_FAILED, action=action)
+
+    def _is_no_verdict(self, end: End) -> bool:
+        """Whether `end` says nothing of the plan: a node, its power or docker failed, or a node waits for a repair."""
+        if end.code != ExitCode.PEER_LOST:
+            # With these the unit would stay down.
+            return end.cause in NO_VERDICT and end.code not in (ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
+        return end.cause != Cause.PEER_FAILED or any(
+            (peer.living and peer.living.phase is Phase.BLOCKED) or (peer.report and peer.report.cause in NO_VERDICT)
+            for peer in self._agent.monitor.statuses()
+        )
 
     def _take_step(self, event: Event) -> bool:
         """Take a step. Returns whether it was: not where somebody has chosen again, or it can't be written."""

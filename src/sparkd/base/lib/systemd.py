@@ -38,13 +38,26 @@ def watchdog_seconds(env: Mapping[str, str]) -> float | None:
     return int(raw) / 1_000_000 if raw.isdigit() and int(raw) > 0 else None
 
 
+def read_unit(unit: str) -> tuple[str, str]:
+    """ActiveState= of a unit, and the line that it reported last by STATUS=. Empty where systemctl does not answer."""
+    lines = (_call_systemctl("show", "--property=ActiveState,StatusText", "--", unit) or "").splitlines()
+    values = dict(line.partition("=")[::2] for line in lines)
+    return values.get("ActiveState", ""), values.get("StatusText", "")
+
+
 def is_stop_ordered(units: Iterable[str]) -> bool:
     """Whether systemd has a job to stop or restart one of the units. True also where systemctl does not answer."""
+    if (output := _call_systemctl("list-jobs", "--no-legend", "--plain", *units)) is None:
+        return True
+    jobs = [words for words in map(str.split, output.splitlines()) if words and words[0].isdigit()]
+    return not all(words[2:3] in (["start"], ["reload"]) for words in jobs)
+
+
+def _call_systemctl(*words: str) -> str | None:
+    """What systemctl prints; None where it fails."""
     import subprocess  # here, so that a program that only sends messages can start no other
 
-    command = ("systemctl", "list-jobs", "--no-legend", "--plain", *units)
     with suppress(OSError, subprocess.SubprocessError):
-        output = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-        jobs = [words for words in map(str.split, output.splitlines()) if words and words[0].isdigit()]
-        return not all(words[2:3] in (["start"], ["reload"]) for words in jobs)
-    return True
+        done = subprocess.run(("systemctl", *words), capture_output=True, timeout=5, check=True)
+        return done.stdout.decode("utf-8", "replace")
+    return None

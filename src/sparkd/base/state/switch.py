@@ -32,10 +32,12 @@ TRIES = 2
 """Starts of a new plan that may end without a verdict on it: the first may be ended by a power cut."""
 AWAITED_SECONDS = 900
 """How long a new plan may take until its launch, while it awaits docker or another node that may boot."""
+LATE = f"not launched within {AWAITED_SECONDS} s"
+"""How the reason begins for which a plan is left that docker or another node has kept from its launch."""
 MOST_BACK = 8
 """Plans to which a switch can go back."""
 CONFIGURED = "what is configured"
-NO_REASON = "its starts ended without a reason"
+NO_REASON = "its starts ended without a verdict"
 
 
 class Chosen(Struct, frozen=True):

@@ -48,6 +48,10 @@ class View(Struct, frozen=True):
     now: datetime
     alive: bool
     """Whether the agent that wrote the report still runs: if not, what it says of the other nodes is old."""
+    unit: str = ""
+    """ActiveState= of that agent's unit, where none runs; empty where that is not known."""
+    said: str = ""
+    """What that unit reported last by STATUS=. A start that is refused writes no report."""
 
     def age(self, stamp: str) -> str:
         return format_duration(seconds_since(stamp, self.now))
@@ -127,7 +131,7 @@ def overview(report: NodeReport, view: View) -> Overview:
 
 def headline(report: NodeReport, view: View) -> Headline:
     if not view.alive:
-        return _describe_ended(report)
+        return _describe_ended(report, view)
     nodes = overview(report, view).nodes
     head, troubled = nodes[0], [node for node in nodes if node.level not in ("", "ok") and not node.is_awaited]
     if troubled:
@@ -163,15 +167,19 @@ def _find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str
     return sanitize(why, TEXT_LIMIT), sanitize(next(filter(None, hints), ""), TEXT_LIMIT)
 
 
-def _describe_ended(report: NodeReport) -> Headline:
+def _describe_ended(report: NodeReport, view: View) -> Headline:
     """The headline where no agent runs."""
     start = f"sudo systemctl start sparkd-{shorten(report.role)}"
+    message = " ".join(report.message.split())  # as in STATUS=
+    if view.unit == "failed" and view.said and not (message and message in view.said):
+        said = sanitize(view.said, TEXT_LIMIT)
+        return Headline("block", f"not running: {said}", f"sudo sparkd config check; then: {start}")
     if report.phase not in (Phase.BLOCKED, Phase.FAILED):
         stopped = report.phase is Phase.STOPPED
         return Headline("unknown", "stopped" if stopped else "not running: its agent is gone", start)
-    needs_person = report.action not in ("", Action.NONE)
+    is_down = view.unit in ("failed", "inactive") or report.action not in ("", Action.NONE)
     look = f"sudo sparkd preflight --dry-run; then: {start}"
-    todo = look if needs_person else f"{NOTHING}: systemd starts it again"
+    todo = look if is_down else f"{NOTHING}: systemd starts it again"
     return Headline("block", f"{report.phase.value}: {sanitize(report.message, TEXT_LIMIT)}", todo)
 
 

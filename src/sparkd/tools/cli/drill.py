@@ -32,7 +32,10 @@ def run_drill(args: argparse.Namespace) -> None:
     before = drill.read_serving(host)
     target, load = drill.find_target(args.fault, host, before), last_load(history.read(host.files))
     duration = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
-    outcome = "The engine is to serve on." if args.fault == "agent" else f"The endpoint is gone for {duration}."
+    outcome = f"The endpoint is gone for {duration}."
+    if args.fault == "agent":
+        objection = drill.find_objection(host, before.role)
+        outcome = f"The engine ends with it: {objection}. {outcome}" if objection else "The engine is to serve on."
     print(f"{drill.FAULTS[args.fault]}: {target.title}, pid {target.pid}. {outcome}", flush=True)
     if not console.confirm_unless(args.yes, "begin? [y/N] ", f"sudo sparkd drill {args.fault} --yes"):
         raise UsageError("not begun: nothing was touched")

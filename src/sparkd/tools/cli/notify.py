@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib import log
 from sparkd.base.lib.errors import NOT_RESTARTED, ConfigError, ExitCode, LaunchError, UsageError
 from sparkd.base.lib.redaction import Redaction
+from sparkd.base.lib.systemd import read_unit
 from sparkd.base.status.notices import TEST, Notice, unit_down
 from sparkd.tools.cli.parser import add_action
 
@@ -61,17 +61,7 @@ def flush(host: Host, env: Mapping[str, str]) -> ExitCode:
         return ExitCode.GOOD
     unit, code = env.get("MONITOR_UNIT", ""), env.get("MONITOR_EXIT_STATUS", "")
     if unit and code in map(str, NOT_RESTARTED):
-        outbox.record(*unit_down(outbox.state, host.name(), unit, code, redact(_read_status_text(unit)), time.time()))
+        outbox.record(*unit_down(outbox.state, host.name(), unit, code, redact(read_unit(unit)[1]), time.time()))
     outbox.send()
     outbox.close()
     return ExitCode.LAUNCH_FAILED if outbox.state.queue else ExitCode.GOOD
-
-
-def _read_status_text(unit: str) -> str:
-    """The last status that the unit's agent reported; empty where it can't be read."""
-    command = ("systemctl", "show", "--property", "StatusText", "--value", "--", unit)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()

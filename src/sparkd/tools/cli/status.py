@@ -15,7 +15,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import Parts, parse_json, sanitize
 from sparkd.base.status.model import PATH, REPORT_SCHEMA, NodeReport, Phase, agent_running, parse, read_report
-from sparkd.base.status.view import View
+from sparkd.base.status.view import TEXT_LIMIT, View
 from sparkd.tools.cli import console
 from sparkd.tools.node.status_text import render
 
@@ -80,7 +80,15 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
     if report is None:
         return UNREADABLE if text else _describe_idle(files), code
     served = describe_served(files, report) if alive else ""
-    return render(report, View(datetime.now(UTC), alive), served, whole=not on_terminal), code
+    unit, said = ("", "") if alive else _read_unit(files, report.role)
+    return render(report, View(datetime.now(UTC), alive, unit, said), served, whole=not on_terminal), code
+
+
+def _read_unit(files: Files, role: str) -> tuple[str, str]:
+    """The answer of `read_unit` for the unit of a role, which a tree of files does not have."""
+    from sparkd.base.lib.systemd import read_unit
+
+    return read_unit(f"sparkd-{role}") if files.root == "/" else ("", "")
 
 
 def describe_served(files: Files, report: NodeReport) -> str:
@@ -122,7 +130,10 @@ def _describe_idle(files: Files) -> Parts:
         with suppress(AwaitedError, UsageError, OSError):  # the agent waits for it, or root alone may read it
             rank = find_place(config, host).rank
             resolve_context(config, None, host)
-        start = f"sudo systemctl start sparkd-{'worker' if rank else 'head'}"
+        role = "worker" if rank else "head"
+        start, (unit, said) = f"sudo systemctl start sparkd-{role}", _read_unit(files, role)
+        if unit == "failed" and said:
+            return [f"not running: {sanitize(said, TEXT_LIMIT)}", f"next: sudo sparkd config check; then: {start}"]
         return ["not running: sparkd has not run since boot", f"next: {start}"]
     except ConfigError as error:
         if os.geteuid() and "ermission denied" in error.reason:

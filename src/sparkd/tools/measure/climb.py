@@ -3,7 +3,9 @@
 Each is a switch to a plan that ends at a time, so the agent goes back by itself even if this command or the node dies.
 """
 
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Self
 
 from msgspec import Struct
@@ -12,13 +14,13 @@ from msgspec.structs import replace
 from sparkd.agent.actions import files
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.membership import NodeContext
-from sparkd.base.config import Settings
+from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, NotReadyError
 from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.lib.times import utc_now
 from sparkd.base.state.file import StateFile
-from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
+from sparkd.base.state.switch import LATE, MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.base.status.model import read_living_report
 from sparkd.tools.measure.interrupts import hold_signals
 from sparkd.tools.measure.knobs import Knob, Value, set_values
@@ -200,14 +202,19 @@ class Climb:
     def _follow(self, switch: Switch) -> str:
         """Wait until the plan is in force, and return "", or the fault for which it did not come up.
 
-        Raises BlockedError where a node was gone meanwhile.
+        Raises BlockedError where a node was gone meanwhile, or what is configured has changed: the agent then drops
+        each step.
         """
         try:
             fault = follow(switch, self._host, self._show, self._gone_seconds)
         except NotReadyError as error:
             raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None
-        if NO_REASON in fault:
+        if NO_REASON in fault or LATE in fault:
             raise BlockedError(f"a node was gone meanwhile: {fault}", RESUME_HINT)
+        if fault:
+            configured = load_settings(os.environ, Path(self._host.files.root))
+            if membership.fingerprint_config(configured, self._host) != self._fingerprint:
+                raise BlockedError(f"the configuration has changed meanwhile: {fault}", RESUME_HINT)
         return fault
 
     def _refuse_other_choice(self) -> Switch | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from sparkd.agent.actions.processes import signal_process
+from sparkd.agent.daemon.taking_over import find_adoptable_rank
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, NotReadyError
@@ -58,6 +59,13 @@ def read_serving(host: Host) -> NodeReport:
         state = status_line(report) if report is not None else "no agent runs"
         raise BlockedError(f"a drill needs an endpoint that serves: {sanitize(state)}", "sparkd status")
     return report
+
+
+def find_objection(host: Host, role: str) -> str:
+    """Why the next agent would not take the rank over, so that it ends with this one; empty where it would."""
+    refusals = list[str]()
+    rank = find_adoptable_rank(host, role, "", refusals.append)
+    return "" if rank is not None else next(iter(refusals), "its rank is not kept for the next agent")
 
 
 def kill(target: Target) -> None:

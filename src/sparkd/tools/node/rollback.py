@@ -11,7 +11,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.known_good import Entry
 from sparkd.base.state.switch import FILE, make_rollback
 from sparkd.tools.node.known_good import DIGITS, configured_plan, format_differences, gather_facts, read_known_good
-from sparkd.tools.node.switching import image_id, write_switch
+from sparkd.tools.node.switching import fingerprint_replaced, image_id, write_switch
 
 LIST = "sudo sparkd rollback --list"
 
@@ -45,14 +45,14 @@ def roll_back(prefix: str, config: Settings, host: Host) -> Iterator[str]:
     configured_image = image_id(host, plan.image) if plan else None
     goal = choose(read_known_good(host), prefix, plan, configured_image or "")
     goal_image = image_id(host, goal.image_id)
-    replaces = membership.fingerprint_config(config, host)
-    rollback = make_rollback(goal, replaces, goal.image_id if goal_image else "")
+    before = FILE.read(host.files)
+    rollback = make_rollback(goal, fingerprint_replaced(before, config, host), goal.image_id if goal_image else "")
     if rollback is None or rollback.to is None:
         raise ConfigError(f"the plan {goal.plan_digest[:DIGITS]} can't be read by this version of sparkd", LIST)
     node = None
     with suppress(AddressAwaitedError):  # this node's place is not known yet
         node = membership.make_context(config, host, rollback.to)
-    write_switch(FILE.read(host.files), rollback, host)
+    write_switch(before, rollback, host)
     yield f"{rollback.to.label} is in force from the next start on, until the configuration changes"
     if goal_image is None:
         yield "docker can't look up the recorded image: the one that has its name will run"

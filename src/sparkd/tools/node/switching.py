@@ -18,12 +18,12 @@ from sparkd.base.config import Settings
 from sparkd.base.config.types import check_image
 from sparkd.base.host import Host, docker, docker_image
 from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.base.lib.errors import AwaitedError, BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import utc_now
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good
-from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
+from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, fingerprint_engine, label, make_rollback
 from sparkd.base.status.model import Phase, parse, read_living_report, read_report
 from sparkd.tools.node.inventory_comparison import Inventories, find_missing_elsewhere
 from sparkd.tools.node.inventory_requests import request_inventories
@@ -69,6 +69,17 @@ def read_choice(host: Host) -> Switch | None:
         raise ConfigError(reason, "sudo sparkd rollback --end, then: sudo systemctl restart sparkd-head")
 
     return membership.load_switch(host, refuse)
+
+
+def fingerprint_replaced(before: Switch | None, config: Settings, host: Host) -> str:
+    """Fingerprint of the configuration that a new choice replaces. `before`: the switch in the file.
+
+    One that can't be read now is not known to have changed: a choice must be possible where its recipe is away.
+    """
+    try:
+        return membership.fingerprint_config(config, host)
+    except AwaitedError:
+        return before.replaces if before is not None else fingerprint_engine(config.engine, None)
 
 
 def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Settings, host: Host) -> None:
@@ -152,7 +163,7 @@ def make_switch(
 
     `before`: the switch in the file. Raises ConfigError, BlockedError where the node can't go there.
     """
-    replaces = membership.fingerprint_config(config, host)
+    replaces = fingerprint_replaced(before, config, host)
     current = before if before is not None and before.replaces == replaces else None  # else the configuration holds
     node = membership.make_context(config, host, to)
     if current is None and to is None:

@@ -23,7 +23,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import canonical
 from sparkd.base.host.units import enabled_services
-from sparkd.base.lib.errors import BlockedError, ConfigError
+from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.lookup import recipe_folders
 from sparkd.tools.models.ssh import SshHost
@@ -79,6 +79,7 @@ class Wizard:
             if (changes or choice.missing) and not self._confirmed():
                 return
             with self.files.setup.hold_lock():
+                self._refuse_changed(settings)
                 # Until a node has joined, a head that serves keeps the settings with which it can start again. With the
                 # first of several it gets those for all: it starts again only once the others have joined, too.
                 self.files.write(offered.values if choice.missing else values, files)
@@ -92,6 +93,11 @@ class Wizard:
             commands.append("sudo sparkd notify test")
         has_changed = has_changed or settings.cluster.nodes != nodes
         self._finish(settings, "head", commands, changed=has_changed, offered=offered.values)
+
+    def _refuse_changed(self, settings: Settings) -> None:
+        """Raises UsageError where these are no more the settings: a node that has joined since would be dropped."""
+        if self.files.load().settings != settings:
+            raise UsageError("the settings have changed meanwhile: nothing is written", "run it again")
 
     def _draft_offers(self, fit: Fit, settings: Settings) -> Draft:
         """A key for the API, and messages, by options or where the person agrees."""

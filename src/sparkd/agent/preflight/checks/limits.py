@@ -33,7 +33,7 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
             return ShmSizeFacts(own_bytes, own_bytes, "the container's own /dev/shm")
         memory_bytes = host.meminfo().total_bytes
         mount = disks.find_mount(host.files, "/dev/shm")  # noqa: S108 - read only
-        total_bytes = memory_bytes // 2 if mount is None else mount.size_bytes(memory_bytes)
+        total_bytes = memory_bytes // 2 if mount is None else mount.tmpfs_size_bytes(memory_bytes)
         return ShmSizeFacts(total_bytes, max(0, total_bytes - host.shm_used_bytes()), "the machine's /dev/shm")
 
     def judge(self, facts: ShmSizeFacts) -> Verdict:

@@ -7,7 +7,7 @@ from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.host import Host, network
 from sparkd.base.host.files import Files
 from sparkd.tools.node.endpoint import request_lines
-from sparkd.tools.setup.safe_endpoint import WEBHOOK_FILE
+from sparkd.tools.setup.offers import WEBHOOK_FILE
 
 
 def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, ...]]:

@@ -35,6 +35,7 @@ from sparkd.base.state.facts import Facts
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.history import Launch
 from sparkd.tools.models.ssh import ProgramResult, SshHost
+from sparkd.tools.node.command_lock import hold_command_lock
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.sysctl import SysctlManager
@@ -140,7 +141,7 @@ WRITERS = {
         lambda root: SysctlManager(root).apply({}, "# Written by `sparkd tune apply`\n"), "run/sparkd/setup.lock"
     ),
     "bench, its lock": Writer(
-        lambda root: files.hold_command_lock(root, "run/sparkd/bench.lock").__enter__(), "run/sparkd/bench.lock"
+        lambda root: hold_command_lock(root, "run/sparkd/bench.lock").__enter__(), "run/sparkd/bench.lock"
     ),
     "tune-recipe": Writer(
         lambda root: files.write(root / "r.yaml", "x", 0o644, durable=True, overwrite=False), "r.yaml"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.agent.actions.files import usage_error, write
+from sparkd.agent.actions.files import write
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.state.file import FolderError
+from sparkd.tools.node.command_lock import usage_error
 
 
 def test_folders_that_are_made_for_a_file_are_for_all_also_with_a_users_umask(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_the_last_file_of_conf_d_takes_effect(config: Path) -> None:
-    assert words("nodes", config) == ["10.0.0.1"]
     (config.parent / "conf.d").mkdir()
+    (config.parent / "conf.d/.editor.toml").write_text('[cluster]\nnodes = ["10.0.0.8"]\n')  # the agent ignores it
+    assert words("nodes", config) == ["10.0.0.1"]
     for name, nodes in (("10-a.toml", '["10.0.0.9"]'), ("20-b.toml", '["fd00::1", "10.0.0.2"]')):
         (config.parent / "conf.d" / name).write_text(f"[cluster]\nnodes = {nodes}\n")
     (config.parent / "conf.d/30-broken.toml").write_text("[cluster")

@@ -27,7 +27,8 @@ from tests.unit.cluster_nodes import (
 from tests.unit.nodes import KEY, NEW_KEY, node, report, until
 from tests.unit.verdicts import present
 
-from sparkd.agent.daemon.head_config import LOOK_SECONDS, check_head, share_config
+from sparkd.agent.daemon.head_config import check_head, share_config
+from sparkd.agent.daemon.head_follower import LOOK_SECONDS
 from sparkd.agent.daemon.serving import follow_head
 from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import KeyRing, sign_answer

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkd.base.config import Settings, load_settings
-from sparkd.base.config.sources import keys
+from sparkd.base.config.sources import setting_keys
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node
@@ -23,7 +23,7 @@ SCALAR = st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | SCRA
 ANYTHING = st.recursive(
     SCALAR, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(SCRAP, inner, max_size=2), max_leaves=5
 )
-VARIABLE = st.sampled_from(["SPARKD_" + "__".join(key).upper() for key in keys()]) | st.sampled_from(
+VARIABLE = st.sampled_from(["SPARKD_" + "__".join(key).upper() for key in setting_keys()]) | st.sampled_from(
     ["SPARKD_", "SPARKD_X", "SPARKD_ENGINE__ARGS__A", "SPARKD_ENGINE__ENV__", "SPARKD_ENGINE__SECRETS__A"]
 )
 

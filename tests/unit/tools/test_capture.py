@@ -35,7 +35,7 @@ def test_what_root_keeps_beside_broken_settings_is_hidden(collector: Callable[[]
     capture = collector()
     assert capture.redact("posted to https://example.com/hunter22") == "posted to ***"
     assert capture.redact("seen by all") == "seen by all"
-    assert "LOOK FOR SECRETS" in capture.missing[0]
+    assert "may contain secrets that were not hidden: look" in capture.missing[0]
     path, _ = capture.save(str(tree.root / "capture.tar.gz"))
     with tarfile.open(path) as archive:
         readme = next(member for member in archive if member.name.endswith("/README.txt"))
@@ -44,7 +44,13 @@ def test_what_root_keeps_beside_broken_settings_is_hidden(collector: Callable[[]
 
 def test_a_secret_that_can_t_be_read_is_named(collector: Callable[[], Collector], tree: Tree) -> None:
     tree.file("/etc/sparkd/long", "x" * (1 << 17), 0o600)
-    assert any("content of /etc/sparkd/long (LOOK FOR IT, it is not hidden)" in line for line in collector().missing)
+    assert any("content of /etc/sparkd/long (the archive may contain" in line for line in collector().missing)
+
+
+def test_where_no_thread_is_to_be_had_that_is_named(collector: Callable[[], Collector], no_thread: None) -> None:
+    lines = collector().missing
+    assert lines
+    assert all("can't start new thread" in line for line in lines)
 
 
 def test_a_part_that_fails_in_any_way_or_hangs_is_named(collector: Callable[[], Collector]) -> None:

@@ -9,7 +9,7 @@ from tests.unit import plans
 from tests.unit.nodes import report
 from tests.unit.plans import HEAD, WORKER, configured
 
-from sparkd.base.cluster.endpoint import find_address, find_key
+from sparkd.base.cluster.endpoint import find_address, find_key_file
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -90,16 +90,16 @@ def test_a_key_is_needed_also_where_its_file_is_on_the_head(file: str) -> None:
     own = Settings()
     engine = own.engine.model_copy(update={"secrets": {"VLLM_API_KEY": file}})
     shared = own.model_copy(update={"engine": engine})
-    assert find_key(NodeContext(plans.plan(WORKER, shared), shared, plans.recipe(), own)) == (True, file)
+    assert find_key_file(NodeContext(plans.plan(WORKER, shared), shared, plans.recipe(), own)) == (True, file)
 
 
 def test_without_a_secret_of_that_name_no_key_is_needed() -> None:
-    assert find_key(NodeContext(plans.plan(WORKER), Settings(), plans.recipe(), Settings())) == (False, "")
+    assert find_key_file(NodeContext(plans.plan(WORKER), Settings(), plans.recipe(), Settings())) == (False, "")
 
 
 def test_a_key_of_the_recipe_is_needed() -> None:
     keyed = plans.recipe(secrets={"VLLM_API_KEY": "/etc/sparkd/api.key"})
-    assert find_key(NodeContext(plans.plan(HEAD), Settings(), keyed, Settings()))[0]
+    assert find_key_file(NodeContext(plans.plan(HEAD), Settings(), keyed, Settings()))[0]
 
 
 @pytest.mark.parametrize(("key", "end"), [("sk-x", ""), ("sk-x", "\n"), ("", "")])

@@ -11,7 +11,6 @@ import pytest
 from tests.tree import Tree
 from tests.unit.plans import configured
 
-from sparkd.agent.actions.files import SETUP_LOCK, hold_command_lock
 from sparkd.base.cluster.membership import fingerprint_config
 from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
@@ -21,6 +20,7 @@ from sparkd.base.state import switch
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.cli import main
 from sparkd.tools.cli.tune import apply_tuning, find_recipe_in_use, run_action, show_tuning, sysctl_file
+from sparkd.tools.node.command_lock import SETUP_LOCK, hold_command_lock
 from sparkd.tools.setup.sysctl import FILE, HEADER, PAIRED, PATH, SysctlManager
 from sparkd.tools.setup.watchdog import WATCHDOG_DROPIN, apply_watchdog, revert_watchdog, with_panic
 

@@ -71,7 +71,7 @@ HF_HUB_OFFLINE=1 exec vllm serve "/models/a b" --max-model-len "$LENGTH" \\
     assert read.serves == (
         {"max-model-len": None, "compilation-config": GOOD["compilation-config"], "speculative-config": "{method:mtp}"},
     )
-    assert not read.passes_on
+    assert not read.passes_arguments_on
 
 
 @pytest.mark.parametrize(

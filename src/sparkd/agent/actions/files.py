@@ -9,15 +9,10 @@ from pathlib import Path
 
 from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.lock import hold, open_lock
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state.file import FOLDER, PUBLIC, STACKS, Content, StateFile, ignore_report
 
-HINTS = {errno.ENOSPC: "make room: df -h", errno.EROFS: "it is mounted read-only: findmnt --options ro"}
-"""Hints of a UsageError, by the number of the OSError."""
-SETUP_LOCK = "run/sparkd/setup.lock"
-"""The lock of commands that set up this node, below its root folder."""
 KEPT_STACKS = 10
 """Most files with stacks of hung ranks; the oldest go."""
 WRITE_LOCK_SECONDS = 5.0
@@ -28,7 +23,7 @@ def write(path: Path, content: str | bytes, mode: int, *, durable: bool, overwri
     """Replace `path` in one step. `durable`: also over a power cut (on ext4, a file without fsync came back empty).
 
     Without `overwrite`, an existing file stays, and FileExistsError is raised. Also raises OSError, and
-    SharedFolderError where only `run_as_owner` may write.
+    SharedFolderError where others than root may write to the folder.
     """
     refuse_shared(path.parent)
     _make_folders(path.parent)
@@ -53,7 +48,7 @@ def write(path: Path, content: str | bytes, mode: int, *, durable: bool, overwri
 
 
 def _make_folders(folder: Path) -> None:
-    """Make the missing ones, for all to read whatever the umask: sudo keeps a user's 077."""
+    """Make missing folders with mode 755, whatever the umask (sudo keeps the user's)."""
     if not folder.exists():
         _make_folders(folder.parent)
         with suppress(FileExistsError):
@@ -112,7 +107,7 @@ def hold_write_lock(path: Path) -> Iterator[None]:
 
 
 def replace_head_files(files: Files, wanted: Mapping[str, bytes]) -> None:
-    """Let HEAD_FILES have these by name, and no others. Takes as long as the disk does. Raises OSError."""
+    """Make `wanted` the only files in HEAD_FILES. Takes as long as the disk does. Raises OSError."""
     folder = Path(files.real(HEAD_FILES))
     if not wanted and not folder.is_dir():
         return
@@ -121,17 +116,17 @@ def replace_head_files(files: Files, wanted: Mapping[str, bytes]) -> None:
     folder.chmod(0o700)
     for name, content in wanted.items():
         if not (folder / name).is_file() or (folder / name).read_bytes() != content:
-            write(folder / name, content, 0o644, durable=True)  # for an image with another user
+            write(folder / name, content, 0o644, durable=True)  # the container's user may not be root
     for file in folder.iterdir():
         if file.name not in wanted:
             with suppress(OSError):  # such as a folder: what is left over holds up no start
                 file.unlink()
 
 
-def write_stacks(files: Files, name: str, text: Callable[[], str]) -> str:
+def write_stacks(files: Files, name: str, make_text: Callable[[], str]) -> str:
     """Write a file for root alone, and keep the KEPT_STACKS newest. Returns its path. Raises OSError."""
     folder = Path(files.real(STACKS))
-    write(folder / name, text(), 0o600, durable=False)
+    write(folder / name, make_text(), 0o600, durable=False)  # made here: it may take long
     folder.chmod(0o700)
     for old in sorted(folder.glob("*.txt"))[:-KEPT_STACKS]:
         old.unlink(missing_ok=True)
@@ -145,32 +140,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-@contextmanager
-def usage_error(reason: str, hint: str = AS_ROOT) -> Iterator[None]:
-    """Raise UsageError in place of OSError, with the error's own hint where it has one."""
-    try:
-        yield
-    except OSError as error:
-        if hint == AS_ROOT and not os.geteuid():
-            # The same command with sudo, and maybe with a secret in it, is no help.
-            hint = "the disk: sudo dmesg; what is immutable: lsattr; what is mounted: findmnt"
-        hint = getattr(error, "hint", HINTS.get(error.errno or 0, hint))  # a SharedFolderError's, or a FolderError's
-        raise UsageError(f"{reason}: {error.strerror or error}", hint) from None
-
-
-@contextmanager
-def hold_command_lock(root: Path, name: str = SETUP_LOCK, commands: str = "`sparkd init` or `tune`") -> Iterator[None]:
-    """Hold a lock that only one of some commands may have at a time. Raises UsageError where another one has it.
-
-    `name`: path of the lock file below `root`; `commands`: those commands, for the error.
-    """
-    lock = root / name
-    with usage_error(f"{lock} can't be opened"):
-        refuse_shared(lock.parent)
-        fd = open_lock(lock)
-    with hold(fd) as is_held:
-        if not is_held:
-            raise UsageError(f"another {commands} is under way", "wait for it")
-        yield

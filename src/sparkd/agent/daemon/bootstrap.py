@@ -17,7 +17,8 @@ from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.assembly import assemble, read_keys_beside, report_sinks, serve_observers, unplaced_status
 from sparkd.agent.daemon.configuration_stamp import Stamp, look_at_configuration, stamp_configuration
 from sparkd.agent.daemon.context import USUAL_PACE, Agent, AgentProcess, Base, Pace
-from sparkd.agent.daemon.head_config import HeadFollower, report_followed
+from sparkd.agent.daemon.head_config import report_followed
+from sparkd.agent.daemon.head_follower import HeadFollower
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.readahead import restore_readahead

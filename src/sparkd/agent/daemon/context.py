@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sparkd.agent.daemon.admission import Admission
     from sparkd.agent.daemon.agreed import Agreed
     from sparkd.agent.daemon.backoff import Backoff
-    from sparkd.agent.daemon.head_config import HeadFollower
+    from sparkd.agent.daemon.head_follower import HeadFollower
     from sparkd.agent.daemon.history import LaunchRow
     from sparkd.agent.daemon.own_rank import OwnRank
     from sparkd.agent.daemon.phase_report import PhaseReport

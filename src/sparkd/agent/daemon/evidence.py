@@ -1,6 +1,6 @@
 """Gathers the evidence of why a run ends, beside its error. What it means is judged in `judgement.py`.
 
-Each look has its own condition: it is made only where the error may have the cause that it would show.
+A look runs only where the error may have the cause that it would show.
 """
 
 import re
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.judgement import CAUSES_WITHOUT_CULPRIT, CODES_AGAINST_PLAN, Evidence, own_words
@@ -28,11 +30,6 @@ T = TypeVar("T")
 GONE_SECONDS = 5.0
 """Limit for a killed rank to end with its whole container: only then do the other nodes' engines lose it."""
 _ENGINE_CAUSES = (Cause.ENGINE_ENDED, Cause.NOT_READY, Cause.LOAD_STALLED, Cause.ENGINE_STALLED)
-DOCKER_CAUSES = (*_ENGINE_CAUSES, Cause.SYSTEM_ERROR, Cause.LAUNCH_FAILED)
-"""Causes that may be due to a hung dockerd."""
-MEMORY_CAUSES = (Cause.MEMORY_GUARD, Cause.KERNEL_OOM)
-ADDRESS_CAUSES = (*_ENGINE_CAUSES, Cause.ENGINE_ERROR)
-"""Causes that may be due to the loss of this node's own address."""
 NO_ADDRESS = "Cannot assign requested address"
 """glibc's text of EADDRNOTAVAIL: a program binds to an address that the node lacks."""
 
@@ -44,11 +41,11 @@ class EvidenceSearch:
         """Begin the looks, each in a thread. `running`: None where no rank was started."""
         self._agent, self._running, self._error = agent, running, error
         self._ends_at = time.monotonic() + agent.pace.last_look_seconds
-        look_at_docker = partial(_time_docker_answer, agent.host) if error.cause in DOCKER_CAUSES else None
-        self._docker_answer = self._start(look_at_docker)
-        self._holder = self._start(self._choose_holder_look())
-        self._culprit = self._start(self._choose_culprit_look())
-        self._address = self._start(self._choose_address_look())
+        may_hang = error.cause in (*_ENGINE_CAUSES, Cause.SYSTEM_ERROR, Cause.LAUNCH_FAILED)
+        self._docker_look = self._start(partial(_time_docker_answer, agent.host) if may_hang else None)
+        self._holder_look = self._start(self._choose_holder_look())
+        self._culprit_look = self._start(self._choose_culprit_look())
+        self._address_look = self._start(self._choose_address_look())
 
     def gather(self) -> Evidence:
         """Await the looks, until `pace.last_look_seconds` after they began. One that fails or is late finds nothing.
@@ -56,13 +53,16 @@ class EvidenceSearch:
         To be called once the rank is killed: who took memory is looked at only after its end, for which it waits up
         to GONE_SECONDS. After the failure of another node, that node's cause is awaited too.
         """
-        docker_hangs = self._has_docker_hung()
-        holder, culprit = self._await_result(self._holder) or "", self._await_result(self._culprit)
-        address = self._await_result(self._address) or ""
+        evidence = Evidence(
+            docker_hangs=self._has_docker_hung(),
+            address_gone=self._await_result(self._address_look) or "",
+            port_holder=self._await_result(self._holder_look) or "",
+            culprit=self._await_result(self._culprit_look),
+        )
         growth = self._find_growth()
         if self._error.cause is Cause.PEER_FAILED:
             self._agent.loop.wait_until(self._have_peers_named_causes, self._ends_at - time.monotonic())
-        return Evidence(docker_hangs, growth.by_others, growth.text, address, holder, culprit)
+        return replace(evidence, memory_taken=growth.by_others, memory_users=growth.text)
 
     def _start(self, look: Callable[[], T] | None) -> Outcome[T] | None:
         return self._agent.loop.start(look) if look is not None else None
@@ -78,20 +78,20 @@ class EvidenceSearch:
         return None
 
     def _choose_holder_look(self) -> Callable[[], str] | None:
-        """Who else has a port of a head's rank that has not been ready."""
+        """The look for who else has a port of a head's rank; None where the error can't have that cause."""
         agent, running = self._agent, self._running
         if running is None or running.ready or not agent.context.is_head or self._error.code not in CODES_AGAINST_PLAN:
             return None
         holder, words = running.api_holder, own_words(self._error)
         port_in_use = any(message in words for message in PORT_IN_USE)
         if holder and (port_in_use or holder in words):
-            return lambda: holder  # found while the rank started
+            return lambda: holder  # found while the rank started, and awaited as a look is
         if not port_in_use:
             return None
         return partial(find_holder, agent.host, (agent.plan.api_port, agent.plan.master_port), running.rank.pid)
 
     def _choose_culprit_look(self) -> Callable[[], Culprit] | None:
-        """Who ended the rank from outside."""
+        """The look for who ended the rank from outside; None where the error can't have that cause."""
         running, error = self._running, self._error
         process_died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
         may_have_culprit = process_died or error.cause in (
@@ -105,29 +105,32 @@ class EvidenceSearch:
         return partial(find_culprit, self._agent.host, (rank.container_id, rank.name), pids, time.time())
 
     def _choose_address_look(self) -> Callable[[], str] | None:
-        """This node's own address, where the engine lacked it or it is missing now."""
+        """The look for a loss of this node's own address; None where the error can't have that cause."""
         agent, running, address = self._agent, self._running, self._agent.plan.node.address
-        if running is None or not agent.context.peers or self._error.cause not in ADDRESS_CAUSES:
+        if running is None or not agent.context.peers:
+            return None
+        if self._error.cause not in (*_ENGINE_CAUSES, Cause.ENGINE_ERROR):
             return None
         words = "" if running.ready else own_words(self._error)
         if NO_ADDRESS in words and re.search(rf"\b{re.escape(address)}\b(?!\.\d)", words):
-            return lambda: address
+            return lambda: address  # known, and awaited as a look is
         return partial(_find_gone_address, agent.host, address)
 
     def _has_docker_hung(self) -> bool:
         """Whether dockerd runs, and has not answered in time."""
-        if self._docker_answer is None:
+        if self._docker_look is None:
             return False
-        if not self._is_over(self._docker_answer):
+        if not self._is_over(self._docker_look):
             return True
         with suppress(OSError):  # dockerd does not run, or no thread could be started
-            return self._docker_answer.result() > self._ends_at
+            return self._docker_look.result() > self._ends_at  # it answered, but too late
         return False
 
     def _find_growth(self) -> Growth:
         """Whose memory has grown since the launch, where memory ran short. Only a rank that is gone can be left out."""
         agent, running, unknown = self._agent, self._running, Growth("", False)
-        if self._error.cause not in MEMORY_CAUSES or running is None or running.tenants is None:
+        ran_short = self._error.cause in (Cause.MEMORY_GUARD, Cause.KERNEL_OOM)
+        if not ran_short or running is None or running.tenants is None:
             return unknown
         has_ended = agent.loop.wait_until(running.rank.ended.is_set, GONE_SECONDS)
         if not has_ended or (tenants := running.read_tenants()) is None:

@@ -18,7 +18,7 @@ from sparkd.base.lib.text import GIB, size
 COMPILERS = frozenset(("cicc", "ptxas", "ptxas-blackwell", "cudafe++", "cc1plus"))
 """Programs that nvcc and Triton run, and that take the memory. While they are held, ninja starts no more of them."""
 RESERVE_BYTES = 11 * GIB
-"""Memory that the oldest may still take: the largest compile takes 10.4 GiB."""
+"""Memory kept free for the oldest compiler: the largest compile takes 10.4 GiB."""
 RESUME_BYTES = 2 * GIB
 """Memory that must be available above `floor_bytes` before another one is resumed."""
 PACE_SECONDS = 0.25
@@ -26,11 +26,13 @@ PACE_SECONDS = 0.25
 RESUME_SECONDS = 2.0
 """Pause between two that are resumed: the memory of the first one must show."""
 IDLE_PACE_SECONDS = 1.0
-"""Pause between two looks where no compiler has run for QUIET_SECONDS. Those 18 take 1 GiB of the reserve meanwhile."""
+"""Pause between two looks where no compiler has run for QUIET_SECONDS. In it those 18 take 1 GiB of the reserve."""
 QUIET_SECONDS = 30.0
 """After a compiler the next one may start within this time."""
 LONGEST_SECONDS = 600.0
 """Limit for holding a compiler: the oldest, whose end the others await, may hang."""
+LOG_SECONDS = 600.0
+"""Pause between two log lines on held compilers."""
 
 Key = tuple[int, int]
 """Process id and start time."""
@@ -56,8 +58,9 @@ def decide(
     overdue = tuple(key for key in held_compilers if now - held[key] >= LONGEST_SECONDS)
     if available_bytes < floor_bytes:
         hold = tuple(key for key in compilers[1:] if key not in held)
-        held_oldest = tuple(key for key in compilers[:1] if key in held)
+        held_oldest = tuple(key for key in compilers[:1] if key in held)  # the one before it has ended
         return Decision(hold, overdue or held_oldest)
+    # Where none runs, none ends and frees memory.
     has_room = available_bytes >= floor_bytes + RESUME_BYTES or len(held_compilers) == len(compilers)
     return Decision(resume=overdue or tuple(held_compilers[:1] if has_room else ()))
 
@@ -86,7 +89,8 @@ class CompilerWatch(Struct):
     _failure_logged: bool = False
     _logged_at: float = float("-inf")
     _compiled_at: float = float("-inf")
-    """Last time that a compiler was there. Those that were stopped the first time had been held by an earlier agent."""
+    """Last time that a compiler was there."""
+    _adopted: bool = False
     _resume_at: float = 0.0
 
     def run(self) -> None:
@@ -98,19 +102,22 @@ class CompilerWatch(Struct):
                 self._check(now)
                 pause_seconds = PACE_SECONDS if now - self._compiled_at <= QUIET_SECONDS else IDLE_PACE_SECONDS
             except (OSError, ValueError) as error:  # such as where memory is short
-                if not self._failure_logged:
-                    self._failure_logged = True
-                    hint = "nothing is to be done: it is tried again, and the memory guard watches on"
-                    self.events.warning("engine.compilers.unwatched", reason=str(error), hint=hint)
+                self._log_failure(error)
         self.count = 0
         self._resume(tuple(self.held))
+
+    def _log_failure(self, error: Exception) -> None:
+        if not self._failure_logged:
+            self._failure_logged = True
+            hint = "nothing is to be done: it is tried again, and the memory guard watches on"
+            self.events.warning("engine.compilers.unwatched", reason=str(error), hint=hint)
 
     def _check(self, now: float) -> None:
         present = [process for process in self.processes() if not process.dead]
         self._note_pids({process.pid for process in present if process.comm not in COMPILERS})
         running = [process for process in present if process.comm in COMPILERS]
-        if running and self._compiled_at == float("-inf"):
-            self.held = {(process.pid, process.start_time): now for process in running if process.state == "T"}
+        if running and not self._adopted:
+            self._adopt_held(running, now)
         compilers = [(pid, began) for began, pid in sorted((process.start_time, process.pid) for process in running)]
         self.count = len(compilers)
         self.held = {key: since for key, since in self.held.items() if key in compilers}
@@ -120,6 +127,11 @@ class CompilerWatch(Struct):
             self._resume(tuple(self.held))  # of an earlier agent, whose settings had a floor
         elif compilers:
             self._apply_decision(compilers, now)
+
+    def _adopt_held(self, running: Iterable[Process], now: float) -> None:
+        """Take over the compilers that an earlier agent held: those that are stopped at the first look."""
+        self._adopted = True
+        self.held = {(process.pid, process.start_time): now for process in running if process.state == "T"}
 
     def _note_pids(self, others: set[int]) -> None:
         if not others <= self.pids and len(self.pids) < 4096:  # a container may start any number
@@ -137,14 +149,21 @@ class CompilerWatch(Struct):
             self._resume(decision.resume)
 
     def _hold_back(self, compilers: tuple[Key, ...], available_bytes: int, now: float) -> None:
-        for key in compilers:
-            if self.set_held(key, True):
-                self.held = {**self.held, key: now}
-        if compilers and now - self._logged_at >= 600.0:
+        newly_held = [key for key in compilers if self._try_to_hold(key)]
+        self.held = {**self.held, **dict.fromkeys(newly_held, now)}
+        if newly_held and now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
             reason = f"{size(available_bytes)} are available, and the oldest compiler may take {size(RESERVE_BYTES)}"
             hint = "nothing is to be done: they continue one by one"
-            self.events.info("engine.compilers.held", count=len(compilers), reason=reason, hint=hint)
+            self.events.info("engine.compilers.held", count=len(newly_held), reason=reason, hint=hint)
+
+    def _try_to_hold(self, key: Key) -> bool:
+        """Whether it is held now. An error must not keep the younger ones running."""
+        try:
+            return self.set_held(key, True)
+        except OSError as error:
+            self._log_failure(error)
+            return False
 
     def _resume(self, compilers: tuple[Key, ...]) -> None:
         for key in compilers:

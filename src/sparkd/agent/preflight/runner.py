@@ -11,7 +11,7 @@ from sparkd.agent.preflight.check import MOST_NAMED, AnyCheck, Finding, Level, V
 from sparkd.agent.preflight.checks.compile_cache import CompileCache
 from sparkd.agent.preflight.checks.disk import DiskRoom
 from sparkd.agent.preflight.checks.docker import Docker, EngineImage, StaleContainer
-from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricLink, PeerClocks
+from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricLink
 from sparkd.agent.preflight.checks.foreign_units import ForeignUnits
 from sparkd.agent.preflight.checks.free_memory import FragmentedMemory, PageCache, SwapOff
 from sparkd.agent.preflight.checks.gpu import Gpu
@@ -22,6 +22,7 @@ from sparkd.agent.preflight.checks.limits import Memlock, MemoryLimit, ShmSize
 from sparkd.agent.preflight.checks.memory import ModelMemory, UnifiedMemory
 from sparkd.agent.preflight.checks.memory_users import OtherTenants
 from sparkd.agent.preflight.checks.paths import ScriptPaths
+from sparkd.agent.preflight.checks.peer_clocks import PeerClocks
 from sparkd.agent.preflight.checks.plan_lint import PlanLint
 from sparkd.agent.preflight.checks.ports import Listeners, Ports
 from sparkd.agent.preflight.checks.rdma import GidIndex, Rdma

@@ -20,15 +20,16 @@ def describe_day(disk: Disk, view: View, report: NodeReport) -> Iterator[Element
     last_rows = {type(row): row for row in disk.rows}
     if Launch in last_rows:
         yield from _build_timeline(disk, view)
-    for kind, command in ((Smoke, "smoke"), (Bench, "bench")):
-        match last_rows.get(kind):
-            case Smoke() as smoke:
-                faults = f"bad answers: {smoke.bad} ({', '.join(smoke.faults)})" if smoke.bad else "all answers good"
-                yield element("p", "", f"Last smoke test, {view.age(smoke.at)} ago: {faults}")
-            case Bench() as bench:
-                yield element("p", "", f"Last bench, {view.age(bench.at)} ago: {_describe_bench(bench)}")
-            case _ if report.rank == 0 and report.phase in IN_SERVICE:  # both commands need this node's endpoint
-                yield element("p", "", f"No {command} yet: ", build_code(f"sudo sparkd {command}"))
+    has_endpoint = report.rank == 0 and report.phase in IN_SERVICE  # which both commands need
+    if isinstance(smoke := last_rows.get(Smoke), Smoke):
+        faults = f"bad answers: {smoke.bad} ({', '.join(smoke.faults)})" if smoke.bad else "all answers good"
+        yield element("p", "", f"Last smoke test, {view.age(smoke.at)} ago: {faults}")
+    elif has_endpoint:
+        yield element("p", "", "No smoke yet: ", build_code("sudo sparkd smoke"))
+    if isinstance(bench := last_rows.get(Bench), Bench):
+        yield element("p", "", f"Last bench, {view.age(bench.at)} ago: {_describe_bench(bench)}")
+    elif has_endpoint:
+        yield element("p", "", "No bench yet: ", build_code("sudo sparkd bench"))
 
 
 def _build_timeline(disk: Disk, view: View) -> Iterator[Element]:
@@ -37,7 +38,7 @@ def _build_timeline(disk: Disk, view: View) -> Iterator[Element]:
     for span in find_spans(disk.rows, view.now):
         seconds = span.begin_seconds - span.end_seconds
         seconds_by_state[span.state] += seconds
-        # A load is half as high, so that it is known without its colour. Each span is wide enough to be seen.
+        # The bar of a load is half as high, to be recognised without colour. 90 s are wide enough to be seen.
         tone, top = ("wait", 5) if span.state == "loading" else ("ok", 0)
         attributes = {"x": DAY_SECONDS - span.begin_seconds, "width": max(seconds, 90), "y": top, "height": 10 - top}
         rectangles.append(element("rect", tone, **{name: f"{value:.0f}" for name, value in attributes.items()}))
@@ -62,7 +63,7 @@ def _describe_bench(bench: Bench) -> str:
 
 
 class Span(NamedTuple):
-    """A part of the last day. Times are in seconds before now."""
+    """A part of the last day, in seconds before now: the begin is the larger number."""
 
     state: str
     """`loading` or `serving`."""

@@ -20,7 +20,7 @@ def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
     """The address at which clients reach the head, and a note about it, which may be empty."""
     if is_local(plan):
         return plan.api_host, "the API listens on loopback only (args.host of the recipe)"
-    if plan.api_host != LOOPBACK:
+    if plan.api_host != LOOPBACK:  # it listens on this address alone; with a wildcard api_host is LOOPBACK
         return plan.api_host, ""
     if not plan.node.is_head:
         return plan.node.head_address, "the head's address on the fabric; for that on your network, run this there"
@@ -35,8 +35,8 @@ def find_url(plan: LaunchPlan, host: Host) -> tuple[str, str]:
     return f"http://{f'[{address}]' if ':' in address else address}:{plan.api_port}/v1", note
 
 
-def find_key(node: NodeContext) -> tuple[bool, str]:
-    """Whether clients need a key, and its file; empty where unknown, as on a worker that follows its head."""
+def find_key_file(node: NodeContext) -> tuple[bool, str]:
+    """Whether clients need a key, and the file; empty without a key, and where only the head names the file."""
     files = {**node.recipe.secrets, **node.settings.engine.secrets}
     return API_KEY in files, files.get(API_KEY, "")
 
@@ -44,5 +44,5 @@ def find_key(node: NodeContext) -> tuple[bool, str]:
 def with_endpoint(engine: EngineReport, node: NodeContext, host: Host) -> EngineReport:
     """The report of a head's engine that serves, with what its clients need."""
     url, _ = find_url(node.plan, host)
-    is_keyed, _ = find_key(node)
+    is_keyed, _ = find_key_file(node)
     return replace(engine, url=url, model=node.plan.served_name, keyed=is_keyed)

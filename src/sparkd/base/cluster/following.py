@@ -1,6 +1,6 @@
 """A worker that follows its head: the head's recipe and shared settings as this node's own, judged before their use.
 
-What `cluster.allow` refuses is never launched. Nothing here changes the machine: agent.daemon.head_config
+What `cluster.allow` refuses is never launched. Nothing here changes the machine: agent.daemon.head_follower
 fetches and keeps.
 """
 

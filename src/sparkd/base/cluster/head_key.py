@@ -61,10 +61,14 @@ def verify(files: Files, path: str, head: str, mac: str, signatures: str) -> Non
         raise HeadRefusedError(reason, f"who has that address? If the head has a new key, {REMEDY}")
 
 
-def missing(head: str) -> HeadRefusedError:
-    """The error of a worker that has no public key of its head. `head`: its address."""
+class MissingKeyError(HeadRefusedError):
+    """A worker has no public key of its head."""
+
+
+def missing(head: str) -> MissingKeyError:
+    """The error of a worker whose head has this address."""
     reason = f"no new configuration is taken of {head}: this node has no public key of its head"
-    return HeadRefusedError(reason, REMEDY)
+    return MissingKeyError(reason, REMEDY)
 
 
 def _is_signer(public: bytes, mac: str, signature: str) -> bool:

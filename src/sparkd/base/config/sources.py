@@ -46,7 +46,7 @@ class File(TomlConfigSettingsSource):
 
     def __init__(self, path: Path, real: Path) -> None:
         """`real`: the path to give to the kernel."""
-        self.__name__ = str(path)
+        self.__name__ = str(path)  # the origin of its values
         super().__init__(Settings, real)
 
     def _read_files(self, files: Any, deep_merge: bool = False) -> dict[str, Any]:  # noqa: ARG002
@@ -59,8 +59,10 @@ class Variable(EnvSettingsSource):
 
     def __init__(self, name: str, key: Key, value: Any) -> None:
         self.__name__ = name
-        super().__init__(Settings, True, PREFIX, env_nested_delimiter="__", env_nested_max_split=2)
-        # Names count by their case (True), so the key is in lower case. Else the library lowers a table's entry, too.
+        # case_sensitive keeps the case of a table's entry. Sections and keys are in lower case.
+        super().__init__(
+            Settings, case_sensitive=True, env_prefix=PREFIX, env_nested_delimiter="__", env_nested_max_split=2
+        )
         self.env_vars = {PREFIX + "__".join(key): value}
 
 
@@ -87,7 +89,7 @@ def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> LoadedS
 
 def _trim_location(location: Location) -> Location:
     """The part of pydantic's location that is a key: its sections, and its own name."""
-    depth = 3 if location[:3] in known_keys(Settings) else 2
+    depth = 3 if location[:3] in known_keys(Settings) else 2  # three parts as in cluster.allow; an entry is cut off
     return location[:depth]
 
 
@@ -95,13 +97,13 @@ def _same_origin(name: str) -> Callable[[Key], str]:
     return lambda _: name
 
 
-def keys() -> dict[Key, FieldInfo]:
+def setting_keys() -> dict[Key, FieldInfo]:
     """Every key of a section, in the order of the model."""
     return {key: info for key, info in known_keys(Settings).items() if len(key) == 2}
 
 
 def _read_variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Variable]:
-    keys_by_variable = {PREFIX + "__".join(key).upper(): key for key in keys()}
+    keys_by_variable = {PREFIX + "__".join(key).upper(): key for key in setting_keys()}
     for name in sorted(name for name in env if name.startswith(PREFIX) and name != FILE_VARIABLE):
         section, _, rest = name.partition("__")
         key_name, separator, entry_name = rest.partition("__")
@@ -110,7 +112,7 @@ def _read_variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Var
             suggestion = did_you_mean(name.upper(), [FILE_VARIABLE, *keys_by_variable])
             problems.append(f"{name}: there is no such setting{suggestion}")
         elif not separator:
-            yield Variable(name, key, _parse_variable(env[name], keys()[key].default))
+            yield Variable(name, key, _parse_variable(env[name], setting_keys()[key].default))
         elif key == ("engine", "args"):
             yield Variable(name, (*key, entry_name.lower()), _parse_variable(env[name], None))
         else:
@@ -144,7 +146,7 @@ def _open_files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iter
     drop_ins = [folder / file.name for file in _list_drop_ins(real(folder), trusted=not named_file)]
     for path in _reading_order(main_path, drop_ins):
         try:
-            yield File(path, real(path))
+            yield File(path, real(path))  # reads it
         except FileNotFoundError:
             if path.is_symlink():
                 problems.append(f"{path}: is a link to a file that does not exist")

@@ -128,8 +128,8 @@ class Host:
     def shm_used_bytes(self) -> int:
         """Memory in the host's own /dev/shm: by its file system where it is a mount, else by its files."""
         if self.live and os.path.ismount(shm.FOLDER):
-            counts = disks.count_room(shm.FOLDER)
-            return counts.total_bytes - counts.free_bytes
+            space = disks.read_space(shm.FOLDER)
+            return space.total_bytes - space.free_bytes
         # The files as they are, also where a subclass counts some as released.
         return sum(segment.allocated_bytes for segment in Host.segments(self))
 

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from sparkd.base.host import Host
     from sparkd.base.host.files import Files
 
-LOCAL = frozenset(
-    ("bcachefs", "btrfs", "devtmpfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "overlay", "squashfs", "tmpfs", "vfat",
-     "xfs", "zfs")
-)  # fmt: skip
-"""Kinds of file systems that no other machine and no program of a user's changes."""
 READ_ONLY = frozenset(("ro", "emergency_ro", "shutdown"))
 """Since Linux 6.15 ext4 keeps `rw` after an error and adds one of the other two."""
 
@@ -34,8 +29,8 @@ class Mount(Struct, frozen=True):
     kind: str
     options: tuple[str, ...]
 
-    def size_bytes(self, memory_bytes: int) -> int:
-        """Size of a tmpfs: half of the memory by default; the option `size=0` means all of it."""
+    def tmpfs_size_bytes(self, memory_bytes: int) -> int:
+        """The size, where it is a tmpfs: half of the memory by default; the option `size=0` means all of it."""
         for option in self.options:
             name, _, value = option.partition("=")
             if name == "size" and (match := _SIZE.fullmatch(value)):
@@ -43,8 +38,8 @@ class Mount(Struct, frozen=True):
         return memory_bytes // 2
 
 
-class Counts(Struct, frozen=True):
-    """Space of one file system, as statvfs(2) counts it. A capture or a tree of a test has it in its record `disks`."""
+class Space(Struct, frozen=True):
+    """Space of one file system, by statvfs(2). The record `disks` of a capture, or of a test's tree, has it by path."""
 
     total_bytes: int
     free_bytes: int
@@ -53,7 +48,7 @@ class Counts(Struct, frozen=True):
     """None where the file system allocates them as needed."""
 
 
-class Room(Counts, frozen=True):
+class Room(Space, frozen=True):
     """Space of the file system that holds `path`, or will hold it."""
 
     path: str
@@ -62,16 +57,16 @@ class Room(Counts, frozen=True):
 
 
 def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
-    """Space in the paths' order, without paths of which a tree of files has no record. Raises OSError, ValueError."""
+    """Space at each path, in order; in a tree of files only at those with a record. Raises OSError, ValueError."""
     is_read_only_by_target = _read_only_by_target(host.files)
-    recorded = {} if host.live else host.files.recorded("disks", dict[str, Counts]) or {}
+    recorded = {} if host.live else host.files.recorded("disks", dict[str, Space]) or {}
     rooms = []
     for path in paths:
-        counts = count_room(path) if host.live else recorded.get(find_nearest(recorded, path))
-        if counts is not None:
+        space = read_space(path) if host.live else recorded.get(find_nearest(recorded, path))
+        if space is not None:
             mount = find_nearest(is_read_only_by_target, _kernel_path(host, path)) or "/"
             read_only = is_read_only_by_target.get(mount, False)
-            rooms.append(Room(**asdict(counts), path=path, mount=mount, read_only=read_only))
+            rooms.append(Room(**asdict(space), path=path, mount=mount, read_only=read_only))
     return tuple(rooms)
 
 
@@ -101,7 +96,7 @@ def unescape(path: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
 
 
-def count_room(path: str) -> Counts:
+def read_space(path: str) -> Space:
     """Space at an absolute path, or at the nearest folder above it that exists."""
     from sparkd.base.host import os_stats
 
@@ -112,7 +107,7 @@ def count_room(path: str) -> Counts:
         except (FileNotFoundError, NotADirectoryError):
             path = os.path.dirname(path)  # noqa: PTH120  # "/" is there
             continue
-        return Counts(total, free, file_system.f_ffree if file_system.f_files else None)
+        return Space(total, free, file_system.f_ffree if file_system.f_files else None)
 
 
 def _read_only_by_target(files: Files) -> dict[str, bool]:

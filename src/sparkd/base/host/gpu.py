@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from enum import Enum
+from types import ModuleType
 from typing import TypeVar
 
 from msgspec import Struct
@@ -22,9 +23,9 @@ from sparkd.base.lib.text import sanitize
 T = TypeVar("T")
 
 DEADLINE_SECONDS = 10.0
-"""The first call without persistence mode initialises the GPU, which takes one to two seconds."""
-AWAITED = "the GPU's driver"
-"""The driver's name in a verdict that waits for its answer (`Verdict.awaits`)."""
+"""Limit for one query. Without persistence mode the first one initialises the GPU, which takes one to two seconds."""
+DRIVER_NAME = "the GPU's driver"
+"""What a verdict awaits (`Verdict.awaits`) where the driver does not answer."""
 
 _DEVICE = re.compile(r"/dev/nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-caps/.*)\Z")
 _MAPPED = re.compile(rb"^\S+ \S+ \S+ \S+ \d+ +/dev/nvidia", re.MULTILINE)
@@ -83,24 +84,18 @@ FAILED = GpuFacts((), error="sparkd's own query failed, as the journal shows", t
 
 def read_driver() -> GpuFacts:
     """The driver's facts; NO_GPU without the driver's library. A failure of the driver is an `error`, never raised."""
-
-    def query() -> GpuFacts:
-        from sparkd.base.host import nvml
-
-        return nvml.query()
-
-    return answer_within(DEADLINE_SECONDS, query) or (HUNG if _hung else FAILED)
+    return answer_within(DEADLINE_SECONDS, lambda: _import_nvml().query()) or (HUNG if _hung else FAILED)
 
 
 def read_clocks() -> tuple[GpuClocks, ...]:
     """The clocks of each GPU; empty where there is none, or its driver does not answer."""
+    return answer_within(DEADLINE_SECONDS, lambda: _import_nvml().query_clocks()) or ()
 
-    def query() -> tuple[GpuClocks, ...]:
-        from sparkd.base.host import nvml
 
-        return nvml.query_clocks()
+def _import_nvml() -> ModuleType:
+    from sparkd.base.host import nvml
 
-    return answer_within(DEADLINE_SECONDS, query) or ()
+    return nvml
 
 
 def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:

@@ -10,6 +10,12 @@ from sparkd.base.host import disks
 from sparkd.base.host.files import Files, Kind, Opened, follow
 from sparkd.base.lib.errors import AwaitedError, ConfigError, unreadable
 
+LOCAL = frozenset(
+    ("bcachefs", "btrfs", "devtmpfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "overlay", "squashfs", "tmpfs", "vfat",
+     "xfs", "zfs")
+)  # fmt: skip
+"""Kinds of file systems that no other machine and no program of a user's changes."""
+
 
 def _list_steps(files: Files, path: str) -> list[str]:
     """Each path that is looked up on the way to `path`, symlinks followed; of a circle, its links."""
@@ -55,7 +61,7 @@ def find_writable_parent(files: Files, path: str) -> str:
     folders = [step.rpartition("/")[0] or "/" for step in _list_steps(files, path)]
     kinds = {mount.target: mount.kind for mount in disks.read_mounts(files, "self")}
     for folder in folders:
-        is_local = kinds.get(disks.find_nearest(kinds, folder)) in disks.LOCAL
+        is_local = kinds.get(disks.find_nearest(kinds, folder)) in LOCAL
         if find_writable(files, folder, os.geteuid()) or not is_local:
             return folder
     return ""

@@ -17,7 +17,7 @@ def read_file(path: Path) -> str:
 
 
 def read_owned_file(path: Path, folder: str = "") -> tuple[str, int]:
-    """The text, as `read_file` returns it, and the uid of the owner. `folder`: where it must lie, itself no link."""
+    """The text, as `read_file` returns it, and its owner's uid. `folder`: the file must be in it, and be no link."""
     try:
         content, owner = _read_regular(path, folder)
     except FileNotFoundError:
@@ -43,13 +43,14 @@ def refuse_dangling(path: Path) -> None:
 
 
 def _read_regular(path: Path, folder: str) -> tuple[bytes, int]:
-    """At most LIMIT_BYTES and one more, and the owner. What is judged is read: a user may put a device there."""
+    """LIMIT_BYTES and one more at most, and the owner. What is checked is read: a user may exchange the file."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if folder else 0))
     try:
         status = os.fstat(fd)
         # Another user may have put a link in the place of a folder on the way.
-        is_outside = folder and not Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(folder)
-        if is_outside or not stat.S_ISREG(status.st_mode):
+        if folder and not Path(f"/proc/self/fd/{fd}").readlink().is_relative_to(folder):
+            raise ConfigError(f"{path}: leads out of {folder}")
+        if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path}: is no regular file")
         with Path(f"/proc/self/fd/{fd}").open("rb") as stream:
             return stream.read(LIMIT_BYTES + 1), status.st_uid

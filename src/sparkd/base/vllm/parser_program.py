@@ -21,24 +21,32 @@ from importlib.metadata import version
 from typing import Any, Literal, get_args, get_origin
 
 MARK = "sparkd-vllm-parser:"
+"""Beginning of each line that is part of the answer."""
 ARGS = tuple(f"vllm.entrypoints.{where}.cli_args" for where in ("common", "launchers", "openai"))
+"""Modules that have make_arg_parser, by the build of vLLM."""
 MANAGERS = (
     ("--reasoning-parser", "ReasoningParserManager", "vllm.reasoning"),
     ("--tool-call-parser", "ToolParserManager", "vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers"),
 )
+"""Flags whose values are registered, each with the class that lists them and the modules that may have it."""
 LITERALS = (
     ("--kv-cache-dtype", "CacheDType", "vllm.config.cache"),
     ("--load-format", "LoadFormats", "vllm.model_executor.model_loader"),
     ("--quantization", "QuantizationMethods", "vllm.model_executor.layers.quantization"),
 )
+"""Flags whose values a Literal lists, each with its name and module."""
 PROBES = ("abc", "1", "1.5", "1k", "auto", "{}", "{x}", "[1]", "", "None", "A-B")
+"""Texts that are tried on each flag. Those that it takes decide its kind."""
 COUNTS = {None: "one", 0: "one", "?": "at most one", "+": "at least one"}
-
+"""How many values a flag takes, by argparse's nargs."""
+REFUSED = object()
+"""Stands for the value of a text that the flag refuses."""
 JSON_PROBES: dict[str, tuple[object, ...]] = {
     "null": (None,), "bool": (True,), "int": (7, 2), "float": (1.5,), "text": ("abc",), "list": ([],), "object": ({},),
 }  # fmt: skip
+"""Values that are tried on each field, by the kind that it has where it takes one of them."""
 OWNERS = ("VllmConfig", "ModelConfig", "ParallelConfig", "CacheConfig", "ObservabilityConfig")
-"""Classes of vllm.config, some fields of which are such classes too: each of these has a flag of its name."""
+"""Classes of vllm.config with fields that are config classes too; each such field has a flag of its name."""
 
 
 def describe_flag(action: argparse.Action, names: list[str]) -> dict[str, object]:
@@ -121,7 +129,7 @@ def config_fields(cls: type, prefix: str = "") -> Iterator[dict[str, object]]:
         folds = bool(choices) and all(field_takes(adapter, name, word.swapcase()) for word in choices)
         if info.init is not False and (takes or choices):
             yield {"name": prefix + name, "takes": " ".join(takes), "choices": choices, "folds": folds}
-        if "object" in takes and not field_takes(adapter, name, {"no such field": 1}):
+        if "object" in takes and not field_takes(adapter, name, {"no such field": 1}):  # a config class, no free dict
             for inner in filter(is_config, hints):
                 yield from config_fields(inner, f"{prefix}{name}.")
 
@@ -156,15 +164,11 @@ def config_tables(flags: set[str]) -> dict[str, list[dict[str, object]]]:
     configs = importlib.import_module("vllm.config")
     for owner in OWNERS:
         for name, info in getattr(configs, owner).__pydantic_fields__.items():
-            flag = name.replace("_", "-")
+            flag = name.replace("_", "-")  # not each field has one
             for hint in split_hint(info.annotation):
                 if is_config(hint) and flag in flags:
                     tables[flag] = [*config_fields(hint)]
     return tables
-
-
-REFUSED = object()
-"""Stands for the value of a text that the flag refuses."""
 
 
 def try_value(action: argparse.Action, text: str) -> object:
@@ -186,7 +190,7 @@ def find_kind(takes: set[str]) -> str:
         return "json" if "[1]" in takes else "object"
     if "1.5" in takes:
         return "float"
-    return "int" if "1" in takes else "text"  # a type of its own may take none of PROBES
+    return "int" if "1" in takes else "text"  # a build's own type may refuse all of PROBES
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:

@@ -69,7 +69,7 @@ def _read_setting(section: str, key: str) -> object:
 def _read_documents(settings_file: Path) -> Iterator[dict[str, object]]:
     """Yield the files of the settings in the order in which these are read: a later file wins."""
     folder = settings_file.parent
-    init_file, added_files = folder / INIT_FILE, sorted(_list_files(folder / "conf.d", "*.toml"))
+    init_file, added_files = folder / INIT_FILE, sorted(_list_files(folder / "conf.d", "[!.]*.toml"))
     for path in (init_file, settings_file, *(file for file in added_files if file != init_file)):
         with suppress(OSError, ValueError, RecursionError), path.open("rb") as stream:
             yield tomllib.loads(stream.read(1 << 20).decode())

@@ -4,7 +4,7 @@ import argparse
 import os
 
 from sparkd.base.cluster import membership
-from sparkd.base.cluster.endpoint import find_key, find_url
+from sparkd.base.cluster.endpoint import find_key_file, find_url
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.text import Table, sanitize
@@ -27,7 +27,7 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
 def show_endpoint(args: argparse.Namespace) -> None:
     host = Host()
     node = membership.resolve_context(load_settings(os.environ), None, host)
-    plan, (keyed, key_file) = node.plan, find_key(node)
+    plan, (keyed, key_file) = node.plan, find_key_file(node)
     url, note = find_url(plan, host)
     offer = ClientEndpoint(url, plan.served_name, endpoint.context_tokens(plan, host), keyed)
     state = endpoint.read_state(host)

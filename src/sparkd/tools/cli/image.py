@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from sparkd.agent.actions.files import hold_command_lock
 from sparkd.agent.actions.image_archive import save
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
@@ -21,6 +20,7 @@ from sparkd.tools.cli.progress import Progress, Ticker
 from sparkd.tools.models import image_build
 from sparkd.tools.models.image_copy import Image, find_image, send_image
 from sparkd.tools.models.peers import choose_peers
+from sparkd.tools.node.command_lock import hold_command_lock
 
 
 def add_image(parser: argparse.ArgumentParser) -> None:

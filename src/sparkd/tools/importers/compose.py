@@ -57,6 +57,9 @@ class _Service(Struct):
     env_file: Mapping[str, str]
 
     def make_launch(self) -> Launch:
+        if "extends" in self.data:
+            reason = "extends: write the service out, or name another by --service"
+            raise LineError(self._find_line("extends"), reason)
         line = self._find_line("command" if "command" in self.data else "image")
         launch = Launch(line, self._fill_text(self.data.get("image"), "image") or self._name_build(), service=self.name)
         launch.folder = self.variables.values.get("PWD", "")
@@ -64,22 +67,23 @@ class _Service(Struct):
         entrypoint = self._read_words("entrypoint")
         # The program of an image that is built is not known, whatever the image is called.
         launch.entrypoint = [] if entrypoint is None and not self.data.get("image") else entrypoint
-        if "extends" in self.data:
-            reason = "extends: write the service out, or name another by --service"
-            raise LineError(self._find_line("extends"), reason)
         if self.document.data.get("include"):
             text = "include: not read: write what the engine needs of it into this file"
             launch.note(self.document.line(("include",)), text)
-        is_alone = len(as_mapping(self.document.data["services"])) == 1 or self.data.get("network_mode") == "host"
-        if not self.data.get("ports") and not is_alone:
-            text = "ports: none, yet the whole network will reach the engine: args.host 127.0.0.1 keeps it on the node"
-            launch.note(line, text)
+        self._note_exposed_port(launch)
         launch.env = {option.name: option for option in self._read_environment(launch)}
         launch.options = list(self._read_options(launch))
         return launch
 
+    def _note_exposed_port(self, launch: Launch) -> None:
+        """Note where only other services reach the engine: sparkd's container has the node's network."""
+        is_alone = len(as_mapping(self.document.data["services"])) == 1 or self.data.get("network_mode") == "host"
+        if not self.data.get("ports") and not is_alone:
+            text = "ports: none, yet the whole network will reach the engine: args.host 127.0.0.1 keeps it on the node"
+            launch.note(launch.line, text)
+
     def _name_build(self) -> str:
-        """The name that docker compose gives the image which it builds; empty where that is none, or not known."""
+        """The name that docker compose gives the image that it builds; empty where it builds none, or it is unknown."""
         values = self.variables.values
         project = values.get("COMPOSE_PROJECT_NAME") or self._fill_text(self.document.data.get("name"), "name")
         project = project or values.get("PWD", "").rpartition("/")[2]
@@ -90,7 +94,7 @@ class _Service(Struct):
         return self.document.line(("services", self.name, *steps))
 
     def _fill_text(self, value: object, *steps: str) -> str:
-        """The text of a scalar, with variables filled in. `steps`: its key. Raises LineError."""
+        """The text of a single value, with variables filled in. `steps`: its key. Raises LineError."""
         if isinstance(value, Mapping | list):
             raise LineError(self._find_line(*steps), f"{'.'.join(steps)}: must be text")
         if isinstance(value, bool):
@@ -117,13 +121,14 @@ class _Service(Struct):
             yield entry_value, (name, f"[{number}]")
 
     def _read_environment(self, launch: Launch) -> Iterator[Option]:
+        """Yield the variables; note an env_file that is not read."""
         for entry_value, steps in self._list_entries("env_file"):
             env_file = entry_value if isinstance(entry_value, dict) else {"path": entry_value}
             path = shorten(env_file.get("path"))
             is_beside = path in (".env", "./.env")
             if is_beside and self.env_file:
                 yield from (Option(name, value, self._find_line(*steps)) for name, value in self.env_file.items())
-            elif not is_beside or env_file.get("required") is not False:
+            elif not is_beside or env_file.get("required") is not False:  # a missing .env may be permitted
                 text = f"env_file: {path[:80]}: not read: write its variables under env, secrets under secrets"
                 launch.note(self._find_line(*steps), text)
         value = self.data.get("environment")
@@ -139,6 +144,7 @@ class _Service(Struct):
                 yield Option(name, text if equals else self.variables.value(name), self._find_line(*steps))
 
     def _read_options(self, launch: Launch) -> Iterator[Option]:
+        """Yield the options of the other keys; note what is left out."""
         for name in self.data:
             line = self._find_line(name)
             if name in _VALUE_OPTIONS:

@@ -1,33 +1,28 @@
 """Finds the engine that a launch starts, and what a recipe keeps of it."""
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.base.recipes.types import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
-from sparkd.base.vllm.flag import SHIPPED
-from sparkd.tools.importers.command import VLLM_SERVE, Flag, Serve, find_server, is_ray, parse_serve
+from sparkd.tools.importers.command import Flag, Serve, find_server, is_ray, parse_serve
 from sparkd.tools.importers.endpoint import DRAFT, SNAPSHOT
+from sparkd.tools.importers.entrypoint import find_extended, make_entrypoint, put_program_first
 from sparkd.tools.importers.inner_shell import TEXT_FOLLOWS, inner_commands
 from sparkd.tools.importers.kept_settings import KeptSettings
-from sparkd.tools.importers.marks import is_unknown, mark, shown, unknown
+from sparkd.tools.importers.marks import drop_unknown, explain_missing, mark, refuse_unknown, shown, unknown
 from sparkd.tools.importers.options import Launch, LineError, is_secret, redact
 from sparkd.tools.importers.simple_command import Command
-from sparkd.tools.importers.variables import SET_BY_IMAGE, CommandError
+from sparkd.tools.importers.variables import CommandError
 
 _SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 _NEEDLESS = ("cd", "echo", "sleep", "unset")
 """Programs of which the engine needs nothing."""
 _OF_SHELL = ("((", ":", "[", "[[", "break", "case", "continue", "exit", "for", "read", "set", "test", "true")
 """Words that mean something to the shell alone."""
-_EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(SET_BY_IMAGE)})(?!\w))+", re.ASCII)
-"""A value that consists of plain text and variables that the image sets."""
 _MOST_OPTIONS = 1000
-_SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind == "switch"}
 
 
 class Engine(Struct):
@@ -84,7 +79,7 @@ def _note_other(launch: Launch, command: Command, *, is_before: bool) -> None:
 
 
 def explain_stray(words: list[str]) -> str:
-    """What becomes of flags without a program."""
+    """The note on flags without a program."""
     return f"left out: {redact(shown(' '.join(words)))[:2000]}: the line before it lacks its backslash: add it"
 
 
@@ -104,7 +99,7 @@ def _list_commands(launch: Launch, overrides: Mapping[str, str]) -> list[Command
     if inner is not None:
         return inner
     if launch.entrypoint is None and "vllm" in launch.image and words and not find_server(words)[1]:
-        words = _put_program_first(words, launch.image)
+        words = put_program_first(words, launch.image)
     return [Command(words)]
 
 
@@ -118,43 +113,42 @@ def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrid
     return engine
 
 
-def _put_program_first(words: list[str], image: str) -> list[str]:
-    """The command that the entrypoint of vLLM's images makes of at least one word."""
-    folder = "/" if "vllm-openai" in image else "/models"  # any other may be a program
-    if words[0] == "serve":
-        return ["vllm", *words]
-    is_taken = words[0].startswith(("-", folder)) or REPO.fullmatch(words[0]) or unknown(words[0])
-    return [*VLLM_SERVE, *words] if is_taken else words
-
-
 def _make_engine(launch: Launch, command: Command) -> Engine:
     """The engine of a command, with what a recipe keeps of the launch. The rest becomes notes. Raises LineError."""
-    entrypoint, program_end = find_server(command.words)
+    program, program_end = find_server(command.words)
     try:
-        serve = parse_serve(entrypoint, _drop_unknown(command.words[program_end:], launch))
+        serve = parse_serve(program, drop_unknown(command.words[program_end:], launch))
     except CommandError as error:
-        _refuse_unknown(command.words, launch.line)
+        refuse_unknown(command.words, launch.line)
         raise LineError(launch.line, shown(str(error))) from None
-    # env NAME=VALUE before the program
-    assignments = (word.partition("=") for word in command.words[:program_end])
-    env = {**command.env, **{name: value for name, equals, value in assignments if equals and name.isidentifier()}}
-    extended = _find_extended(command.env) if launch.image else {}  # without an image, no shell starts the program
+    env = command.env | _read_assignments(command.words[:program_end])
+    extended = find_extended(command.env) if launch.image else {}  # without an image, no shell starts the program
     kept = KeptSettings(launch)
     kept.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _keep_flag(flag, kept))
     container = kept.container([*_list_paths(flags)], serve.model)
     # A variable that is left out, such as a secret, is left out of what runs the engine, too.
     left_out = env.keys() - kept.env.keys()
-    entrypoint = tuple(word for word in entrypoint if "=" not in word or word.partition("=")[0] not in left_out)
+    entrypoint = tuple(word for word in program if "=" not in word or word.partition("=")[0] not in left_out)
     flags, model = kept.publish(flags), kept.on_the_node(serve.model)
-    _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
-    # A blank that no shell fills in, or quotes as pages print them.
-    if re.search(r"<[^<>]+>|\A[\u2018-\u201d]|[\u2018-\u201d]\Z", serve.model):
-        raise LineError(launch.line, f"names the model {serve.model[:80]}: write its name there, in plain letters")
-    server_flags = (Flag("served-model-name", (serve.model,)), *flags)  # a name in `flags` counts instead
-    server = Serve(_make_entrypoint(launch, entrypoint, extended), model, server_flags)
+    refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
+    _refuse_blank(serve.model, launch.line)
+    server_flags = (Flag("served-model-name", (serve.model,)), *flags)  # `flags` may have another, which wins
+    server = Serve(make_entrypoint(launch, entrypoint, extended), model, server_flags)
     launch.notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]
     return Engine(launch, command.words, server, kept.env, kept.secrets, container)
+
+
+def _read_assignments(words: list[str]) -> dict[str, str]:
+    """The variables of `env NAME=VALUE` before a program."""
+    assignments = (word.partition("=") for word in words)
+    return {name: value for name, equals, value in assignments if equals and name.isidentifier()}
+
+
+def _refuse_blank(model: str, line: int) -> None:
+    """Raise LineError for a blank such as <MODEL>, which no shell fills in, and for quotes as pages print them."""
+    if re.search(r"<[^<>]+>|\A[\u2018-\u201d]|[\u2018-\u201d]\Z", model):
+        raise LineError(line, f"names the model {model[:80]}: write its name there, in plain letters")
 
 
 def _list_paths(flags: Iterable[Flag]) -> Iterator[str]:
@@ -164,50 +158,6 @@ def _list_paths(flags: Iterable[Flag]) -> Iterator[str]:
         for value in flag.values if name not in ("download-dir", "compilation-config") else ():
             parts = (value, *re.split(r"[\s'\"=,]+", value))
             yield from (part for part in parts if name != DRAFT or not SNAPSHOT.fullmatch(part))
-
-
-def _find_extended(env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that a shell in the container makes of those of the image, such as PATH=/x:$PATH."""
-    unknown_texts = {name: shown(text) for name, text in env.items() if name.isidentifier() and unknown(text)}
-    return {name: text for name, text in unknown_texts.items() if _EXTENDED.fullmatch(text)}
-
-
-def _make_entrypoint(launch: Launch, entrypoint: tuple[str, ...], extended: Mapping[str, str]) -> tuple[str, ...]:
-    """The entrypoint; behind a shell where the launch needs a login shell, or extends variables of the image."""
-    first_words = [*(launch.entrypoint or []), *launch.words][:3]
-    # A login shell reads the image's profile, which may set PATH.
-    login_flags = [word for word in first_words if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]
-    if not login_flags and not extended:
-        return entrypoint
-    # A single export: each text gets the image's values, and none that an earlier variable has changed.
-    export = " ".join(["export", *(f"{name}={text}" for name, text in extended.items())]) + "; " if extended else ""
-    return "bash", (login_flags or ["-c"])[0], f'{export}exec {shlex.join(entrypoint)} "$@"', "vllm"
-
-
-def _refuse_unknown(words: Iterable[str], line: int) -> None:
-    """Raise LineError for the first word with a part that is not known."""
-    for word in filter(unknown, words):
-        raise LineError(line, explain_missing(word))
-
-
-def explain_missing(word: str) -> str:
-    """Name the part of a word that is not known, and how to give its value."""
-    missing = redact(unknown(word))
-    name = missing.strip("${}<>").removesuffix("[@]")
-    hint = f", or give -o {name}=VALUE" if re.fullmatch(r"[\w:./-]+", name) else ""
-    return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
-
-
-def _drop_unknown(words: list[str], launch: Launch) -> list[str]:
-    """Drop words that only a shell knows, and note them as missing. The first value of a flag is kept."""
-    kept: list[str] = []
-    for word in words:
-        is_value = kept and kept[-1].startswith("-") and kept[-1] not in _SWITCHES
-        if kept and is_unknown(word) and (is_unknown(word, "[@]}") or not is_value):
-            launch.note(launch.line, f"left out: {explain_missing(word)}", is_missing=True)
-        else:
-            kept.append(word)
-    return kept
 
 
 def _keep_flag(flag: Flag, kept: KeptSettings) -> bool:

@@ -1,8 +1,11 @@
-"""Marks in place of values that only a shell or its user knows: they matter only where the value is used."""
+"""Marks in place of values that only a shell or its user knows: refused, or dropped, where the value is used."""
 
 import re
+from collections.abc import Iterable
 
 from sparkd.base.vllm.args import SECRET_NAME
+from sparkd.base.vllm.flag import SHIPPED
+from sparkd.tools.importers.options import Launch, LineError, redact
 
 OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Begin and end of a mark: noncharacters, which Unicode leaves to a program's own use."""
@@ -11,6 +14,7 @@ _CODES = {ord(sign): 0xE000 + ord(sign) for sign in " $`\"'\\(){}<>|&;#*?~"}
 _SIGNS = {code: sign for sign, code in _CODES.items()}
 _MARK = re.compile(f"(?<!{OPEN}){OPEN}++([^{OPEN}{_CLOSE}]+){_CLOSE}*")
 """Matches a mark of a mark, too: a text may be read twice."""
+_SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind == "switch"}
 
 
 def mark(name: str) -> str:
@@ -44,3 +48,29 @@ def mark_variable(name: str) -> str:
 
 def mark_array(name: str) -> str:
     return mark(f"${{{name}[@]}}")
+
+
+def refuse_unknown(words: Iterable[str], line: int) -> None:
+    """Raise LineError for the first word with a part that is not known."""
+    for word in filter(unknown, words):
+        raise LineError(line, explain_missing(word))
+
+
+def explain_missing(word: str) -> str:
+    """Name the part of a word that is not known, and how to give its value."""
+    missing = redact(unknown(word))
+    name = missing.strip("${}<>").removesuffix("[@]")
+    hint = f", or give -o {name}=VALUE" if re.fullmatch(r"[\w:./-]+", name) else ""
+    return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
+
+
+def drop_unknown(words: list[str], launch: Launch) -> list[str]:
+    """Drop words that only a shell knows, and note them as missing. The first value of a flag is kept."""
+    kept: list[str] = []
+    for word in words:
+        is_value = kept and kept[-1].startswith("-") and kept[-1] not in _SWITCHES
+        if kept and is_unknown(word) and (is_unknown(word, "[@]}") or not is_value):
+            launch.note(launch.line, f"left out: {explain_missing(word)}", is_missing=True)
+        else:
+            kept.append(word)
+    return kept

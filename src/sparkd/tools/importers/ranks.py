@@ -13,8 +13,8 @@ from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.docker_line import may_be_docker
 from sparkd.tools.importers.forms import CONTAINER, Form
 from sparkd.tools.importers.inner_shell import find_script
-from sparkd.tools.importers.launch import Engine, explain_missing, find_engine
-from sparkd.tools.importers.marks import shown, unknown
+from sparkd.tools.importers.launch import Engine, find_engine
+from sparkd.tools.importers.marks import explain_missing, shown, unknown
 from sparkd.tools.importers.options import Launch, LineError, make_fault, redact
 from sparkd.tools.importers.source import ForeignRecipe, Source
 from sparkd.tools.importers.variables import SET_BY_IMAGE

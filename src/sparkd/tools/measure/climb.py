@@ -36,6 +36,7 @@ from sparkd.tools.measure.trial import (
     trial_limit_seconds,
 )
 from sparkd.tools.node import switching
+from sparkd.tools.node.command_lock import usage_error
 from sparkd.tools.node.served import open_endpoint
 from sparkd.tools.node.switch_progress import GONE_SECONDS, await_end, await_service, follow
 
@@ -277,7 +278,7 @@ class Climb:
 
         Raises UsageError.
         """
-        with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
+        with usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
             files.compare_and_swap(self._host.files, FILE, FILE.read(self._host.files), tuning)
         self.tuning = tuning or self.tuning
 

@@ -28,6 +28,7 @@ from sparkd.tools.measure.ladder import Position
 from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, read_rows
 from sparkd.tools.measure.past import find_runs
 from sparkd.tools.measure.trial import DEFAULT_CONCURRENCY, RUNS
+from sparkd.tools.node.command_lock import usage_error
 
 SMOKE_SECONDS, BENCH_SECONDS = 30.0, 60.0
 """Estimates for one step, where the history has none."""
@@ -106,7 +107,7 @@ def write_best(base: Chosen, climb: Climb, position: Position, host: Host, show:
     if position.values:
         path = Path(host.files.root, ADMINISTRATORS, f"{tuning.name}{SUFFIX}")
         text = render_recipe(base.recipe, tuning, position, utc_now())
-        with files.usage_error(f"{path} can't be written"):
+        with usage_error(f"{path} can't be written"):
             files.write(path, text, 0o644, durable=True, overwrite=False)
         show(f"written: {path}; sudo sparkd use {tuning.name}")
     elif position.best is not None:

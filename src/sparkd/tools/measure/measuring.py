@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkd import __version__
-from sparkd.agent.actions import files, history
+from sparkd.agent.actions import history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
@@ -26,6 +26,7 @@ from sparkd.tools.measure.figures import DECODE, Depth, LevelFigures, format_lat
 from sparkd.tools.measure.interrupts import catch_ends, report_progress, run_interruptible
 from sparkd.tools.measure.soak import Sample, Soak, read_sample
 from sparkd.tools.measure.warming import count_compiled, warm_if_cold
+from sparkd.tools.node.command_lock import hold_command_lock
 from sparkd.tools.node.endpoint import context_tokens
 from sparkd.tools.node.served import Served
 
@@ -56,7 +57,7 @@ def keep(row: Row) -> None:
 @contextmanager
 def only_one() -> Iterator[None]:
     """Lock out other measurements, which would measure each other's load, and `catch_ends`. Raises UsageError."""
-    with files.hold_command_lock(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`"):
+    with hold_command_lock(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`"):
         catch_ends()
         yield
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +25,9 @@ SCRATCH = ".cache/sparkd"
 """A folder below the user's home, on both sides: nobody else can put a file there."""
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _LIST = 'cd -- "$1" 2>/dev/null && stat -c "%s %n" -- image-* 2>/dev/null; true'
-_ARCHIVE = re.compile(r"^(\d{1,18}) (image-[0-9a-f]{32})(\.tar|\.part)$", re.MULTILINE)
-"""Bytes and name of an archive, in a line of `stat`."""
+_ARCHIVE = re.compile(r"image-[0-9a-f]{32}\.(?:tar|part)")
+_LISTED = re.compile(rf"^(\d{{1,18}}) ({_ARCHIVE.pattern})$", re.MULTILINE)
+"""Bytes and name of an archive, in a line of _LIST."""
 
 
 class Image(Struct, frozen=True):
@@ -76,10 +77,10 @@ def send_image(
     image: Image, peers: Sequence[SshHost], host: Host, save: Callable[[Image], None], show: Callable[[str], None]
 ) -> ExitCode:
     """Send the image to each of these nodes. `save` lets docker write it to its file. Returns 10 if any node failed."""
-    folder, code = image.file.parent, ExitCode.BLOCKED  # also where Ctrl-C ends it
+    folder, code = image.file.parent, ExitCode.BLOCKED  # stays so where Ctrl-C ends the copying: the archive is kept
     with lock_scratch(folder):
-        lines = "".join(f"{path.stat().st_size} {path.name}\n" for path in sorted(folder.glob("image-*")))
-        _show_others(image, lines, f"rm {folder}/", "", show)
+        paths = sorted(path for path in folder.iterdir() if _ARCHIVE.fullmatch(path.name))
+        _show_others(image, ((path.name, path.stat().st_size) for path in paths), f"rm {folder}/", "", show)
         try:
             code = run_on_each(peers, partial(_copy_to, image, host, save, show))
         finally:
@@ -90,15 +91,17 @@ def send_image(
     return code
 
 
-def _show_others(image: Image, listing: str, command: str, where: str, show: Callable[[str], None]) -> None:
-    """Name the archives of other images, each with the command that removes it. `listing`: lines of `stat`.
+def _show_others(
+    image: Image, archives: Iterable[tuple[str, int]], command: str, where: str, show: Callable[[str], None]
+) -> None:
+    """Name the archives of other images, each with the command that removes it. `archives`: names and bytes.
 
     None is removed: another node may be sending it at that moment.
     """
-    for size_text, stem, suffix in _ARCHIVE.findall(listing):
-        if stem != image.file.stem:
-            show(f"{where}{size(int(size_text))} are kept of another image; when no sync needs them:")
-            show(f"{'' if os.geteuid() else 'sudo '}{command}{stem}{suffix}")
+    for name, size_bytes in archives:
+        if not name.startswith(f"{image.file.stem}."):
+            show(f"{where}{size(size_bytes)} are kept of another image; when no sync needs them:")
+            show(f"{'' if os.geteuid() else 'sudo '}{command}{name}")
 
 
 def _copy_to(
@@ -106,7 +109,8 @@ def _copy_to(
 ) -> None:
     """Copy the image to a peer that does not have it, and load it there. Raises BlockedError."""
     remote_file = f"{SCRATCH}/{image.file.name}"
-    archives = peer.run_checked("sh", "-c", _LIST, "sh", SCRATCH)
+    listing = peer.run_checked("sh", "-c", _LIST, "sh", SCRATCH)
+    archives = ((name, int(size_text)) for size_text, name in _LISTED.findall(listing))
     _show_others(image, archives, f"ssh {peer.login} rm {SCRATCH}/", f"{peer.address}: ", show)
     identity_before = _read_identity(image, peer)
     if identity_before == image.identity:
@@ -149,6 +153,6 @@ def check_room(image: Image, peer: SshHost, remote_file: str) -> None:
         raise BlockedError(f"{peer.address}: docker info is not JSON", f"ssh {peer.login} docker info") from None
     file_bytes = max(0, image.sizes.archive_bytes - peer.read_size(remote_file))
     needs = ((peer.read_room(SCRATCH), file_bytes), (peer.read_room(store.folder), image.sizes.in_store(store)))
-    for room, _ in needs:
+    for room, _ in needs:  # both may be on one file system, which then needs the sum
         need_bytes = sum(size_bytes for other_room, size_bytes in needs if other_room.mount == room.mount)
         require_room(room, need_bytes, f" for {image.ref}", "; sudo docker system df", peer)

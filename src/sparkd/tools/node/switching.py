@@ -25,6 +25,7 @@ from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, fingerprint_engine, label, make_rollback
 from sparkd.base.status.model import Phase, parse, read_living_report, read_report
+from sparkd.tools.node.command_lock import usage_error
 from sparkd.tools.node.inventory_comparison import Inventories, find_missing_elsewhere
 from sparkd.tools.node.inventory_requests import request_inventories
 from sparkd.tools.node.next_start import NextStart
@@ -47,7 +48,7 @@ def write_switch(before: Switch | None, after: Switch | None, host: Host) -> Non
 
     Raises UsageError where the file can't be written, or has something else than `before`.
     """
-    with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
+    with usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
         if not files.compare_and_swap(host.files, FILE, before, after):
             raise UsageError(f"{FILE.path} has changed meanwhile: nothing is changed", "run it again")
 
@@ -226,7 +227,7 @@ def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
     Returns the plan that is to run, None for the configured one. Raises UsageError.
     """
     while (choice := read_choice(host)) and is_own(choice) and choice.stage is not Stage.RETURNING:
-        with files.usage_error(f"{FILE.path} can't be changed", "sudo sparkd use --end"):
+        with usage_error(f"{FILE.path} can't be changed", "sudo sparkd use --end"):
             # Writes nothing where the agent has just changed the file: the loop reads it again.
             files.compare_and_swap(host.files, FILE, choice, replace(choice, stage=Stage.RETURNING))
     return choice.chosen if choice else None

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator
 
-from sparkd.base.cluster.endpoint import find_address, find_key, find_url, is_local
+from sparkd.base.cluster.endpoint import find_address, find_key_file, find_url, is_local
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.host import Host, network
 from sparkd.base.host.files import Files
 from sparkd.tools.node.endpoint import request_lines
-from sparkd.tools.setup.safe_endpoint import WEBHOOK_FILE
+from sparkd.tools.setup.offers import WEBHOOK_FILE
 
 
 def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, ...]]:
     """Yield names, each with its texts: what protects the API of a head, how to try it, and messages."""
-    plan, (has_key, file) = node.plan, find_key(node)
+    plan, (has_key, file) = node.plan, find_key_file(node)
     address, note = find_address(plan, host)
     if not is_local(plan):
         if has_key:

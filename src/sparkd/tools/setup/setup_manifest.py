@@ -13,6 +13,7 @@ from sparkd.agent.actions import files
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.state.file import StateFile
+from sparkd.tools.node.command_lock import hold_command_lock, usage_error
 from sparkd.tools.setup.unit_files import remove, write
 
 
@@ -52,7 +53,7 @@ class Setup:
 
     def hold_lock(self) -> AbstractContextManager[None]:
         """The lock for changes. Raises UsageError while another process has it."""
-        return files.hold_command_lock(self._root)
+        return hold_command_lock(self._root)
 
     def written(self) -> tuple[WrittenFile, ...]:
         """The entries of the manifest, in the order of their changes."""
@@ -79,7 +80,7 @@ class Setup:
         `own`: as in `record`.
         """
         self.record(path, text, own=own)
-        with files.usage_error(f"{path} can't be written"):
+        with usage_error(f"{path} can't be written"):
             if (current_text := self.read(path)) is not None and mode & 0o077:
                 mode = self.files.lstat(path).permissions
             if current_text != text:
@@ -104,7 +105,7 @@ class Setup:
         """Remove or restore each file, and yield a line on it; remove the manifest at the end. Raises UsageError."""
         texts = [(file, self.read(file.path)) for file in reversed(self.written())]  # all, before any change
         for file, text in texts:
-            with files.usage_error(f"{file.path} can't be changed"):
+            with usage_error(f"{file.path} can't be changed"):
                 yield self._take_back(file, text)
         remove(self._root, FILE.path)
 

@@ -7,11 +7,11 @@ from typing import Annotated, NoReturn
 
 from msgspec import Meta, Struct
 
-from sparkd.agent.actions import files
 from sparkd.base.host import kernel
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.state.file import PUBLIC, StateFile
+from sparkd.tools.node.command_lock import hold_command_lock
 from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.unit_files import remove, write
 
@@ -74,7 +74,7 @@ class SysctlManager:
         `revert` restores them after any interruption. Takes the lock, since two processes at once would save each
         other's values as those to restore.
         """
-        with files.hold_command_lock(self._root):
+        with hold_command_lock(self._root):
             file_text, saved = self.file_content(), self.saved()
             old_values = self._add_current(wanted, saved)
             if old_values != saved:
@@ -106,7 +106,7 @@ class SysctlManager:
 
     def revert(self) -> list[str]:
         """Remove the file and restore each setting. Returns the changes."""
-        with files.hold_command_lock(self._root):
+        with hold_command_lock(self._root):
             file_text, old_values = self.file_content(), self.saved()
             changes: list[str] = []
             unrestored: dict[str, str] = {}

@@ -8,6 +8,7 @@ from sparkd.agent.actions import files
 from sparkd.base.config.units import DropIn, DropInState, compare_file
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, SparkdError
+from sparkd.tools.node.command_lock import usage_error
 
 
 class UnitFiles:
@@ -51,11 +52,11 @@ class UnitFiles:
 
 def write(root: Path, path: str, text: str, mode: int = 0o644) -> None:
     """Write a file below `root`. Raises UsageError."""
-    with files.usage_error(f"{path} can't be written"):
+    with usage_error(f"{path} can't be written"):
         files.write(root / path.lstrip("/"), text, mode, durable=True)
 
 
 def remove(root: Path, path: str) -> None:
     """Remove a file below `root`. Raises UsageError."""
-    with files.usage_error(f"{path} can't be removed"):
+    with usage_error(f"{path} can't be removed"):
         files.remove(root / path.lstrip("/"))

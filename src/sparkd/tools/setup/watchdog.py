@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from sparkd.agent.actions import files
 from sparkd.base.host import kernel
 from sparkd.base.host.files import Files
 from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.node.command_lock import hold_command_lock
 from sparkd.tools.setup.sysctl import HEADER, own_text
 from sparkd.tools.setup.unit_files import UnitFiles, remove, write
 
@@ -23,7 +23,7 @@ def apply_watchdog(root: Path) -> list[str]:
 
     Raises ConfigError where somebody else's file has the name, UsageError.
     """
-    with files.hold_command_lock(root):
+    with hold_command_lock(root):
         file_text, recovery = own_text(root, WATCHDOG_DROPIN), kernel.read_recovery(Files(str(root)))
         if not recovery.watchdog:
             return ["this machine has no watchdog: if it freezes, its power must be cut"]
@@ -38,7 +38,7 @@ def apply_watchdog(root: Path) -> list[str]:
 
 def revert_watchdog(root: Path) -> list[str]:
     """Remove the file, and return lines on the change. Raises as `apply_watchdog`."""
-    with files.hold_command_lock(root):
+    with hold_command_lock(root):
         if own_text(root, WATCHDOG_DROPIN) is None:
             return []
         remove(root, WATCHDOG_DROPIN)

@@ -36,7 +36,7 @@ from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.choice import Choice, Chooser, Wishes
 from sparkd.tools.setup.endpoint_advice import describe_endpoint
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated_sections
-from sparkd.tools.setup.safe_endpoint import Draft, Offers
+from sparkd.tools.setup.offers import Draft, Offers
 from sparkd.tools.setup.survey import Survey, describe, format_rows, take_survey
 
 if TYPE_CHECKING:

@@ -1,13 +1,12 @@
-"""The collector of `sparkd capture`: it finds the secrets to hide, and puts all parts into the archive."""
+"""The collector of `sparkd capture`: puts all parts into the archive, without secrets."""
 
 import asyncio
 import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,13 +20,12 @@ from sparkd import __version__
 from sparkd.agent.actions import history
 from sparkd.agent.actions.files import write
 from sparkd.agent.actions.shared_folders import run_as_owner
-from sparkd.base.cluster import head_key, membership
+from sparkd.base.cluster import membership
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host, caches, versions
-from sparkd.base.host.files import Kind
 from sparkd.base.host.gpu import read_clocks, read_driver
-from sparkd.base.lib import read_data
-from sparkd.base.lib.errors import BlockedError, SparkdError, UsageError
+from sparkd.base.lib import read_data, start_thread
+from sparkd.base.lib.errors import SparkdError, UsageError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.text import counted, sanitize
 from sparkd.base.state.file import STACKS
@@ -37,8 +35,9 @@ from sparkd.tools.measure.past import history_as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import examine_settings
 from sparkd.tools.node.plan_text import plan_as_json
+from sparkd.tools.support import capture_secrets
 from sparkd.tools.support.archive import MOST_BYTES, Archive
-from sparkd.tools.support.capture_tree import read_machine, redact_docker
+from sparkd.tools.support.capture_tree import describe_containers, read_machine
 from sparkd.tools.support.nodes_reader import NodesReader, find_failures
 from sparkd.tools.support.summary import summarize
 
@@ -46,11 +45,6 @@ T = TypeVar("T")
 
 PART_SECONDS, NODES_SECONDS = 20.0, 60.0
 """Limits for one part, and for the logs of all nodes with what the others report."""
-SETTINGS_FOLDER, SETTINGS_SUFFIXES = "/etc/sparkd", (".toml", ".yaml", ".yml")
-INSPECTED_KEYS = (
-    "Id", "Created", "Path", "State", "Image", "Name", "RestartCount", "Driver", "Platform", "HostConfig", "Mounts",
-)  # fmt: skip
-"""Keys of docker's description of a container that the archive has."""
 
 
 class Collector:
@@ -60,36 +54,16 @@ class Collector:
         self.host = host
         self.missing: list[str] = []
         """What could not be read, each with the reason."""
-        settings = self.attempt(
-            "settings (LOOK FOR SECRETS that they name)", lambda: load_settings(os.environ, Path(host.files.root))
-        )
-        self.settings = settings or Settings()
-        plan_secrets = self.attempt("the plan's secrets (LOOK FOR THEM)", self._find_plan_secrets)
-        self.secret_files = frozenset(
-            {*self._list_configured_secrets(), *self._find_private_files(), *(plan_secrets or ())} - {""}
-        )
-        self.redact = Redaction(text for path in self.secret_files if (text := self._read_secret(path)))
-
-    def _list_configured_secrets(self) -> Iterator[str]:
-        yield from (self.settings.cluster.key_file, head_key.PRIVATE)
-        yield from (self.settings.observe.token_file, self.settings.notify.webhook_file)
-        yield from self.settings.engine.secrets.values()
-
-    def _find_plan_secrets(self) -> list[str]:
-        return [secret.file for secret in membership.resolve_context(self.settings, None, self.host).plan.secrets]
-
-    def _find_private_files(self) -> Iterator[str]:
-        """Files next to the settings that only root may read: a broken configuration does not name its secrets."""
-        for name in self.host.files.names_if_any(SETTINGS_FOLDER):
-            path = f"{SETTINGS_FOLDER}/{name}"
-            with suppress(OSError):
-                facts = self.host.files.lstat(path)
-                if facts.kind is Kind.FILE and not facts.permissions & 0o077 and not name.endswith(SETTINGS_SUFFIXES):
-                    yield path
-
-    def _read_secret(self, path: str) -> str | None:
-        name = f"the content of {path} (LOOK FOR IT, it is not hidden)"
-        return self.attempt(name, lambda: self.host.files.text(path, 1 << 16) if self.host.files.exists(path) else "")
+        load = partial(load_settings, os.environ, Path(host.files.root))
+        note = capture_secrets.UNHIDDEN
+        self.settings = self.attempt(f"settings ({note})", load) or Settings()
+        list_planned = partial(capture_secrets.list_planned, self.settings, host)
+        planned = self.attempt(f"the plan's secrets ({note})", list_planned) or ()
+        configured = capture_secrets.list_configured(self.settings)
+        self.secret_files = frozenset({*configured, *capture_secrets.list_private_files(host), *planned} - {""})
+        read = partial(capture_secrets.read_secret, host)
+        contents = (self.attempt(f"the content of {path} ({note})", partial(read, path)) for path in self.secret_files)
+        self.redact = Redaction(filter(None, contents))
 
     def attempt(self, name: str, work: Callable[[], T], seconds: float = PART_SECONDS) -> T | None:
         """Do the work in a thread, and return its result. None where it fails or takes too long: `missing` says so."""
@@ -101,8 +75,8 @@ class Collector:
             except BaseException as error:
                 outcome.set_exception(error)
 
-        threading.Thread(target=run, name=name, daemon=True).start()
         try:
+            start_thread(threading.Thread(target=run, name=name, daemon=True))
             return outcome.result(seconds)
         except Exception as error:  # a part less is better than no archive
             is_expected = isinstance(error, SparkdError | OSError | ValueError)
@@ -172,7 +146,7 @@ class Collector:
         yield "versions.json", lambda: _format_json(dict(versions.read_versions(self.host)))
         yield "gpu.json", lambda: _format_json(msgspec.to_builtins((read_driver(), read_clocks())))
         yield "caches.txt", lambda: caches.describe_all(self.host.files)
-        yield "containers.json", self._describe_containers
+        yield "containers.json", lambda: _format_json(describe_containers(self.host))
         yield "history.json", self._read_history
         for name in self.host.files.names_if_any(STACKS):
             yield f"stacks/{name}", partial(self.host.files.text, f"{STACKS}/{name}")
@@ -188,32 +162,10 @@ class Collector:
         files = self.host.files
         return f"{history_as_json(history.read(files), history.read_totals(files), 100)}\n"
 
-    def _describe_containers(self) -> str:
-        """JSON on sparkd's containers, without the values of their environment, with the beginning of their command."""
-        facts = self.host.docker()
-        if not facts.running or facts.error:
-            raise BlockedError(facts.error or "docker is not running")
-        with closing(self.host.docker_reader()) as reader:
-            answers = [reader.container(container.id) for container in facts.containers if container.ours]
-        return _format_json([_describe_container(answer) for answer in answers if isinstance(answer, dict)])
-
     def _format_readme(self, name: str) -> str:
         missing = "\n".join(f"  {line}" for line in self.missing) or "  nothing"
         text = Template(read_data("capture-readme.txt").decode())
         return text.substitute(name=name, version=__version__, hidden=HIDDEN, missing=missing)
-
-
-def _describe_container(answer: Mapping[str, object]) -> dict[str, object]:
-    """The public part of docker's description of a container."""
-    config = answer.get("Config")
-    config = config if isinstance(config, dict) else {}
-    variable_names = [str(line).partition("=")[0] for line in config.get("Env") or ()]
-    return {
-        **{key: redact_docker(answer.get(key), key) for key in INSPECTED_KEYS},
-        "Labels": config.get("Labels"),
-        "Env": variable_names,
-        "ImageName": config.get("Image"),
-    }
 
 
 def _format_json(value: object) -> str:

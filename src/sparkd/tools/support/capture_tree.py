@@ -1,12 +1,12 @@
-"""The tree in the archive of `sparkd capture`: files of this machine that the checks read, and docker's answers.
+"""What `sparkd capture` has of this machine and of docker, without secrets: its tree of files, and the containers.
 
-`preflight --root` examines it as it would this machine. It has no secrets.
+The tree has what the checks read, so `preflight --root` examines it as it would this machine.
 """
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from itertools import chain, islice
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.files import FIXTURE
 from sparkd.base.host.gpu import read_driver
-from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.errors import BlockedError, ConfigError
 from sparkd.base.lib.redaction import HIDDEN
 from sparkd.base.state.rank_record import RANK_FILE
 from sparkd.tools.node.dry_run import examine_settings
@@ -27,6 +27,10 @@ MOST_WORDS, WORD_LENGTH = 6, 100
 _FLAG = re.compile(r"--[a-z][a-z0-9-]{0,60}|-[A-Za-z]?", re.ASCII)
 _ENGINE_WORD = re.compile(r"(?:/[\w./-]*/)?vllm|serve|vllm\.entrypoints\.[\w.]+", re.ASCII)
 """A word by which a check recognises a foreign engine."""
+INSPECTED_KEYS = (
+    "Id", "Created", "Path", "State", "Image", "Name", "RestartCount", "Driver", "Platform", "HostConfig", "Mounts",
+)  # fmt: skip
+"""Keys of docker's description of a container that the archive has."""
 _COMMAND_KEYS = ("Path", "Cmd", "Entrypoint")
 """Keys of commands in docker's answers."""
 _BLANKS: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None, "Output": ""}
@@ -129,3 +133,25 @@ def redact_docker(answer: object, key: str = "") -> object:
         case {**fields}:
             return {str(name): redact_docker(part, str(name)) for name, part in fields.items()}
     return answer
+
+
+def describe_containers(host: Host) -> list[dict[str, object]]:
+    """The public part of docker's descriptions of sparkd's containers. Raises BlockedError without docker."""
+    facts = host.docker()
+    if not facts.running or facts.error:
+        raise BlockedError(facts.error or "docker is not running")
+    with closing(host.docker_reader()) as reader:
+        answers = [reader.container(container.id) for container in facts.containers if container.ours]
+    return [_describe_container(answer) for answer in answers if isinstance(answer, dict)]
+
+
+def _describe_container(answer: Mapping[str, object]) -> dict[str, object]:
+    """No values of the environment, and of the command its beginning."""
+    config = answer.get("Config")
+    config = config if isinstance(config, dict) else {}
+    return {
+        **{key: redact_docker(answer.get(key), key) for key in INSPECTED_KEYS},
+        "Labels": config.get("Labels"),
+        "Env": [str(line).partition("=")[0] for line in config.get("Env") or ()],
+        "ImageName": config.get("Image"),
+    }

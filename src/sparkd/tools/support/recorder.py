@@ -41,7 +41,7 @@ TABLES = (
 """Files that are read where the kernel can't be queried."""
 
 
-class _Rooms(dict[str, disks.Counts]):
+class _Rooms(dict[str, disks.Space]):
     """The record `disks` of a tree of files, which has the room of each path. Here it is counted at the first request.
 
     So it seems to have every path, while it is empty: a dry run looks for the nearest path that is in it.
@@ -53,8 +53,8 @@ class _Rooms(dict[str, disks.Counts]):
     def __contains__(self, _path: object) -> bool:
         return True
 
-    def get(self, path: str, _default: object = None) -> disks.Counts:  # never the default
-        return self.setdefault(path, disks.count_room(path))
+    def get(self, path: str, _default: object = None) -> disks.Space:  # never the default
+        return self.setdefault(path, disks.read_space(path))
 
 
 class RecordingFiles(Files, frozen=True):

@@ -14,7 +14,7 @@ from sparkd.agent.preflight.checks.memory import UnifiedMemory
 from sparkd.agent.preflight.runner import examine
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, kernel
-from sparkd.base.host.gpu import AWAITED, HUNG, GpuFacts, GpuProcess, Trouble, read_fixture
+from sparkd.base.host.gpu import DRIVER_NAME, HUNG, GpuFacts, GpuProcess, Trouble, read_fixture
 from sparkd.base.plan.inputs import MemoryNeed
 
 GOOD = GpuCheckFacts(True, ("NVIDIA GB10",), "580.142", "580.142", module_open=True)
@@ -48,7 +48,7 @@ def test_a_gpu_that_answers_is_needed(facts: GpuCheckFacts, level: Level, words:
 @pytest.mark.parametrize(
     ("trouble", "required", "awaits"),
     [
-        pytest.param(Trouble.HUNG, "power-cycle", AWAITED, id="hung: it may come round"),
+        pytest.param(Trouble.HUNG, "power-cycle", DRIVER_NAME, id="hung: it may come round"),
         pytest.param(Trouble.LOST, "power-cycle", "", id="lost"),
         pytest.param(Trouble.RESET, "reboot", "", id="must be reset"),
     ],
@@ -68,7 +68,9 @@ def test_preflight_waits_for_a_driver_that_does_not_answer(tree: Tree) -> None:
     tree.file("/proc/uptime", "1000.00 2000.00\n")
     checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), Settings()))
     findings = examine(checks, Host(tree.root, gpu=lambda: HUNG))
-    assert {finding.verdict.awaits for finding in findings} == {AWAITED}, "one that awaits nothing makes waiting vain"
+    assert {finding.verdict.awaits for finding in findings} == {DRIVER_NAME}, (
+        "one that awaits nothing makes waiting vain"
+    )
 
 
 def recorded(tree: Tree, answer: object, module: str = OPEN) -> Host:

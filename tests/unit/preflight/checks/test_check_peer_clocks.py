@@ -10,7 +10,7 @@ from tests.unit.plans import HEAD, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.fabric import PeerClock, PeerClockFacts, PeerClocks
+from sparkd.agent.preflight.checks.peer_clocks import PeerClock, PeerClockFacts, PeerClocks
 from sparkd.base.host import Host
 
 PAIR = PeerClocks(plan(HEAD))

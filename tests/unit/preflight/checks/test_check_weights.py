@@ -15,7 +15,8 @@ from tests.unit.plans import plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
-from sparkd.agent.preflight.checks.weights import Bind, ModelWeights, WeightsFacts, find_outside
+from sparkd.agent.preflight.checks.weights import ModelWeights, WeightsFacts
+from sparkd.agent.preflight.container_links import Bind, find_outside
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
@@ -44,9 +45,11 @@ GOOD = WeightsFacts(
         pytest.param(replace(GOOD, indexed_bytes=None), Level.OK, "", id="an index without a sum"),
         pytest.param(replace(GOOD, indexed_bytes=7 << 30), Level.WARN, "index counts 7.0 GiB", id="another revision"),
         pytest.param(replace(GOOD, unfinished=("a.part", "b.part")), Level.WARN, "a.part (and 1 more)", id="download"),
-        pytest.param(replace(GOOD, closed="a", image_user="vllm"), Level.WARN, "runs as vllm sudo chmod", id="closed"),
-        pytest.param(replace(GOOD, closed="a", image_user=""), Level.OK, "", id="root reads all"),
-        pytest.param(replace(GOOD, closed="a"), Level.OK, "", id="without docker nobody knows"),
+        pytest.param(
+            replace(GOOD, unreadable_path="a", image_user="vllm"), Level.WARN, "runs as vllm sudo chmod", id="closed"
+        ),
+        pytest.param(replace(GOOD, unreadable_path="a", image_user=""), Level.OK, "", id="root reads all"),
+        pytest.param(replace(GOOD, unreadable_path="a"), Level.OK, "", id="without docker nobody knows"),
         pytest.param(replace(GOOD, has_tokenizer=False), Level.WARN, "no tokenizer", id="no tokenizer"),
         pytest.param(replace(GOOD, format="", shards=0, size_bytes=0), Level.BLOCK, "no weights", id="no weights"),
         pytest.param(replace(GOOD, flaws=(Flaw("a", "can't be read: x", unreadable=True),)), Level.UNKNOWN, "a can't"),
@@ -313,7 +316,7 @@ def check_of_plan(**keys: object) -> ModelWeights:
 def test_the_plan_says_where_the_model_is_and_how_it_is_loaded() -> None:
     check = check_of_plan(args={"load-format": "dummy"})
     assert check.folder == FOLDER
-    assert check.seen_as == "/models/m"
+    assert check.container_path == "/models/m"
     assert check.load_format == "dummy"
     assert check.needs_tokenizer
 
@@ -360,7 +363,7 @@ def test_the_command_for_files_that_are_not_for_all_to_read_opens_those_of_a_dow
     (snapshot / "config.json").symlink_to("../../blobs/77")
     for folder in (snapshot, cache):
         blob.chmod(0o600)
-        hint = CHECK.judge(replace(GOOD, folder=str(folder), closed="config.json", image_user="vllm")).hint
+        hint = CHECK.judge(replace(GOOD, folder=str(folder), unreadable_path="config.json", image_user="vllm")).hint
         subprocess.run(shlex.split(hint.removeprefix("sudo ")), check=True)
         assert blob.stat().st_mode & 0o777 == 0o644
 
@@ -375,7 +378,7 @@ def test_the_command_for_files_that_are_not_for_all_to_read_opens_those_of_a_dow
     ],
 )
 def test_nothing_beside_the_model_is_opened_to_all(folder: str, opened: str) -> None:
-    verdict = CHECK.judge(replace(GOOD, folder=folder, closed="config.json", image_user="vllm"))
+    verdict = CHECK.judge(replace(GOOD, folder=folder, unreadable_path="config.json", image_user="vllm"))
     assert verdict.hint == f"sudo chmod -R a+rX {opened}"
 
 

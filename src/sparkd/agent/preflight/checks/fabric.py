@@ -1,4 +1,4 @@
-"""This node's address on the fabric, its link there, and the clocks of the nodes that it hears there."""
+"""This node's address on the fabric, and its link there."""
 
 from collections.abc import Iterator
 
@@ -14,10 +14,9 @@ from sparkd.base.host.network import Link
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.status.model import Contact, read_living_report
 
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""Libraries choose interfaces by them: NCCL's has beginnings of names, as NCCL_IB_HCA has, the others' whole ones."""
+"""Variables by which libraries choose interfaces."""
 
 
 class FabricAddressFacts(Struct, frozen=True):
@@ -27,7 +26,7 @@ class FabricAddressFacts(Struct, frozen=True):
     link: Link | None
     """The interface that carries it; None where that is unknown."""
     interfaces: tuple[str, ...]
-    """All of this machine, where something names one that it does not have; else empty."""
+    """This machine's, for the hint; read only where a setting or variable names a missing one."""
     rdma_on: tuple[str, ...]
     """Interfaces with an RDMA device and a cable, where the fabric's interface has no such device."""
     misnamed: tuple[str, ...] = ()
@@ -43,7 +42,7 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
     def probe(self, host: Host) -> FabricAddressFacts:
         node, setting = self.plan.node, self.settings.fabric.interface
         if node.cluster_size == 1:
-            return FabricAddressFacts(True, (), None, (), ())
+            return FabricAddressFacts(owned=True, carriers=(), link=None, interfaces=(), rdma_on=())
         files = host.files
         carriers = network.interfaces_of(files, node.address)
         carrier = carriers[0] if len(carriers) == 1 else ""
@@ -64,6 +63,7 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
             return
         for name, value in self.plan.env:
             if name in SOCKET_VARIABLES and value.removeprefix("=") != self.plan.node.interface:
+                # NCCL takes beginnings of names, the others whole ones.
                 selection = Selection.parse(value if name.startswith("NCCL_") else f"={value}")
                 if selection.names and len(selection.missing(interfaces)) == len(selection.names):
                     yield f"{name}={value}"
@@ -78,11 +78,11 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
         link = facts.link
         interface = f"; its interface is {setting}" if setting else ""
         place = f"on {link.name}, {link.operstate}" if link else f"is here{interface}"
-        return combine_verdicts(self._find_problems(facts), f"{address} {place}")
+        return combine_verdicts([*self._judge_names(facts), *self._judge_carriers(facts)], f"{address} {place}")
 
-    def _find_problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
-        address, setting = self.plan.node.address, self.settings.fabric.interface
-        carriers, link = facts.carriers, facts.link
+    def _judge_names(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
+        """Problems of variables and of the setting, which name interfaces."""
+        setting, address, carriers = self.settings.fabric.interface, self.plan.node.address, facts.carriers
         for text in facts.misnamed:
             reason = f"{sanitize(text, 80)}: this node has no such interface"
             here = ", ".join(facts.interfaces)
@@ -93,10 +93,14 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
         elif setting and carriers and setting not in carriers:
             reason = f"fabric.interface is {setting}, but {address} is on {' or '.join(carriers)}"
             yield warn(reason, "leave fabric.interface empty, or correct cluster.nodes")
+
+    def _judge_carriers(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
+        """Problems of the interfaces that carry the address."""
+        address, carriers, link = self.plan.node.address, facts.carriers, facts.link
         if len(carriers) > 1:
             reason = f"{' and '.join(carriers)} are in the subnet of {address}"
             yield warn(reason, "give each interface a subnet of its own, in /etc/netplan: ip -brief address")
-        elif not carriers and not setting:
+        elif not carriers and not self.settings.fabric.interface:
             reason = f"no interface that is up carries {address}"
             yield warn(reason, "look at: ip -brief link; or set fabric.interface")
         elif link is not None and (flaw := _find_flaw(link, facts.rdma_on)):
@@ -126,7 +130,7 @@ class FabricLinkFacts(Struct, frozen=True):
     links: tuple[Link, ...]
     """The fabric's interface, then its lower interfaces."""
     paths: tuple[PathMtu, ...]
-    """Paths to the other nodes; empty where this node's own interface is too narrow to try them."""
+    """Paths to the other nodes; empty where the own interface can't try them, such as with an MTU below fabric.mtu."""
 
 
 class FabricLink(Check[FabricLinkFacts], frozen=True):
@@ -199,54 +203,5 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
             yield warn(reason, hint)
 
 
-def _format_gbps(mbps: int | None) -> str:
-    return f"{(mbps or 0) / 1000:g} Gb/s"
-
-
-APART_SECONDS = 5.0
-"""Clocks may differ so much. Those kept by chrony or timesyncd differ by milliseconds; an answer's date has seconds."""
-
-
-class PeerClock(Struct, frozen=True):
-    node: str
-    address: str
-    ahead_seconds: float
-
-
-class PeerClockFacts(Struct, frozen=True):
-    clocks: tuple[PeerClock, ...]
-
-
-class PeerClocks(Check[PeerClockFacts], frozen=True):
-    plan: LaunchPlan
-    id = "peer-clock"
-    levels = (Level.WARN,)
-
-    def probe(self, host: Host) -> PeerClockFacts:
-        report = read_living_report(host.files) if self.plan.node.cluster_size > 1 else None
-        if report is None:
-            return PeerClockFacts(())
-        clocks = (
-            PeerClock(peer.report.node if peer.report else "", peer.address, peer.clock_ahead_seconds)
-            for peer in report.peers
-            if peer.contact is Contact.ANSWERS and peer.clock_ahead_seconds is not None
-        )
-        return PeerClockFacts(tuple(clocks))
-
-    def judge(self, facts: PeerClockFacts) -> Verdict:
-        peer_count = self.plan.node.cluster_size - 1
-        if not peer_count:
-            return ok("one node")
-        if not facts.clocks:
-            return ok("no other node has been heard yet")
-        return combine_verdicts(
-            (_judge_apart(clock) for clock in facts.clocks if abs(clock.ahead_seconds) > APART_SECONDS),
-            f"{len(facts.clocks)} of {peer_count} heard, within {APART_SECONDS:g} s",
-        )
-
-
-def _judge_apart(clock: PeerClock) -> Verdict:
-    name = f"{clock.node} ({clock.address})" if clock.node else clock.address
-    side = "ahead of" if clock.ahead_seconds > 0 else "behind"
-    reason = f"the clock of {name} is {abs(clock.ahead_seconds):.0f} s {side} this node's"
-    return warn(reason, "look at both: timedatectl")
+def _format_gbps(mbps: int) -> str:
+    return f"{mbps / 1000:g} Gb/s"

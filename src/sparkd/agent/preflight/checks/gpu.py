@@ -5,7 +5,7 @@ from msgspec import Struct
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
 from sparkd.agent.preflight.checks.kernel import DRIVERS, branch_of, find_known_bad
 from sparkd.base.host import Host, kernel
-from sparkd.base.host.gpu import AWAITED, Trouble
+from sparkd.base.host.gpu import DRIVER_NAME, Trouble
 from sparkd.base.lib.errors import Action
 
 GB10 = "GB10"
@@ -82,7 +82,7 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
 def _judge_trouble(trouble: Trouble, reason: str, module: str) -> Verdict:
     if trouble is Trouble.FORBIDDEN:
         return unknown(reason, "sudo sparkd preflight --dry-run")
-    awaits = AWAITED if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
+    awaits = DRIVER_NAME if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
     if remedy := _REMEDIES.get(trouble):
         hint, action = remedy
         return block(reason, hint, needs_person=True, awaits=awaits, action=action)

@@ -1,4 +1,4 @@
-"""Limits of memory: the size of /dev/shm, what the engine may lock, what bounds it or its container."""
+"""Limits of memory: the size of /dev/shm, and by the plan alone what the engine may lock, and what bounds it."""
 
 from msgspec import Struct
 
@@ -33,7 +33,7 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
             return ShmSizeFacts(own_bytes, own_bytes, "the container's own /dev/shm")
         memory_bytes = host.meminfo().total_bytes
         mount = disks.find_mount(host.files, "/dev/shm")  # noqa: S108 - read only
-        total_bytes = memory_bytes // 2 if mount is None else mount.size_bytes(memory_bytes)
+        total_bytes = memory_bytes // 2 if mount is None else mount.tmpfs_size_bytes(memory_bytes)
         return ShmSizeFacts(total_bytes, max(0, total_bytes - host.shm_used_bytes()), "the machine's /dev/shm")
 
     def judge(self, facts: ShmSizeFacts) -> Verdict:
@@ -50,11 +50,11 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
         reason = f"{reason}, vLLM's queues need {size(needed_bytes)}"
         if facts.total_bytes >= needed_bytes:
             return warn(reason, "ls -lS /dev/shm")
-        return (block if is_cluster and self.plan.node.is_head else warn)(reason, hint)
+        return (block if is_cluster and self.plan.node.is_head else warn)(reason, hint)  # a worker makes no queues
 
 
-class MemlockFacts(Struct, frozen=True):
-    needless: str
+class MemlockFacts(Struct, frozen=True, rename={"why_irrelevant": "needless"}):  # its key in recorded evidence
+    why_irrelevant: str
     """Why the limit does not matter to this plan; empty where it does."""
     limit_bytes: int | None = None
     """The limit of a process in the container, -1 unlimited; None where the recipe leaves it to docker."""
@@ -76,8 +76,8 @@ class Memlock(Check[MemlockFacts], frozen=True):
         return MemlockFacts("", limit.soft, "container.ulimits of the recipe" if by_recipe else "set by sparkd")
 
     def judge(self, facts: MemlockFacts) -> Verdict:
-        if facts.needless:
-            return ok(f"no matter: {facts.needless}")
+        if facts.why_irrelevant:
+            return ok(f"no matter: {facts.why_irrelevant}")
         if facts.limit_bytes is not None and not 0 <= facts.limit_bytes < 16 * GIB:
             lockable = "unlimited" if facts.limit_bytes < 0 else size(facts.limit_bytes)
             return ok(f"{lockable} ({facts.set_by})")
@@ -88,7 +88,7 @@ class Memlock(Check[MemlockFacts], frozen=True):
 
 def _explain_irrelevance(plan: LaunchPlan) -> str:
     if plan.node.cluster_size > 1 and plan.container.gpus == "all" and plan.container.privileged:
-        return "the container is privileged"
+        return "the container is privileged"  # CAP_IPC_LOCK: no limit holds
     return why_no_rdma(plan) or ("" if reaches_verbs(plan.container) else "the container has no RDMA device")
 
 

@@ -11,7 +11,7 @@ from sparkd.agent.preflight.checks.plan_lint import script_share
 from sparkd.agent.preflight.gpu_users import find_gpu_users
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, cgroups, meminfo
-from sparkd.base.host.gpu import AWAITED, NO_GPU
+from sparkd.base.host.gpu import DRIVER_NAME, NO_GPU
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.compile_jobs import read_room
@@ -90,7 +90,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     def judge(self, facts: MemoryFacts) -> Verdict:
         if facts.gpu_error:
             reason = f"the GPU's driver can't be queried: {facts.gpu_error}"
-            return unknown(reason, "look at: nvidia-smi; sudo dmesg", awaits=AWAITED)
+            return unknown(reason, "look at: nvidia-smi; sudo dmesg", awaits=DRIVER_NAME)
         if not self.need.is_known:
             parts = f"{size(facts.free_bytes)} free, {size(facts.process_bytes)} held by processes and the kernel"
             return ok(f"{size(facts.available_bytes)} of {size(facts.total_bytes)} available, {parts}")

@@ -41,7 +41,7 @@ class PlanLint(Check[PlanFacts], frozen=True):
 
     def probe(self, host: Host) -> PlanFacts:
         script = _read_script(host.files, self.plan)
-        own_command = script is not None and bool(script.serves) and not script.passes_on
+        own_command = script is not None and bool(script.serves) and not script.passes_arguments_on
         container, secrets = self.plan.container, (secret.file for secret in self.plan.secrets)
         sources = (volume.source for volume in container.volumes)
         mounted = _may_mount_vllm(self.plan)
@@ -108,7 +108,7 @@ def _build_launch(plan: LaunchPlan, script: Script | None) -> Launch:
 def script_share(files: Files, plan: LaunchPlan) -> float | None:
     """Share of the GPU's memory of an engine that engine.script starts itself; None where the plan's share counts."""
     script = _read_script(files, plan)
-    if script is None or not script.serves or script.passes_on:
+    if script is None or not script.serves or script.passes_arguments_on:
         return None
     return _build_launch(plan, script).share("gpu-memory-utilization")
 

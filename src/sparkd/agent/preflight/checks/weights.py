@@ -1,14 +1,13 @@
 """Weights: whether the model's folder is complete, as far as metadata show without reading 149 GB."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from shlex import quote
-from typing import NamedTuple
 
 from msgspec.structs import asdict, replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, unknown, warn
+from sparkd.agent.preflight.container_links import Bind, find_outside
 from sparkd.base.host import Host, docker_image, model_folder
-from sparkd.base.host.files import Files, follow
 from sparkd.base.host.model_folder import ModelFolder
 from sparkd.base.host.weights import SNAPSHOT
 from sparkd.base.lib.text import counted, sanitize, size
@@ -18,65 +17,31 @@ from sparkd.base.vllm.container_paths import is_below
 from sparkd.base.vllm.flag_values import SAFETENSORS_FORMATS
 
 MOST_SHOWN = 8
+"""Flaws, and unfinished files, that the report names: a model may have hundreds of files."""
 
 
-class Bind(NamedTuple):
-    """A folder or file of the node, and its path in a container."""
-
-    source: str
-    target: str
-
-
-class _OutsideError(Exception):
-    """A path that no mount of a container holds."""
-
-
-def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
-    """The first path outside of all mounts that the links of a container's path lead to; empty where they stay inside.
-
-    Such a link may be valid on the node, and lead to nothing in the container. A path of too many links counts too.
-    """
-
-    def read_link(here: str, rest: list[str]) -> str:
-        """The target of the link at this path of the container, which the node may have elsewhere."""
-        containing = (bind for bind in binds if is_below(here, bind.target))
-        innermost = max(containing, key=lambda bind: len(bind.target), default=None)
-        if innermost is None and not any(is_below(bind.target, here) for bind in binds):
-            raise _OutsideError("/".join([here, *rest[::-1]]))
-        if innermost is None or here == innermost.target:
-            raise FileNotFoundError  # a folder of the container, no link
-        return files.link(innermost.source + here[len(innermost.target) :])
-
-    try:
-        follow(path, read_link)
-    except _OutsideError as error:
-        return str(error)
-    except OSError as error:  # too many links
-        return str(error.filename)
-    return ""
-
-
-class WeightsFacts(ModelFolder, frozen=True):
+# Keys of recorded evidence stay.
+class WeightsFacts(ModelFolder, frozen=True, rename={"outside_path": "leads_out", "unreadable_path": "closed"}):
     folder: str = ""
-    leads_out: str = ""
+    outside_path: str = ""
     """A path that a link of the model leads to, outside the container's mounts; empty for none."""
-    closed: str = ""
+    unreadable_path: str = ""
     """The folder or a file of it that only some users may read; empty for none."""
     image_user: str | None = None
-    """The engine's user, which is read only where `closed` is set; empty is root, None unknown."""
+    """The engine's user, which is read only where `unreadable_path` is set; empty is root, None unknown."""
 
 
 class ModelWeights(Check[WeightsFacts], frozen=True):
     folder: str
-    seen_as: str = ""
-    """The path of the folder in the container; empty where it is in no mount."""
+    container_path: str = ""
+    """The folder in the container; empty where no mount has it, and for a folder named on the command line."""
     binds: tuple[Bind, ...] = ()
     image: str = ""
     load_format: str = ""
     needs_tokenizer: bool = True
     needs_config: bool = True
     pull: str = ""
-    """Command that downloads the model; empty for a folder that no plan has."""
+    """Command that downloads the model; empty for a folder named on the command line."""
     id = "weights"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
@@ -88,7 +53,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         model_binds = (bind for bind in binds if is_below(plan.model_path, bind.source))
         return cls(
             folder=plan.model_path,
-            seen_as=next((bind.target + plan.model_path[len(bind.source) :] for bind in model_binds), ""),
+            container_path=next((bind.target + plan.model_path[len(bind.source) :] for bind in model_binds), ""),
             binds=binds,
             image=plan.image_to_run,
             load_format=values.get("args.load-format", ""),
@@ -99,22 +64,26 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
 
     def probe(self, host: Host) -> WeightsFacts:
         model = model_folder.examine(host.files, self.folder, shards=self.load_format in SAFETENSORS_FORMATS)
-        closed = model_folder.find_unreadable_by_others(host.files, self.folder, model)
-        user = docker_image.read_user(host, self.image) if closed else None
+        unreadable_path = model_folder.find_unreadable_by_others(host.files, self.folder, model)
         bounded = replace(model, flaws=model.flaws[:MOST_SHOWN], unfinished=model.unfinished[:MOST_SHOWN], opened=())
-        outside = self._find_outside_path(host, model)
-        return WeightsFacts(**asdict(bounded), folder=self.folder, leads_out=outside, closed=closed, image_user=user)
+        return WeightsFacts(
+            **asdict(bounded),
+            folder=self.folder,
+            outside_path=self._find_outside_path(host, model),
+            unreadable_path=unreadable_path,
+            image_user=docker_image.read_user(host, self.image) if unreadable_path else None,
+        )
 
     def _find_outside_path(self, host: Host, model: ModelFolder) -> str:
-        if not model.exists or not self.seen_as:
+        if not model.exists or not self.container_path:
             return ""
-        paths = (self.seen_as, *(f"{self.seen_as}/{name}" for name in model.opened))
+        paths = (self.container_path, *(f"{self.container_path}/{name}" for name in model.opened))
         outside_paths = (find_outside(host.files, self.binds, path) for path in paths)
         return sanitize(next((path for path in outside_paths if path), ""), 400)
 
     def judge(self, facts: WeightsFacts) -> Verdict:
         if not facts.exists:
-            return ok(f"{facts.folder} is missing or empty: see script-paths")
+            return ok(f"{facts.folder} is missing or empty: see script-paths")  # which blocks
         if self.load_format == "dummy":
             return ok("the plan loads no weights: load-format is dummy")
         if facts.download_cache:
@@ -134,8 +103,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
                 yield unknown(reason, f"look at: ls -lL {quote(facts.folder)}; sudo dmesg; an NFS server's root_squash")
             else:
                 yield block(reason, f"git -C {quote(facts.folder)} lfs pull" if "git-lfs" in flaw.wrong else fetch)
-        if facts.leads_out:
-            reason = f"the container sees only its mounts, and a link of the model leads to {facts.leads_out}"
+        if facts.outside_path:
+            reason = f"the container sees only its mounts, and a link of the model leads to {facts.outside_path}"
             hint = "set engine.models_dir to the folder that holds links and files, or mount that path (volumes)"
             yield block(reason, hint)
         if self.needs_config and not facts.has_config and facts.format != ".gguf":
@@ -154,8 +123,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         if facts.indexed_bytes is not None and not facts.flaws and facts.size_bytes < facts.indexed_bytes:
             reason = f"the shards have {size(facts.size_bytes)}, the index counts {size(facts.indexed_bytes)}"
             yield warn(reason, "index and shards may be of different revisions")
-        if facts.closed and facts.image_user not in (None, "", "0", "root"):
-            reason = f"{facts.closed} is not for everybody to read, and the image runs as {facts.image_user}"
+        if facts.unreadable_path and facts.image_user not in (None, "", "0", "root"):
+            reason = f"{facts.unreadable_path} is not for everybody to read, and the image runs as {facts.image_user}"
             snapshot = SNAPSHOT.fullmatch(facts.folder)  # has links alone, which chmod -R leaves alone
             yield warn(reason, f"sudo chmod -R a+rX {quote(snapshot[1] if snapshot else facts.folder)}")
 

@@ -31,7 +31,7 @@ class Script(Struct, frozen=True):
     """The flags of each `vllm serve`. A value that the shell would expand is None."""
     env: Mapping[str, str]
     """Variables set to plain text."""
-    passes_on: bool
+    passes_arguments_on: bool
     """Whether the script passes on its arguments, which are the whole command."""
     may_be_headless: bool
     """Whether --headless is given or may come from elsewhere, or the script starts Ray, whose workers start no vLLM."""
@@ -41,27 +41,33 @@ def parse_script(text: str, inherited: Mapping[str, str]) -> Script:
     """Read the script. `inherited`: the environment that it starts with, which may contain --headless."""
     serves: list[FirstValues] = []
     env: dict[str, str] = {}
-    passes_on, may_be_headless = False, any("--headless" in value for value in inherited.values())
-    for words in _split_commands(text):
-        passes_on |= any(_ALL_ARGUMENTS.search(word) for word in words)
-        may_be_headless |= words[:1] in (["."], ["source"]) or not _READERS.isdisjoint(words)
-        may_be_headless |= ("ray", "start") in pairwise(words) or any("--headless" in word for word in words)
-        env |= _read_assignments(words)
-        arguments_at = _find_after_serve(words)
-        values = (
-            {flag: _keep_literal(value) for flag, value in first_values(words[arguments_at:]).items()}
-            if arguments_at
-            else {}
-        )
-        if arguments_at and "help" not in values:
-            serves.append(values)
-            may_be_headless |= "config" in values
-    return Script(tuple(serves), env, passes_on, may_be_headless)
+    commands = [*_split_commands(text)]
+    for words in commands:
+        env.update(_read_assignments(words))
+        if (arguments := _find_serve_arguments(words)) is not None:
+            values = {flag: _keep_literal(value) for flag, value in first_values(arguments).items()}
+            if "help" not in values:
+                serves.append(values)
+    return Script(
+        serves=tuple(serves),
+        env=env,
+        passes_arguments_on=any(_ALL_ARGUMENTS.search(word) for words in commands for word in words),
+        may_be_headless=any("--headless" in value for value in inherited.values())
+        or any("config" in serve for serve in serves)
+        or any(map(_may_add_headless, commands)),
+    )
+
+
+def _may_add_headless(words: list[str]) -> bool:
+    """Whether a command gives --headless, reads words from elsewhere, or starts Ray."""
+    if words[:1] in (["."], ["source"]) or ("ray", "start") in pairwise(words):
+        return True
+    return not _READERS.isdisjoint(words) or any("--headless" in word for word in words)
 
 
 def find_misplaced(script: Script, rank: int, size: int, head_address: str, master_port: int) -> Iterator[Issue]:
     """Report where the engine that the script starts itself is not this node's rank. `size`: of the cluster."""
-    if script.passes_on or not script.serves:
+    if script.passes_arguments_on or not script.serves:
         return
     if rank and not script.may_be_headless:
         reason = f"this node's rank is {rank}, and the `vllm serve` of engine.script has no --headless"
@@ -131,15 +137,15 @@ def _split_words(line: str) -> list[str] | None:
         return None
 
 
-def _find_after_serve(words: list[str]) -> int:
-    """Position of the first word after `serve`; 0 for another command."""
+def _find_serve_arguments(words: list[str]) -> list[str] | None:
+    """The words after `serve`; None for another command."""
     if words and words[0] in _MENTIONING:
-        return 0
+        return None
     modules = (API_SERVER, "vllm.entrypoints.cli.main")
     for position, (program, word) in enumerate(pairwise(words), 2):
         if (program.rpartition("/")[2] == "vllm" and word == "serve") or (program == "-m" and word in modules):
-            return position
-    return 0
+            return words[position:]
+    return None
 
 
 def _read_assignments(words: list[str]) -> dict[str, str]:

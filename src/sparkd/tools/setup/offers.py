@@ -23,7 +23,7 @@ from sparkd.tools.setup.node_files import NodeFiles, Values
 FOLDER = "/etc/sparkd"
 KEY_FILE, WEBHOOK_FILE = f"{FOLDER}/api.key", f"{FOLDER}/webhook"
 KEY_PATTERN = f"{FOLDER}/*api*key"
-"""Paths at which a key is made for a recipe. A stranger's recipe could name a file that something else reads."""
+"""Paths at which a key is made. No key is made elsewhere: a foreign recipe could name another program's file."""
 TEMPLATES = {"slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
 """Template of messages by the receiver's domain. Any other is taken for ntfy, which people host themselves."""
 
@@ -79,7 +79,8 @@ class Offers:
         with suppress(OSError, ValueError):  # a node that can't be read may have served
             is_listening = port in {listener.port for listener in host.listeners()}
             may_have_served = bool(is_listening or host.owner() or host.files.exists(known_good.FILE.path))
-        if host.files.exists(plan_file) if plan_file else may_have_served:
+        is_decided = host.files.exists(plan_file) if plan_file else may_have_served
+        if is_decided:
             return False
         question = f"Other machines reach the API on port {port}. Make a key for it, {plan_file or KEY_FILE}? [Y/n] "
         return self.prompt(question).strip().lower() in ("", "y", "yes")

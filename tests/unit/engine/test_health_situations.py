@@ -269,17 +269,6 @@ def test_after_a_compile_a_canary_that_failed_meanwhile_is_repeated(
     assert 1050 <= hung.ended <= 1075
 
 
-def test_a_request_that_never_runs_ends_no_engine_that_answers_a_canary() -> None:
-    """As one with a grammar that takes an hour to compile, which nobody sees: it is none of nvcc's."""
-    stuck = Situation(lambda now: IDLE if now < 10 else Counters(0, 1, 5, 5, 5))
-    outcome = watch(stuck, 3600)
-    assert outcome.ended == NEVER
-    assert 10 < outcome.degraded[0][0] <= 10 + LATEST_SECONDS
-    assert 15 < len(outcome.canaries) <= 20
-    for situation, limits in ((replace(stuck, canary=never), LIMITS), (stuck, Supervise(canary_seconds=0))):
-        assert 360 <= watch(situation, 3600, limits).ended - 10 <= 370
-
-
 @pytest.mark.parametrize("stall", [10, 360])
 def test_an_idle_engine_is_never_ended_for_single_slow_probes(stall: int) -> None:
     for every in (12, 20, 60, 200, 350):

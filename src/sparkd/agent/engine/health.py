@@ -153,7 +153,7 @@ def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue
         return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
     state = _end_canary(_read_answers(last, probe), probe)
     state = _restart_clock(last, state, probe)
-    wants_canary = _is_canary_due(state, probe, limits)
+    wants_canary = _is_canary_due(state, probe, limits.canary_seconds)
     if wants_canary:
         state = _send_canary(last, state, probe)
     if (failure := _find_stall(last, state, probe, limits)) is not None:
@@ -210,31 +210,28 @@ def _restart_clock(last: HealthState, state: HealthState, probe: Observation) ->
     return replace(state, compiling_since=since, stall_clock_from=probe.at if is_excused else state.stall_clock_from)
 
 
-def _is_canary_due(state: HealthState, probe: Observation, limits: Supervise) -> bool:
-    """Whether a canary is to be sent now.
+def _is_canary_due(state: HealthState, probe: Observation, canary_seconds: int) -> bool:
+    """Whether a canary is to be sent now. `canary_seconds`: 0 for no canaries.
 
     It is due at once where a request waits too long, again after a failure, `canary_seconds` after the last proof, and
-    where requests ran at the last read and the counters have not been read for UNREAD_SECONDS, or show half a stall: a
-    request may be stuck in an engine that works, as while the grammar of its answer is compiled.
+    where requests ran at the last read and the counters have not been read for UNREAD_SECONDS.
     """
-    if not limits.canary_seconds or state.canary_pending or probe.health is None:
+    if not canary_seconds or state.canary_pending or probe.health is None:
         return False
     if state.is_compiling or state.proven_at == probe.at:
         return False
     if state.canary_failed:
         return probe.at - state.canary_sent_at >= CANARY_PAUSE_SECONDS
     if state.stall_clock_from < probe.at:  # requests run: whether they progress is what the counters show
-        is_half_stalled = state.still_seconds >= limits.stall_seconds / 2 and not probe.computes
-        return is_half_stalled or probe.at - state.read_at >= UNREAD_SECONDS
-    return _find_late_since(state, probe) is not None or probe.at - state.proven_at >= limits.canary_seconds
+        return probe.at - state.read_at >= UNREAD_SECONDS
+    return _find_late_since(state, probe) is not None or probe.at - state.proven_at >= canary_seconds
 
 
 def _send_canary(last: HealthState, state: HealthState, probe: Observation) -> HealthState:
     """The state with a canary that is sent now, and from when a stall is counted while it waits."""
     state = replace(state, canary_sent_at=probe.at, canary_pending=True)
-    is_read = probe.at - state.read_at < UNREAD_SECONDS
-    if state.canary_failed or (state.stall_clock_from < probe.at and is_read):
-        return state  # the stall continues, which the first canary or the counters have shown
+    if state.canary_failed:  # the stall continues, which the first canary has shown
+        return state
     if state.stall_clock_from < probe.at:  # requests may have been served since the last read
         return replace(state, stall_clock_from=probe.at)
     late_since = _find_late_since(state, probe)

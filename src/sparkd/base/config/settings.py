@@ -158,8 +158,8 @@ class Supervise(t.Section):
     frozen for 30 s, no rank at work for 30 s. vLLM's own limit, 300, is 1800 here unless the recipe names another."""
     canary_seconds: int = Field(300, ge=0, le=86400)
     """After this long without a request, request one token; at once where a request seems to hang that the engine does
-    not report, and half way to a stall, which may be of one request alone. 0: never, and then a hang that begins while
-    the engine is idle goes unseen, and an engine whose /metrics can't be read is degraded."""
+    not report. 0: never, and then a hang that begins while the engine is idle goes unseen, and an engine whose /metrics
+    can't be read is degraded."""
     peer_timeout_seconds: int = Field(20, ge=10, le=3600)
     """Silence of another node that counts as lost, in seconds."""
     agent_return_seconds: int = Field(15, ge=0, le=300)

@@ -304,7 +304,7 @@ def test_a_port_that_another_program_has_blocks_the_start_and_is_named(tree: Tre
         joined(node, host),
     ):
         pass
-    assert caught.value.hint == "who has it? sudo sparkd preflight --dry-run"
+    assert caught.value.hint == f"who has it? sudo ss -tanp sport = :{port}"
 
 
 def test_a_node_is_known_by_its_address_however_that_is_written(tree: Tree, port: int) -> None:

@@ -21,12 +21,15 @@ import socket, sys, time
 port = int(sys.argv[1])
 request = b"GET /livez HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n"
 held = []
-for number in range(60):  # each ends its own half of the connection, and can still read the answer
+for number in range(200):  # each ends its own half of the connection, and can still read the answer
     with socket.create_connection(("127.0.0.1", port), source_address=(f"127.0.1.{number + 1}", 0)) as client:
         client.sendall(request)
         client.shutdown(socket.SHUT_WR)
         answer = client.recv(4096)
-        print("half-closed", answer.split()[1].decode() if answer else "", flush=True)
+        status = answer.split()[1].decode() if answer else ""
+        print("half-closed", status, flush=True)
+        if status == "429":
+            break
 for number in range(100):  # of as many addresses: all of 127/8 is a user's
     client = socket.create_connection(("127.0.0.1", port), source_address=(f"127.0.0.{number % 20 + 1}", 0))
     held.append(client)

@@ -1,5 +1,8 @@
 """Listening ports on a real kernel, and the addresses of the node."""
 
+import os
+import re
+
 from tests.integration.preflight_world import run
 
 MANY = 900
@@ -17,7 +20,7 @@ def test_a_port_of_another_process_is_named_with_its_holder_and_one_of_the_nodes
         v6 = socket.create_server(("::", 29510), family=socket.AF_INET6, dualstack_ipv6=True)
         report = WantedPort(29510, "127.0.0.1", "the node's report", "cluster.report_port", is_agent_port=True)
         observers = WantedPort(29511, "127.0.0.1", "the observers", "observe.listen", is_agent_port=True, vital=False)
-        api_elsewhere = WantedPort(29511, "10.0.0.1", "the API", "args.port")
+        api_elsewhere = WantedPort(29511, "127.0.0.2", "the API", "args.port")
         verdicts = {
             "report": describe(Ports((report,))),
             "observers": describe(Ports((observers,))),
@@ -37,37 +40,23 @@ def test_a_port_of_another_process_is_named_with_its_holder_and_one_of_the_nodes
     assert "the observers, port 29511: the agent's own, pid 1" in printed["of_the_owner"]["reason"]
 
 
-def test_a_port_that_is_only_bound_or_that_a_connection_has_is_held() -> None:
-    """vLLM binds its port minutes before it listens. Each port is tried as the engine would."""
+def test_a_port_that_is_only_bound_or_that_a_connection_has_is_named_with_its_holder() -> None:
+    """vLLM binds its port minutes before it listens. Linux lists what is only bound since 6.8."""
     printed = run("""
         import socket
-        from sparkd.agent.preflight.checks.ports import Ports, WantedPort
-
-        def is_taken(port):
-            with socket.socket() as sock:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    sock.bind(("0.0.0.0", port))
-                except OSError:
-                    return True
-            return False
+        from sparkd.agent.preflight.port_uses import find_holder
 
         bound, connected, server = socket.socket(), socket.socket(), socket.create_server(("127.0.0.1", 9000))
         bound.bind(("127.0.0.1", 8000))
-        beside = socket.create_server(("::1", 8000), family=socket.AF_INET6)  # hides nothing
         connected.bind(("127.0.0.1", 8001))
         connected.connect(server.getsockname())
-        accepted = server.accept()
-        verdicts = {}
-        for port in (8000, 8001, 8002):
-            verdict = describe(Ports((WantedPort(port, "0.0.0.0", "the API", "args.port"),)))
-            verdicts[port] = [verdict["level"], "by pid 1 (python" in verdict["reason"], is_taken(port)]
-        print(json.dumps([verdicts, len(Host().port_sockets((9000,)))]))
+        print(json.dumps([find_holder(Host(), (port,), 1 << 30) for port in (8000, 8001, 8002)]))
     """)
-    assert printed == [
-        {"8000": ["block", True, True], "8001": ["block", True, True], "8002": ["ok", False, False]},
-        1,  # not its connections
-    ]
+    assert isinstance(printed, list)
+    kernel = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
+    found = [text.partition(" (")[0] for text in printed]
+    bound = "port 8000 is held by pid 1" if kernel >= (6, 8) else ""
+    assert found == [bound, "port 8001 is held by pid 1", ""]
 
 
 def test_listeners_and_their_holders_of_both_families() -> None:

@@ -122,16 +122,31 @@ def test_of_a_hostile_form_the_recipe_alone_is_written(name: str, folder: Path) 
     "line",
     ['p&&A+=" y"\n', "{ ", ": ${A:=1}\n", "unset A\n", '[ -z "$A" ]&&A=1\n', "A=1 | x\n", "read A\n", "((", "((A))\n",
      "((A ", "[[ (a|b) ]]\n", "$A run\n", "docker -c ", "A=$((1+(2)+(3)*(4)))\n", "cd a/b/c/d/e/f/g\n",
-     pytest.param("B=x\nA=" + "$B" * 50_000 + "\n", id="assignment"),
-     pytest.param("A=$(cd $(dirname " + "(" * 120_000 + ")" * 120_001 + "x)\n", id="parentheses")],
+     ],
 )  # fmt: skip
 def test_a_script_of_one_line_many_times_is_read_in_seconds(line: str) -> None:
-    """1 MB takes up to 3.7 s of CPU; where each line copied what the ones before it had made, it took 27 to 33 s.
+    """1 MB takes up to 3.7 s of CPU on one machine, twice as long where another program uses its core, too. Where each
+    line copied what the ones before it had made, it took 27 to 33 s.
 
     Half as much shows it, except of the line that appends, whose reading is bounded: it takes 60 ms.
     """
     size = 1_000_000 if "+=" in line else 500_000
+    short_seconds, seconds = _read_repeated(line, size // 8), _read_repeated(line, size)
+    assert seconds < 12e-6 * size
+    assert seconds < 14 * short_seconds + 0.1, "eight times as much takes eight times as long"
+
+
+@pytest.mark.parametrize(
+    "line", ["B=x\nA=" + "$B" * 50_000, "A=$(cd $(dirname " + "(" * 120_000 + ")" * 120_001 + "x)"],
+    ids=["assignment", "parentheses"],
+)  # fmt: skip
+def test_a_long_line_is_read_in_seconds(line: str) -> None:
+    assert _read_repeated(f"{line}\n", 500_000) < 6
+
+
+def _read_repeated(line: str, size: int) -> float:
+    """Seconds of CPU."""
     began = time.thread_time()
     with suppress(LineError):
         read_script(line * (size // len(line)), Variables({}, frozenset()))
-    assert time.thread_time() - began < 6e-6 * size
+    return time.thread_time() - began

@@ -142,5 +142,5 @@ def _make_server(own_address: str, port: int, peer_api: PeerApi, peers: tuple[Pe
     except OSError as error:
         raise AwaitedError(
             f"port {port} of {own_address}, where other nodes read this one's report, can't be had: {error.strerror}",
-            "who has it? sudo sparkd preflight --dry-run",
+            f"who has it? sudo ss -tanp sport = :{port}",
         ) from None

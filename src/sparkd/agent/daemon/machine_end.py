@@ -143,7 +143,11 @@ def _list_candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
     yield "kernel", "".join(facts.dumps[:1]) or newest_texts.get("oops", "")
     yield "memory", _find_line(last_lines, "sparkd", SHORT_OF_MEMORY) or newest_texts.get("out-of-memory", "")
     yield "heat", newest_texts.get("throttled", "")
-    yield "unknown", next((event.reason for event in events if event.effect.action is not Action.NONE), "")
+    # A full table of connections ends no machine, and any user can fill it.
+    grave = (
+        event for event in events if event.effect.action is not Action.NONE and event.kind != "connections-dropped"
+    )
+    yield "unknown", next((event.reason for event in grave), "")
     if not facts.lines:
         yield "unknown", "no journal of that boot is kept: sudo mkdir -p /var/log/journal keeps the next"
 

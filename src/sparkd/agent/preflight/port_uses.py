@@ -60,7 +60,7 @@ def find_holder(host: Host, ports: tuple[int, ...], rank_pid: int) -> str:
     """
     table = host.processes()
     own = {rank_pid, *(process.pid for process in table.descendants(rank_pid))}
-    uses = find_port_uses(host, table, host.listeners(ports) or host.port_sockets(ports))
+    uses = find_port_uses(host, table, host.listeners(ports) or host.bound_sockets(ports))
     return next((describe_holder(use) for use in uses if use.pid not in own), "")
 
 

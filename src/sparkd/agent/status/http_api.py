@@ -20,7 +20,7 @@ from sparkd.agent.status.page_history import PageHistory
 from sparkd.agent.status.token_file import TokenFile
 from sparkd.base.config.settings import Observe
 from sparkd.base.host.files import Files
-from sparkd.base.host.sock_diag import find_tcp
+from sparkd.base.host.sock_diag import TCP_LISTEN, find_tcp
 from sparkd.base.lib.http_connection import Handler, Request, Response
 from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.lib.log import Events
@@ -198,6 +198,7 @@ def start_status_server(
 def _find_user(connection: socket.socket) -> str:
     """The local user who made a connection, since all have the same address; `gone`: its user has closed it."""
     with suppress(OSError):
-        if (peer := find_tcp(connection.family, connection.getpeername(), connection.getsockname())) is not None:
+        peer = find_tcp(connection.family, connection.getpeername(), connection.getsockname())
+        if peer is not None and peer.state != TCP_LISTEN:  # as of a client elsewhere, on whose port this node listens
             return f"uid {peer.uid}" if peer.inode else "gone"
     return ""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from sparkd.base.host import disks, gpu, meminfo, network, owner, processes, shm, sockets, units
+from sparkd.base.host import disks, gpu, meminfo, network, owner, processes, shm, sock_diag, sockets, units
 from sparkd.base.host.docker import DockerFacts, read_containers
 from sparkd.base.host.files import FIXTURE, Files
 from sparkd.base.host.gpu import GpuFacts
@@ -105,12 +105,11 @@ class Host:
                 return sockets.query_kernel_listeners(self.files, ports)
         return tuple(held for held in sockets.read_proc_listeners(self.files) if not ports or held.port in ports)
 
-    def port_sockets(self, ports: tuple[int, ...]) -> tuple[Listener, ...]:
-        """Sockets that have these ports: those that listen, and others as far as the kernel lists them."""
-        listeners, others = self.listeners(ports), tuple[Listener, ...]()
+    def bound_sockets(self, ports: tuple[int, ...]) -> tuple[Listener, ...]:
+        """Sockets that have these ports and do not listen, as far as the kernel lists them."""
         with suppress(FileNotFoundError):
-            others = sockets.query_kernel_holders(self.files, ports, listeners) if self.live else ()
-        return (*listeners, *others)
+            return sockets.query_kernel_listeners(self.files, ports, sock_diag.WITH_PORT) if self.live else ()
+        return ()
 
     def unanswered_requests(self, port: int) -> tuple[PendingRequest, ...]:
         """Requests without an answer, by the kernel; none of a tree of files, and where it can't be queried."""

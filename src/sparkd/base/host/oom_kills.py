@@ -54,13 +54,18 @@ def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
             processes.append(_Process(int(row[2]) * mmap.PAGESIZE, row[1], sanitize(row[3], 20)))
         # A user may give a group a name with another `task_memcg=`: then it is not known which one the kernel wrote.
         elif (kill := _OOM_KILL.fullmatch(record.text)) and record.text.count("task_memcg=") == 1:
-            yield OomKill(record.seconds, kill["group"], kill["limit"] or "", _describe_kill(kill, sorted(processes)))
+            yield OomKill(
+                record.seconds,
+                kill["group"],
+                kill["limit"] or "",
+                _describe_kill(kill, sorted(processes, reverse=True)),
+            )
             processes.clear()
 
 
 def _describe_kill(kill: re.Match[str], processes: list[_Process]) -> str:
     rss = next((f", {size(process.resident_bytes)}" for process in processes if process.pid == kill["pid"]), "")
     limit = f"the memory limit of {sanitize(kill['limit'])}" if kill["limit"] else "the whole machine's memory"
-    largest = ", ".join(f"{name} {size(resident_bytes)} (pid {pid})" for resident_bytes, pid, name in processes[:-5:-1])
+    largest = ", ".join(f"{name} {size(resident_bytes)} (pid {pid})" for resident_bytes, pid, name in processes[:4])
     largest = f"; the largest processes then: {largest}" if largest else ""
     return f"{sanitize(kill['name'], 20)} (pid {kill['pid']}{rss}), at {limit}{largest}"

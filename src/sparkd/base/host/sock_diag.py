@@ -11,8 +11,9 @@ from typing import NamedTuple
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
 NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x1, 0x300, 2, 3
 TCP_ESTABLISHED, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 8, 10
-WITH_PORT = 0b10_1011_0011_0110
-"""States of sockets that have a port and do not listen; those only bound, 13, Linux lists since 6.8, of all ports."""
+WITH_PORT = sum(1 << state for state in (TCP_ESTABLISHED, 2, 4, 5, TCP_CLOSE_WAIT, 9, 11, 13))
+"""States of sockets that have a port and do not listen, by net/tcp_states.h. Since 6.8 Linux lists those only bound,
+13, too, of all ports."""
 INET_DIAG_INFO, INET_DIAG_SKV6ONLY, UDIAG_SHOW_NAME, UNIX_DIAG_NAME = 2, 11, 1, 0
 """Constants of linux/netlink.h, net/tcp_states.h, linux/sock_diag.h, inet_diag.h and unix_diag.h."""
 HEADER, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")

@@ -17,7 +17,6 @@ from sparkd.base.host.sock_diag import (
     TCP_CLOSE_WAIT,
     TCP_ESTABLISHED,
     TCP_LISTEN,
-    WITH_PORT,
     TcpSocket,
     dump_tcp,
     find_tcp,
@@ -95,7 +94,7 @@ def has_open(files: Files, pid: int, inodes: Container[int]) -> bool:
         return False
 
 
-def query_kernel_listeners(files: Files, ports: Iterable[int], states: int = 1 << TCP_LISTEN) -> tuple[Listener, ...]:
+def query_kernel_listeners(files: Files, ports: tuple[int, ...], states: int = 1 << TCP_LISTEN) -> tuple[Listener, ...]:
     """Listening sockets of this network namespace by sock_diag(7): of these ports alone, or of all where none is given.
 
     The kernel selects, so that other sockets cost nothing. Raises OSError: OvergrownError where they are too many.
@@ -110,22 +109,8 @@ def query_kernel_listeners(files: Files, ports: Iterable[int], states: int = 1 <
     return tuple(
         Listener(row.address, row.port, row.inode, only_ipv6=any(row.attributes.get(INET_DIAG_SKV6ONLY, b"")))
         for row in rows
-        if row.inode
+        if row.inode and (row.port in ports or not ports)
     )
-
-
-def query_kernel_holders(files: Files, ports: Iterable[int], listeners: Iterable[Listener]) -> tuple[Listener, ...]:
-    """What else has these ports: sockets that are bound and do not listen, or connected, one of each address.
-
-    None is of a port of which a listener has all of IPv4, or a listener's connection. Raises as for listeners.
-    """
-    every_ipv4 = (("0.0.0.0", False), ("::", False))  # noqa: S104  # compared, not bound
-    left = {*ports} - {held.port for held in listeners if (held.address, held.only_ipv6) in every_ipv4}
-    rows = query_kernel_listeners(files, left, WITH_PORT) if left else ()
-    others = {(held.address, held.port): held for held in rows if held.port in left}
-    for held in listeners:
-        others.pop((held.address, held.port), None)
-    return tuple(others.values())
 
 
 def find_peer(own: socket.socket) -> TcpSocket | None:

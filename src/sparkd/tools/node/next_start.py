@@ -84,12 +84,7 @@ class NextStart(CachedHost):
         return FreeMemory(free.bytes + self._freed_bytes, free.large_bytes + self._gpu_bytes, free.unlisted_bytes)
 
     def listeners(self, ports: tuple[int, ...] = ()) -> tuple[Listener, ...]:
-        return self._without_released(super().listeners(ports))
-
-    def port_sockets(self, ports: tuple[int, ...]) -> tuple[Listener, ...]:
-        return self._without_released(super().port_sockets(ports))
-
-    def _without_released(self, listeners: tuple[Listener, ...]) -> tuple[Listener, ...]:
+        listeners = super().listeners(ports)
         released = {held.listener for held in self.port_holders(self._released.values(), listeners)}
         return tuple(listener for listener in listeners if listener not in released)
 

@@ -106,7 +106,7 @@ class Ports(Check[PortsFacts], frozen=True):
     def probe(self, host: Host) -> PortsFacts:
         engine_ports = (wanted for wanted in self.wanted if not wanted.is_agent_port)
         missing = tuple(wanted for wanted in engine_ports if network.is_foreign(host.files, wanted.address))
-        listeners = host.port_sockets(tuple({wanted.port for wanted in self.wanted}))
+        listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
         pairs = ((listener, wanted) for wanted in self.wanted for listener in listeners)
         taken_by = {listener: wanted for listener, wanted in pairs if _conflicts(listener, wanted)}
         owner = host.owner()

@@ -145,7 +145,8 @@ def _list_candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
     yield "heat", newest_texts.get("throttled", "")
     yield "unknown", next((event.reason for event in events if event.effect.action is not Action.NONE), "")
     if not facts.lines:
-        yield "unknown", "no journal of that boot is kept: sudo mkdir -p /var/log/journal keeps the next"
+        keep = "sudo mkdir -p /var/log/journal && sudo journalctl --flush"
+        yield "unknown", f"no journal of that boot is kept; to keep this one: {keep}"
 
 
 def _find_line(lines: Sequence[BootLine], source: str, pattern: re.Pattern[str]) -> str:

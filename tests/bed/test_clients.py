@@ -252,7 +252,7 @@ def stopped(serving: SparkdNode) -> SparkdNode:
 def test_stopped_it_still_says_where_and_that_nothing_serves(stopped: SparkdNode, endpoint: dict[str, Any]) -> None:
     done = stopped.node.run(*NOBODY, "sparkd", "endpoint")
     assert f"url                  {endpoint['url']}" in done.stdout
-    assert "no agent runs on this node: systemctl status sparkd-head" in done.stdout
+    assert "no agent runs on this node: sparkd status" in done.stdout
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)

@@ -42,6 +42,7 @@ class LateFiles:
                 until(lambda: awaited in str(self.report()["message"]))  # noqa: B023
                 assert self.report()["phase"] == "blocked"
                 assert self.report()["action"] == "inspect"
+                assert f"({self.report()['hint']})" in str(self.report()["message"])
                 act()
 
         thread = threading.Thread(target=watch)

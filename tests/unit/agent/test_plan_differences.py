@@ -38,6 +38,7 @@ def test_plans_that_differ_block_both_nodes_and_the_table_is_in_both_journals(tr
             assert ["args.max-model-len", own, theirs] in rows
             assert not any("image" in row for row in rows)
         assert "(this node is rolled back: " in head.report.message
+        assert head.report.hint.startswith("this node is rolled back: ")
         assert "(make the configuration, the image and the model the same on all nodes)" in worker.report.message
 
 

@@ -14,8 +14,8 @@ from sparkd.base.lib.text_file import read_file
 
 AS_A_USER = """
 import os, sys
-import sparkd.tools.cli.drill, sparkd.tools.cli.logs, sparkd.tools.cli.switching, sparkd.tools.cli.tune
-import sparkd.tools.cli.tune_recipe
+import sparkd.tools.cli.drill, sparkd.tools.cli.logs, sparkd.tools.cli.run, sparkd.tools.cli.switching
+import sparkd.tools.cli.tune, sparkd.tools.cli.tune_recipe
 os.geteuid() or os.seteuid(65534)
 from sparkd.tools.cli.main import main
 sys.exit(main())
@@ -30,6 +30,7 @@ sys.exit(main())
         ("rollback", "--end"),  # without its option it would go back, not end that
         ("tune", "apply", "--watchdog"),
         ("logs", "--since", "2d"),
+        ("reload",),  # on a worker, too
         ("drill", "core", "--yes"),
     ],
 )

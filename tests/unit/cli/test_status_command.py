@@ -24,6 +24,7 @@ from sparkd.base.status.model import (
 from sparkd.tools.cli.status import UNREADABLE, describe_endpoint, exit_code, render_report
 
 SINCE_BOOT = "not running: sparkd has not run since boot"
+START = "sudo systemctl start sparkd-{0}; to have each boot start it, too: sudo systemctl enable sparkd-{0}"
 PAIR = '[engine]\nrecipe = "tiny-cpu-pair"\n[cluster]\nnodes = ["{}", "{}"]\n'
 FOLLOWS = f"{PAIR}follow_head = true\n"
 REPORT = NodeReport(
@@ -136,12 +137,12 @@ def test_json_of_a_node_that_is_not_set_up_is_an_error(tree: Tree) -> None:
     ("settings", "reason", "to_do"),
     [
         ("", "this node is not set up: engine.recipe names no recipe", "sudo sparkd init --plan"),
-        ('[engine]\nrecipe = "tiny-cpu"\n', SINCE_BOOT, "sudo systemctl start sparkd-head"),
-        (PAIR.format("10.0.0.1", "10.0.0.2"), SINCE_BOOT, "sudo systemctl start sparkd-worker"),
-        (PAIR.format("10.0.0.2", "10.0.0.1"), SINCE_BOOT, "sudo systemctl start sparkd-head"),
-        (PAIR.format("10.0.0.8", "10.0.0.9"), SINCE_BOOT, "sudo systemctl start sparkd-head"),
-        (FOLLOWS.format("10.0.0.8", "10.0.0.9"), SINCE_BOOT, "sudo systemctl start sparkd-worker"),
-        (FOLLOWS.format("10.0.0.1", "10.0.0.2"), SINCE_BOOT, "sudo systemctl start sparkd-worker"),
+        ('[engine]\nrecipe = "tiny-cpu"\n', SINCE_BOOT, START.format("head")),
+        (PAIR.format("10.0.0.1", "10.0.0.2"), SINCE_BOOT, START.format("worker")),
+        (PAIR.format("10.0.0.2", "10.0.0.1"), SINCE_BOOT, START.format("head")),
+        (PAIR.format("10.0.0.8", "10.0.0.9"), SINCE_BOOT, START.format("head")),
+        (FOLLOWS.format("10.0.0.8", "10.0.0.9"), SINCE_BOOT, START.format("worker")),
+        (FOLLOWS.format("10.0.0.1", "10.0.0.2"), SINCE_BOOT, START.format("worker")),
         ('[engine]\nrecipe = "none-such"\n', "not running: the configuration is wrong", "sparkd config check"),
         ("[engin]\n", "not running: the configuration is wrong", "sparkd config check"),
     ],
@@ -150,6 +151,12 @@ def test_a_missing_report_is_explained_with_what_to_do(tree: Tree, settings: str
     tree.file("/etc/sparkd/sparkd.toml", settings)
     tree.file("/proc/net/fib_trie", "Local:\n  |-- 10.0.0.2\n     /32 host LOCAL\n")
     assert read_status(tree) == (f"{reason}\nnext: {to_do}", ExitCode.DOWN)
+
+
+def test_a_unit_that_each_boot_starts_is_only_to_be_started(tree: Tree) -> None:
+    tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\n')
+    tree.file("/etc/systemd/system/sparkd.target.wants/sparkd-head.service", "")
+    assert read_status(tree)[0].endswith("next: sudo systemctl start sparkd-head")
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema": 2}', "\x1b[2J"])

@@ -23,12 +23,13 @@ from tests.unit.cluster_nodes import (
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node
 
+from sparkd.agent.daemon.agreed import log_differences
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.following import permitted_image_prefixes
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError, HeadAwaitedError, OutdatedPlanError
+from sparkd.base.lib.errors import AwaitedError, BlockedError, HeadAwaitedError, OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state import known_good
 from sparkd.base.state.facts import Facts
@@ -246,6 +247,24 @@ def test_an_image_that_the_node_has_served_with_under_another_name_alone_is_not_
 ) -> None:
     keep_document(tree, encode({**good_document(port), "image_id": keep_served(tree, "other:1")}))
     assert pair.resolve_context().plan.image_id == ""
+
+
+def test_a_worker_that_follows_its_head_is_not_sent_to_a_rollback_which_it_refuses(
+    pair: Pair, tree: Tree, port: int
+) -> None:
+    keep_served(tree, "other:1")
+    log_differences(pair.worker.agent)
+    assert pair.worker.events.lines[-1].endswith("hint=sudo sparkd diff")
+    secret = tree.root / "a.token"
+    secret.write_text("x")
+    secret.chmod(0o666)
+    document = good_document(port)
+    document["secrets"] = ["A"]
+    keep_document(tree, encode(document))
+    engine = pair.configured.engine.model_copy(update={"secrets": {"A": str(secret)}})
+    with pytest.raises(AwaitedError, match="others than root may write") as caught:
+        membership.resolve_context(pair.configured.model_copy(update={"engine": engine}), None, machine(tree, 1))
+    assert "rollback" not in caught.value.hint
 
 
 def test_a_good_document_is_kept_and_the_agent_starts_again_with_it(pair: Pair, tree: Tree, port: int) -> None:

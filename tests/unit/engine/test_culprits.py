@@ -136,7 +136,7 @@ def test_a_line_that_proves_nothing_names_nobody(tree: Tree, lines: tuple[str, .
     culprit = find(tree, *lines)
     assert culprit.cause is None
     assert culprit.text == "neither the journal nor dockerd's events say who it was"
-    assert culprit.hint.startswith("to have the next one named: sudo auditctl ")
+    assert culprit.hint.startswith("to have the next one named: sudo apt install auditd && sudo auditctl ")
 
 
 def test_a_journal_that_cannot_be_read_is_named(tree: Tree) -> None:

@@ -127,3 +127,13 @@ def test_a_user_may_use_his_own_file_and_the_refusal_says_what_to_do(tmp_path: P
     with pytest.raises(AwaitedError) as caught:
         refuse_writable(Files(), str(own), "recipe")
     assert caught.value.hint == "move it to a folder that only root may write to, such as /etc/sparkd"
+
+
+def test_a_recipe_stays_where_it_is_looked_for(tree: Tree) -> None:
+    """Who edits recipes may have taken their folder; elsewhere below /etc/sparkd none is found."""
+    tree.file("/etc/sparkd/recipes/x.yaml", "x")
+    (tree.root / "etc/sparkd/recipes").chmod(0o777)
+    with pytest.raises(AwaitedError, match="may write to /etc/sparkd/recipes") as caught:
+        refuse_writable(Files(str(tree.root)), "/etc/sparkd/recipes/x.yaml", "recipe")
+    repair = "sudo chown -R root: /etc/sparkd/recipes && sudo chmod -R go-w /etc/sparkd/recipes"
+    assert caught.value.hint.endswith(f"then: {repair}")

@@ -73,6 +73,21 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
         (LOADING_PAIR, "", "loading: loading weights 31%, about 6 min left", TO_FOLLOW),
         (alone(Phase.AWAITING_PEERS), "", "not serving yet: awaiting-peers, tiny", TO_FOLLOW),
         (
+            alone(Phase.AWAITING_PEERS, "no address", rank=UNKNOWN_RANK, hint="sudo netplan apply", last_hint="old"),
+            "",
+            "not serving yet: awaiting-peers, no address",
+            "sudo netplan apply",
+        ),
+        (
+            alone(
+                Phase.BLOCKED, "the plan of spark2 differs (make it the same)", hint="make it the same", last_hint="old"
+            ),
+            "block",
+            "blocked: the plan of spark2 differs",
+            "make it the same",
+        ),
+        (alone(Phase.BLOCKED, "by an earlier version", last_hint="old"), "block", "blocked: by an earlier", WARNINGS),
+        (
             replace(BLOCKED_WORKER, rank=0),
             "block",
             "blocked: memory: 9 GiB available, 96 GiB needed",
@@ -91,7 +106,7 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
             "on spark2 (10.0.0.2): sparkd status",
         ),
         (
-            alone(Phase.AWAITING_DOCKER, "waiting for dockerd: sudo systemctl start docker"),
+            alone(Phase.AWAITING_DOCKER, "waiting for dockerd: start it", hint="sudo systemctl start docker"),
             "block",
             "not serving: waiting for dockerd",
             "sudo systemctl start docker",

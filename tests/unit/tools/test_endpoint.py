@@ -82,7 +82,7 @@ def test_it_serves_in_two_phases(phase: Phase, tree: Tree) -> None:
 
 def test_a_report_of_an_agent_that_is_gone_says_nothing(tree: Tree) -> None:
     state = state_by(tree, report(0, phase=Phase.SERVING, pid=77, start_time=4))
-    assert state == State(False, "no agent runs on this node: systemctl status sparkd-head")
+    assert state == State(False, "no agent runs on this node: sparkd status")
 
 
 @pytest.mark.parametrize("file", ["/etc/sparkd/api.key", ""])

@@ -2,12 +2,15 @@
 
 import pytest
 from msgspec.structs import replace
+from tests.tree import Tree
 from tests.unit.plans import plan, recipe
 
 from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.tools.node.fit import FIRST, Fit, Lack, Supply, judge_supply, sort_key
+from sparkd.tools.node.fit import FIRST, Fit, Lack, Supply, judge_supply, read_supply, sort_key
 
 SPARK = Supply(total_bytes=120 * GIB, gpu=True)
 NO_MODEL = replace(SPARK, model_fault="is not there")
@@ -58,6 +61,22 @@ def test_a_lack_names_what_is_missing_and_how_to_get_it(
     supply: Supply, keys: dict[str, object], lacks: list[Lack]
 ) -> None:
     assert list(judge_supply("x", recipe(**keys), CheckInputs(plan(**keys), Settings()), supply)) == lacks
+
+
+class BarredHost(Host):
+    """A machine whose docker is for others than this user."""
+
+    def docker_reader(self) -> DockerReader:
+        raise DockerError(f"GET /images/i/json: {FORBIDDEN}")
+
+
+def test_a_docker_that_runs_and_bars_this_user_is_not_to_be_started(tree: Tree) -> None:
+    """As for `sparkd init --plan` without sudo."""
+    tree.dockerd()
+    tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
+    inputs = CheckInputs(plan(container={"gpus": "none"}), Settings())
+    supply = read_supply(inputs, BarredHost(tree.root), None)
+    assert supply.docker_command == "sudo sparkd preflight --dry-run"
 
 
 def test_a_recipe_by_its_path_is_named_by_it() -> None:

@@ -120,6 +120,13 @@ def test_a_user_outside_of_dockers_group_gets_the_command_that_puts_them_in(tree
     assert caught.value.hint.startswith("sudo usermod -aG docker ")
 
 
+def test_an_image_that_is_missing_here_is_to_be_pulled_also_where_it_is_not_the_plans(tree: Tree) -> None:
+    tree.dockerd()
+    with pytest.raises(BlockedError, match="org/i:2 is not on this node") as caught:
+        image_copy.find_image("org/i:2", Settings(), Host(tree.root))
+    assert caught.value.hint.startswith("sudo docker pull org/i:2")
+
+
 @pytest.mark.parametrize(
     ("ref", "reason"),
     [("-v", "no name"), ("a b", "no name"), (f"name@{DIGEST}", "named by its digest"), ("", "named by its digest")],

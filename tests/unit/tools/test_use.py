@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tomllib
 from functools import partial
 
 import pytest
@@ -25,6 +26,7 @@ from sparkd.base.status.model import Phase, dump
 from sparkd.tools.node.switch_progress import await_end, find_outcome, follow, follow_agent
 from sparkd.tools.node.switching import (
     choose_recipe,
+    describe_outcome,
     exchange_image,
     list_usable,
     load_chosen,
@@ -194,6 +196,16 @@ def test_the_image_alone_is_exchanged_and_the_plan_in_force_comes_back(tree: Tre
     in_force = put(tree, switch(Stage.IN_FORCE, made))
     kept = exchange_image("i:2", 0, CONFIG, host)
     assert make_switch(kept, 60, in_force, CONFIG, host) == replace(in_force, to=replace(made, until=""))
+
+
+def test_the_lines_that_keep_an_image_can_be_pasted_into_the_settings(tree: Tree) -> None:
+    recipe_file(tree, "mine")
+    earlier = load_chosen("mine", 60, CONFIG, Host(tree.root))
+    for back in ((), (earlier,)):
+        title, *lines = list(describe_outcome(switch(Stage.IN_FORCE, earlier, *back), "i:2"))[2:]
+        assert title.endswith("under [engine]:")
+        kept = tomllib.loads("\n".join(["[engine]", *lines]))["engine"]
+        assert kept == {"image": "i:2"} | ({"recipe": "mine"} if back else {})
 
 
 def test_a_rollback_runs_its_image_by_its_id_so_its_name_is_another_one(tree: Tree) -> None:

@@ -17,7 +17,6 @@ BOOT_SECONDS = 2.0
 """Limit for reading the kernel's command line, swap and settings, which takes milliseconds."""
 MOST_LINES = 12
 """Most differences from the last good start that are logged."""
-DIFF_HINT = "sudo sparkd diff; to go back to it: sudo sparkd rollback"
 
 
 class Agreed(Struct):
@@ -68,12 +67,14 @@ def log_differences(agent: Agent) -> None:
     if not (known_good := agent.store.try_read(read_known_good)):
         return
     differences = group_files(find_differences(known_good[0].facts, agent.agreed.facts()))
+    # The head chooses for a worker that follows it.
+    diff_hint = "sudo sparkd diff" + "; to go back to it: sudo sparkd rollback" * (agent.follower is None)
     for difference in differences[:MOST_LINES]:
         old_value, new_value = excerpt_values(difference)
-        name, hint = sanitize(difference.name, 80), DIFF_HINT if difference is differences[-1] else ""
+        name, hint = sanitize(difference.name, 80), diff_hint if difference is differences[-1] else ""
         agent.events.warning("known_good.value.changed", name=name, then=old_value, now=new_value, hint=hint)
     if len(differences) > MOST_LINES:
-        agent.events.warning("known_good.values.omitted", count=len(differences) - MOST_LINES, hint=DIFF_HINT)
+        agent.events.warning("known_good.values.omitted", count=len(differences) - MOST_LINES, hint=diff_hint)
     if not differences:
         hint = "configuration unchanged since the last good start; see the engine log above"
         agent.events.warning("known_good.values.unchanged", since=known_good[0].until, hint=hint)

@@ -97,7 +97,7 @@ class _BlockedReport(Struct):
             self._blocker, self._since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
             cause_fields = {"cause": error.cause.value, "action": error.action.value}
             agent.events.error("agent.run.blocked", **cause_fields, reason=error.reason, hint=error.hint)
-        agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action)
+        agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action, hint=error.hint)
         if is_new:
             log_differences(agent)
 

@@ -250,7 +250,7 @@ def _await(base: Base, events: Events, attempt: Callable[[], T], limit_seconds: 
             phase = Phase.AWAITING_PEERS if is_fabric else Phase.BLOCKED
             events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
             report = unplaced_status(base.role, base.host, base.owner.invocation, message, phase)
-            report = replace(report, action="" if is_fabric else awaited.action)
+            report = replace(report, action="" if is_fabric else awaited.action, hint=awaited.hint)
             Reporter(report, report_sinks(base)).publish()
         if time.monotonic() > deadline:
             raise NotReadyError(f"awaited for {limit_seconds:.0f} s: {awaited.reason}", awaited.hint)
@@ -283,10 +283,10 @@ def await_head_config(base: Base, awaited: HeadAwaitedError, events: Events) -> 
     if not isinstance(awaited, HeadRefusedError):
         base.loop.report_ready()  # as any worker that stands by
 
-    def report(phase: Phase, message: str) -> None:
-        action = awaited.action if phase is Phase.BLOCKED else ""
+    def report(phase: Phase, message: str, hint: str) -> None:
+        action, hint = (awaited.action, hint) if phase is Phase.BLOCKED else ("", "")
         peers = tuple(reader.status for reader in cluster.readers.values())
-        reporter.update(phase=phase, message=message, action=action, peers=peers)
+        reporter.update(phase=phase, message=message, hint=hint, action=action, peers=peers)
 
     while True:
         try:
@@ -295,9 +295,9 @@ def await_head_config(base: Base, awaited: HeadAwaitedError, events: Events) -> 
             message = head.said or (head.living.message if head.living else "")
             phase = Phase.BLOCKED if isinstance(awaited, HeadRefusedError) else Phase.AWAITING_PEERS
             contact = f"; {head.name} {head.contact.value}: {message}" if message else ""
-            report(phase, f"{awaited}{contact}")
+            report(phase, f"{awaited}{contact}", awaited.hint)
         except OutdatedPlanError:
             raise
         except BlockedError as refusal:
-            report(Phase.BLOCKED, str(refusal))
+            report(Phase.BLOCKED, str(refusal), refusal.hint)
         base.loop.wait(1.0)

@@ -149,7 +149,8 @@ def _list_candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
     )
     yield "unknown", next((event.reason for event in grave), "")
     if not facts.lines:
-        yield "unknown", "no journal of that boot is kept: sudo mkdir -p /var/log/journal keeps the next"
+        keep = "sudo mkdir -p /var/log/journal && sudo journalctl --flush"
+        yield "unknown", f"no journal of that boot is kept; to keep this one: {keep}"
 
 
 def _find_line(lines: Sequence[BootLine], source: str, pattern: re.Pattern[str]) -> str:

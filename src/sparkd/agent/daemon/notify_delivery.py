@@ -59,4 +59,4 @@ def _run_program(files: Files, path: str, notice: Notice, seconds: float) -> Non
         os.close(stdin)
     if code != 0:
         end = f"did not end within {seconds:g} s" if code is None else f"ended with exit code {code}"
-        raise LaunchError(f"{path} {end}: {first_line(output)}", f"run it by hand: {path}")
+        raise LaunchError(f"{path} {end}: {first_line(output)}", f"run it by hand: sudo {quote(path)}")

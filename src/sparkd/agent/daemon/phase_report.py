@@ -21,16 +21,19 @@ class PhaseReport(Struct):
     failed_in: Phase | None = None
     """The phase in which the run failed or was blocked, until that is tried again."""
 
-    def enter(self, phase: Phase, message: str = "", *, draining: bool = False, action: str = "") -> None:
+    def enter(
+        self, phase: Phase, message: str = "", *, draining: bool = False, action: str = "", hint: str = ""
+    ) -> None:
         """Enter a phase, or report a new message in the current one.
 
-        `draining`: requests still run. `action`: what somebody has to do.
+        `draining`: requests still run. `action`: what somebody has to do, and `hint` in words.
         """
         previous = self.reporter.report.phase
         has_ended = phase in (Phase.BLOCKED, Phase.FAILED)
         if has_ended and previous is not phase and self.failed_in is None:
             self.failed_in = previous
-        self.reporter.update(phase=phase, message=message, draining=draining, action=action, memory=self.memory())
+        memory = self.memory()
+        self.reporter.update(phase=phase, message=message, hint=hint, draining=draining, action=action, memory=memory)
         if not may_follow(previous, phase):
             hint = "the engine is not touched; please report this"
             self.events.error("agent.phase.unexpected", before=previous.value, phase=phase.value, hint=hint)

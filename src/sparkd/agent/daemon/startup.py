@@ -50,7 +50,7 @@ def await_docker(agent: Agent) -> None:
         find_pid_file = partial(docker_config.find_other_pid_file, agent.host)
         if pid_file := agent.look(find_pid_file, LOOK_SECONDS, "looking for another dockerd", ""):
             reason, remedy = docker_config.describe_other_pid_file(pid_file)
-        agent.phase.enter(Phase.AWAITING_DOCKER, f"{reason}: {remedy}")
+        agent.phase.enter(Phase.AWAITING_DOCKER, f"{reason}: {remedy}", hint=remedy)
         agent.loop.wait(0.5)
 
 

@@ -90,8 +90,8 @@ def find_culprit(
         return killer
     if culprit is None:
         text = f"neither the journal nor dockerd's events say who it was{''.join(read_errors)}"
-        hint = "to have the next one named: sudo auditctl -a always,exit -F arch=b64 -S kill -S tgkill"
-        return Culprit(text, hint)
+        rule = "sudo auditctl -a always,exit -F arch=b64 -S kill -S tgkill"
+        return Culprit(text, f"to have the next one named: sudo apt install auditd && {rule}")
     lines = read_lines(("_SYSTEMD_UNIT=dgx-anti-oom.service",))
     if any(container_name in line.text or container_id[:12] in line.text for line in lines):
         return culprit._replace(text=f"{culprit.text}: dgx-anti-oom", hint=_format_hint("dgx-anti-oom"))

@@ -102,7 +102,7 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     except ConfigError as error:
         hints = [error.hint] if error.hint else []
         with suppress(UsageError, OSError):  # users other than root may not read the file
-            if chosen is None and read_known_good(host.files):
+            if chosen is None and not follows_head(settings, node) and read_known_good(host.files):
                 hints.append("back to the last good plan: sudo sparkd rollback")
         kind = ChoiceError if chosen is not None and not isinstance(error, AwaitedError) else type(error)
         raise kind(error.reason, "; ".join(hints)) from None

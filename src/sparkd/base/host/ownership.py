@@ -73,8 +73,9 @@ def refuse_writable(files: Files, path: str, what: str) -> None:
     if not writable:
         return
     reason = f"others than root may write to {writable}"
-    hint = f"look at what is in it, then: sudo chown root: {quote(path)} && sudo chmod go-w {quote(path)}"
-    if writable != path:
+    target, option = quote(writable), "" if writable == path else "-R "
+    hint = f"look at what is in it, then: sudo chown {option}root: {target} && sudo chmod {option}go-w {target}"
+    if option and not writable.startswith("/etc/sparkd/"):  # there sparkd looks for it
         hint = "move it to a folder that only root may write to, such as /etc/sparkd"
     try:
         files.lstat(writable)

@@ -147,6 +147,8 @@ class NodeReport(Struct, frozen=True):
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
     message: str = ""
+    hint: str = ""
+    """What to do about `message`; empty where that, a finding or the last cause says it."""
     cause: str = ""
     """Why a run failed: a `Cause` of sparkd.base.lib.errors."""
     action: str = ""

@@ -47,6 +47,7 @@ Sink = Callable[[Published], None]
 class Changes(TypedDict, total=False):
     phase: Phase
     message: str
+    hint: str
     cause: str
     action: str
     draining: bool
@@ -161,6 +162,7 @@ def make_public(report: NodeReport, redact: Callable[[str], str] = REDACT_LIKELY
     shown = replace(
         report,
         message=redact(report.message),
+        hint=redact(report.hint),
         last_cause=redact(report.last_cause),
         last_hint=redact(report.last_hint),
         findings=tuple(

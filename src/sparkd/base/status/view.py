@@ -140,7 +140,8 @@ def headline(report: NodeReport, view: View) -> Headline:
         return Headline("ok", f"serving for {head.age}", NOTHING)
     doing = (progress_text(head.loading) or head.phase, head.left) if head.loading else (head.phase, head.cause)
     what = f"{'loading' if head.loading else 'not serving yet'}: {', '.join(filter(None, doing))}"
-    return Headline("", what, f"{NOTHING}; to follow it: sparkd status --watch")
+    own_hint = head.report.hint if head.report else ""  # such as for an address that this node lacks
+    return Headline("", what, sanitize(own_hint, TEXT_LIMIT) or f"{NOTHING}; to follow it: sparkd status --watch")
 
 
 def _describe_trouble(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
@@ -158,11 +159,9 @@ def _describe_trouble(report: NodeReport, head: NodeView, node: NodeView) -> Hea
 def _find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:
     """The fault that a node's findings show, and what to do there by all that is known; each may be empty."""
     blocking = [finding for finding in report.findings if finding.level in ("block", "unknown")] if report else []
-    # A node that serves no longer needs the last hint; one that failed has another one, in its message.
-    last_hint = report.last_hint if report and report.phase not in (*IN_SERVICE, Phase.FAILED) else ""
-    # The message of a node without docker ends with the remedy.
-    docker_hint = report.message.partition(": ")[2] if report and report.phase is Phase.AWAITING_DOCKER else ""
-    hints = (ADVICE.get(contact), docker_hint, *(finding.hint for finding in blocking), last_hint)
+    # The end before is news of a node that waits because of it: what blocks another has a hint of its own.
+    last_hint = report.last_hint if report and report.phase is Phase.COOLING else ""
+    hints = (ADVICE.get(contact), *(finding.hint for finding in blocking), report.hint if report else "", last_hint)
     why = f"{blocking[0].id}: {blocking[0].reason}" if blocking and contact is Contact.ANSWERS else ""
     return sanitize(why, TEXT_LIMIT), sanitize(next(filter(None, hints), ""), TEXT_LIMIT)
 

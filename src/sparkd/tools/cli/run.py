@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkd.base.lib.errors import BlockedError, ExitCode, SparkdError
+from sparkd.base.lib.errors import AS_ROOT, BlockedError, ExitCode, SparkdError
 
 if TYPE_CHECKING:
     from sparkd.base.lib.log import Events, ProcessLog
@@ -37,9 +37,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reload(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(
-        run=reload_agent, as_root=("only root may signal the agent", "sudo systemctl reload sparkd-head")
-    )
+    parser.set_defaults(run=reload_agent, as_root=("only root may signal the agent", AS_ROOT))
 
 
 def reload_agent(_args: argparse.Namespace) -> None:

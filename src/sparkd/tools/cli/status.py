@@ -119,6 +119,7 @@ def _describe_idle(files: Files) -> Parts:
     """The state of a node whose agent has not run since boot, and what to do."""
     from sparkd.base.cluster.membership import current_switch, find_place, resolve_context
     from sparkd.base.config import load_settings
+    from sparkd.base.host.units import enabled_services
     from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
 
     try:
@@ -134,7 +135,9 @@ def _describe_idle(files: Files) -> Parts:
         start, (unit, said) = f"sudo systemctl start sparkd-{role}", _read_unit(files, role)
         if unit == "failed" and said:
             return [f"not running: {sanitize(said, TEXT_LIMIT)}", f"next: sudo sparkd config check; then: {start}"]
-        return ["not running: sparkd has not run since boot", f"next: {start}"]
+        is_enabled = f"sparkd-{role}.service" in enabled_services(files)
+        boot = "" if is_enabled else f"; to have each boot start it, too: sudo systemctl enable sparkd-{role}"
+        return ["not running: sparkd has not run since boot", f"next: {start}{boot}"]
     except ConfigError as error:
         if os.geteuid() and "ermission denied" in error.reason:
             return ["not running: this user may not read the configuration", "next: sudo sparkd status"]

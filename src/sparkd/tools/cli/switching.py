@@ -9,7 +9,7 @@ A rollback is one file of state, which the next start reads: it ends nothing, an
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -21,7 +21,7 @@ from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import format_utc, parse_time
 from sparkd.base.recipes.lookup import NOT_SET_UP, SET_UP_HINT
 from sparkd.base.state.known_good import Entry
-from sparkd.base.state.switch import CONFIGURED, Stage, Switch, label
+from sparkd.base.state.switch import Stage, Switch, label
 from sparkd.base.status.model import read_living_report
 from sparkd.tools.cli import console
 from sparkd.tools.cli.parser import name_or_path
@@ -158,7 +158,7 @@ def use(args: argparse.Namespace) -> int:
 
 
 def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> int:
-    """Have the agent switch, and print how that goes. `ref`: as in `_describe_outcome`."""
+    """Have the agent switch, and print how that goes. `ref`: as in `switching.describe_outcome`."""
     switching.write_switch(before, switch, host)
     if read_living_report(host.files) is None:
         print(f"{label(switch.to)} holds from the next start on: sudo systemctl start sparkd-head")
@@ -167,7 +167,7 @@ def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> i
     if fault := follow(switch, host, partial(print, flush=True)):
         print(f"sparkd: {fault}", file=sys.stderr)
         return ExitCode.NOT_READY
-    print("\n".join(_describe_outcome(switch, ref)))
+    print("\n".join(switching.describe_outcome(switch, ref)))
     return ExitCode.GOOD
 
 
@@ -184,26 +184,12 @@ def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings
         except KeyboardInterrupt:
             fault, is_interrupted = "interrupted", True
     if not fault:
-        print("\n".join(_describe_outcome(switch, ref)))
+        print("\n".join(switching.describe_outcome(switch, ref)))
         return ExitCode.GOOD
     current = switching.read_choice(host)
     state = f"this node runs, or is on the way to: {label(current.chosen if current else None)}; sparkd status"
     print(f"sparkd: {fault}\n{state}", file=sys.stderr)
     return 130 if is_interrupted else ExitCode.NOT_READY
-
-
-def _describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
-    """Lines on what is in force, and the way back. `ref`: the new image; empty where the recipe was changed."""
-    choice, previous = switch.to, switch.before
-    yield f"{label(choice)} is in force"
-    if choice is None or not ref:
-        return
-    if previous is not None and previous.recipe == choice.recipe and not previous.proven:
-        yield f"back to the image before: sudo sparkd use --image {previous.engine.image or previous.recipe.image.ref}"
-    else:
-        yield f"back to {CONFIGURED}: sudo sparkd use --end"
-    recipe = "" if previous is None else f'recipe = "{choice.engine.recipe}", '
-    yield f'to keep it for good, in sparkd.toml under [engine]: {recipe}image = "{ref}"'
 
 
 def _refuse_json(args: argparse.Namespace) -> None:

@@ -41,9 +41,8 @@ def list_steps(bundle: Bundle) -> Iterator[str]:
     if bundle.container:
         yield f"sudo docker update --restart no {bundle.container} && sudo docker stop {bundle.container}"
     yield "sudo sparkd preflight --dry-run"
-    if is_cluster:
-        yield f"sudo systemctl start sparkd-worker{_ON_OTHERS}"
-    yield "sudo systemctl start sparkd-head"
+    for role, where in (*([("worker", _ON_OTHERS)] if is_cluster else []), ("head", "")):  # restart: it may run already
+        yield f"sudo systemctl enable sparkd-{role} && sudo systemctl restart sparkd-{role}{where}"
 
 
 def _list_image_steps(bundle: Bundle, path: str) -> Iterator[str]:

@@ -52,8 +52,10 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
     if "@" in ref:
         hint = "sudo docker pull it there; or sudo docker tag it here, and name the tag"
         raise UsageError(f"{ref} is named by its digest, which no docker load brings back", hint)
+    # preflight looks for the plan's image alone
+    get = docker_image.how_to_get(ref, "") if word else "get it on one node: sudo sparkd preflight --dry-run says how"
     try:
-        image = docker.query(host, partial(_read_image, ref))
+        image = docker.query(host, partial(_read_image, ref, get))
     except DockerError as error:
         join = f"sudo usermod -aG docker {USER} && newgrp docker"
         hint = join if FORBIDDEN in str(error) else "systemctl status docker"
@@ -63,13 +65,11 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
     return image
 
 
-def _read_image(ref: str, reader: DockerReader) -> Image:
-    """Raises BlockedError where there is none, and DockerError."""
+def _read_image(ref: str, get: str, reader: DockerReader) -> Image:
+    """Raises BlockedError where there is none, with the hint `get`, and DockerError."""
     identity, image = docker_image.image_identity(reader, ref), docker_image.read_image(reader, ref)
     if identity is None or image is None:
-        raise BlockedError(
-            f"image {ref} is not on this node", "get it on one node: sudo sparkd preflight --dry-run says how"
-        )
+        raise BlockedError(f"image {ref} is not on this node", get)
     return Image(ref, identity, read_sizes(reader, image))
 
 

@@ -38,7 +38,7 @@ def context_tokens(plan: LaunchPlan, host: Host) -> int | None:
 def read_state(host: Host) -> State:
     report = read_living_report(host.files)
     if report is None:
-        return State(False, "no agent runs on this node: systemctl status sparkd-head")
+        return State(False, "no agent runs on this node: sparkd status")
     if (head := report.head) is None:
         return State(False, "the head does not answer: sparkd status")
     text = sanitize(": ".join(filter(None, (head.phase.value, head.message))), 300)

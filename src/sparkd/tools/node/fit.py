@@ -117,7 +117,8 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     image_fault, docker_command = image_verdict.reason if image_verdict.level.blocks else "", ""
     if image.docker != "known":
         image_fault = f"docker: {image.docker}"
-        docker_command = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
+        start = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
+        docker_command = image_verdict.hint or start  # one that runs, and does not answer this user, has a hint
     excess = ""
     if inputs.uses_gpu and not inputs.plan.user_script:
         memory = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)

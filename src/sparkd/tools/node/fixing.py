@@ -45,14 +45,16 @@ def end_named(pid: int, examine: Callable[[], PreflightReport], host: Host) -> P
     A blocked agent may own the node meanwhile: it launches nothing as long as that finding blocks.
     """
     preflight = examine()
+    offers = (offer for finding in preflight.findings for offer in finding.verdict.offers)
+    offer = next((offer for offer in offers if offer[0].pid == pid), None)  # the process, then its descendants
     with MainLoop(Notifier(), {}) as loop, ExitStack() as stack:
         try:
             stack.callback(_acquire_node(host, loop).release)
-        except BlockedError:
-            if preflight.owner is None or preflight.owner.phase != Phase.BLOCKED.value:
-                raise
-        offers = (offer for finding in preflight.findings for offer in finding.verdict.offers)
-        offer = next((offer for offer in offers if offer[0].pid == pid), None)  # the process, then its descendants
+        except BlockedError as error:
+            phase = preflight.owner.phase if preflight.owner is not None else ""
+            if phase != Phase.BLOCKED.value:
+                hint = f"beside it: sudo kill {pid}" if offer and phase else error.hint  # no stop of its engine
+                raise BlockedError(error.reason, hint) from None
         if offer is None:
             hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
             raise UsageError(f"no finding offers to end pid {pid}", hint)
@@ -76,7 +78,10 @@ def fix_node(node: NodeContext, config: Settings, host: Host) -> PreflightReport
     # Events are for the journal; a person reads the table.
     no_events = events(lambda _priority, _line: None, Redaction())
     policy = config.preflight.model_copy(update={"wait_seconds": 0})  # a person can repeat the command instead
-    actions = _acquire_node(host, loop)
+    try:
+        actions = _acquire_node(host, loop)
+    except BlockedError as error:
+        raise BlockedError(error.reason, f"to look only: sudo sparkd preflight --dry-run; else {error.hint}") from None
     try:
         io = GateIO(actions.apply, run_hooks, wait, loop, no_events, show=lambda _findings: None)
         outcome = Gate(partial(build_checks, check_inputs(node)), host, policy, io).fix_and_recheck()

@@ -23,7 +23,17 @@ from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import utc_now
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good
-from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, fingerprint_engine, label, make_rollback
+from sparkd.base.state.switch import (
+    CONFIGURED,
+    FILE,
+    MOST_BACK,
+    Chosen,
+    Stage,
+    Switch,
+    fingerprint_engine,
+    label,
+    make_rollback,
+)
 from sparkd.base.status.model import Phase, parse, read_living_report, read_report
 from sparkd.tools.node.command_lock import usage_error
 from sparkd.tools.node.inventory_comparison import Inventories, find_missing_elsewhere
@@ -219,6 +229,22 @@ def _find_obstacle(name: str, config: Settings, host: Host, nodes: Inventories) 
     findings = findings_of(node, host, config, BY_RECIPE)
     own_fault = f"{findings[0].id}: {findings[0].verdict.reason}" if findings else ""
     return own_fault or next(find_missing_elsewhere(node, nodes), "")
+
+
+def describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
+    """Lines on what is in force, and the way back. `ref`: the new image; empty where the recipe was changed."""
+    choice, previous = switch.to, switch.before
+    yield f"{label(choice)} is in force"
+    if choice is None or not ref:
+        return
+    if previous is not None and previous.recipe == choice.recipe and not previous.proven:
+        yield f"back to the image before: sudo sparkd use --image {previous.engine.image or previous.recipe.image.ref}"
+    else:
+        yield f"back to {CONFIGURED}: sudo sparkd use --end"
+    yield "to keep it for good, in sparkd.toml under [engine]:"
+    if previous is not None:
+        yield f'recipe = "{choice.engine.recipe}"'
+    yield f'image = "{ref}"'
 
 
 def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:

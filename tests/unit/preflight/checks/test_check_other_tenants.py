@@ -90,6 +90,14 @@ def test_probe_names_the_largest_five_and_how_to_stop_them(machine: Tree) -> Non
     assert facts.available_bytes == 60 * GIB
 
 
+def test_no_command_ends_the_desktop_of_who_pastes_it(machine: Tree) -> None:
+    shell = f"0::{USER_SLICE}/user@1000.service/session.slice/org.gnome.Shell@wayland.service"
+    machine.file("/etc/passwd", "spark:x:1000:1000::/home/spark:/bin/bash\n")
+    machine.process(10, "gnome-shell", cgroup=shell, private_kib=3 * GIB_IN_KIB, uid=1000)
+    (held,) = OtherTenants(NEED).probe(Host(machine.root)).held
+    assert (held.name, held.stop) == ("org.gnome.Shell@wayland.service of spark", "log out of the desktop of spark")
+
+
 def test_docker_stops_the_containers_that_it_has_and_others_end_with_their_process(machine: Tree) -> None:
     """Others are podman's, perhaps."""
     machine.process(10, "x", cgroup=f"0::/system.slice/docker-{CONTAINER}.scope", private_kib=3 * GIB_IN_KIB)

@@ -24,7 +24,7 @@ class HeldMemory(Struct, frozen=True):
     name: str
     bytes: int
     stop: str
-    """The command that stops it, or that lists its processes."""
+    """The command that stops it, or that lists its processes; of a desktop, what to do."""
 
 
 class TenantFacts(Struct, frozen=True):
@@ -91,6 +91,8 @@ def _describe_consumer(consumer: Consumer, docker: DockerFacts) -> HeldMemory:
             is_dockers = container is not None or not docker.known  # others are podman's, or Kubernetes'
             label = f"container {name}"
             stop = f"sudo docker stop {shlex.quote(name)}" if is_dockers else f"sudo kill {consumer.pid}"
+        case "user-unit" if consumer.name.startswith(("org.gnome.Shell@", "plasma-kwin_")):
+            stop = f"log out of the desktop of {consumer.user}"  # as to stop it would
         case "user-unit" if not consumer.name.startswith(SHELLS):
             stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
         case "unit" if not (consumer.name.startswith(SHELLS) and consumer.name.endswith(".scope")):

@@ -10,6 +10,7 @@ from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node, Secret
 from sparkd.base.recipes.schema import Volume
 from sparkd.base.vllm.args import JsonValue, command_line
+from sparkd.base.vllm.command import parse_command
 
 
 def volume(source: str, target: str) -> Volume:
@@ -26,6 +27,13 @@ def test_a_plan_has_what_its_recipe_says_of_the_container() -> None:
     assert made.container.gpus == "none"
     assert made.container.ipc == "host"
     assert made.container.init
+
+
+def test_vllms_module_gets_its_model_by_a_flag_as_it_ignores_a_bare_word() -> None:
+    module = ("python3", "-m", "vllm.entrypoints.openai.api_server")
+    made = plan(image={"ref": "i:1", "entrypoint": [*module]}, args={"seed": 1})
+    assert made.argv[:5] == (*module, "--model", plan().argv[2])
+    assert [flag.name for flag in parse_command(made.argv)] == ["model", "served-model-name", "seed"]
 
 
 @pytest.mark.parametrize(("node", "role"), [(ALONE, "head"), (HEAD, "head"), (WORKER, "worker")])

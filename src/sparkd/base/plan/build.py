@@ -15,6 +15,7 @@ from sparkd.base.plan.ports import api_port
 from sparkd.base.recipes.additions import HCAS, RAY, VERBS, added_env
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Container, Recipe, Volume
 from sparkd.base.vllm.args import JsonValue, command_line
+from sparkd.base.vllm.command import API_SERVER
 from sparkd.base.vllm.container_paths import kept_caches
 from sparkd.base.vllm.flag_values import api_host, check_ranks, gpu_memory_share
 
@@ -62,6 +63,8 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     check_ranks(recipe.name, args, node.cluster_size, gpus)  # last: the faults above hold for any number of ranks
     command = (
         *recipe.image.entrypoint,
+        # As a module, vLLM's server ignores a model without this flag, and serves its default one.
+        *(("--model",) if API_SERVER in recipe.image.entrypoint else ()),
         engine.model_target,
         "--served-model-name",
         engine.served_name,

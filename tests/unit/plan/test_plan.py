@@ -188,6 +188,14 @@ def test_a_node_alone_gets_no_flag_of_clusters() -> None:
     assert not {"--nnodes", "--node-rank", "--headless", "--distributed-executor-backend"} & set(plan().argv)
 
 
+def test_a_worker_gets_no_number_of_api_servers_which_vllm_refuses_beside_headless() -> None:
+    head, worker = (plan(node, args={"tensor-parallel-size": 2, "api-server-count": 2}) for node in (HEAD, WORKER))
+    assert "--api-server-count" in head.argv
+    assert "--headless" in worker.argv
+    assert "--api-server-count" not in worker.argv
+    assert head.digest == worker.digest
+
+
 def test_a_user_script_gets_the_command_as_its_arguments() -> None:
     made = plan(ALONE, configured(engine={"script": "/etc/sparkd/run.sh"}), args={"seed": 1})
     assert made.user_script == "/etc/sparkd/run.sh"

@@ -55,7 +55,11 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     shared = _collect_shared(recipe, settings, node, engine)
     engine = _fit_env(engine, node, by_tcp=by_tcp)
     filler, name = Filler(list_values(node, engine.model_target)), f"recipe {recipe.name}"
-    args = {flag: filler.fill_value(value, f"{name}: args.{flag}") for flag, value in engine.args.items()}
+    args = {
+        flag: filler.fill_value(value, f"{name}: args.{flag}")
+        for flag, value in engine.args.items()
+        if node.is_head or flag != "api-server-count"  # vLLM refuses it beside --headless
+    }
     env = tuple((key, filler.fill_text(text, f"{name}: env.{key}")) for key, text in engine.env.items())
     host, port = api_host(recipe.name, args.get("host")), api_port(recipe.name, args, dict(env), settings)
     share = gpu_memory_share(recipe.name, args.get("gpu-memory-utilization"))

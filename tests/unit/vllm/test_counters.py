@@ -36,6 +36,12 @@ def test_a_served_name_may_have_braces() -> None:
     assert parse_counters(PAGE.replace(b'model_name="tiny"', b'model_name="{tiny}"')) == parse_counters(PAGE)
 
 
+def test_an_engine_that_a_client_has_put_to_sleep_says_so() -> None:
+    assert not present(parse_counters(PAGE)).asleep
+    state = b'vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="awake"} '
+    assert present(parse_counters(PAGE.replace(state + b"1.0", state + b"0.0"))).asleep
+
+
 def test_a_page_that_lacks_a_counter_has_none() -> None:
     page = PAGE.replace(b"vllm:iteration_tokens_total_count", b"vllm:other")
     assert parse_counters(page) is None

@@ -32,6 +32,7 @@ _SAMPLE = re.compile(
 )
 """Starts with a newline, because `^` takes seven times as long on a page of 50 KB."""
 
+_ASLEEP = re.compile(rb'\nvllm:engine_sleep_state\{[^\n]*\bsleep_state="awake"[^\n]*\} 0')
 _DRAFTS = re.compile(
     rb"\nvllm:spec_decode_num_(drafts_total|accepted_tokens_per_pos_total)(?:\{([^\n]*)\})?" + _NUMBER,
     re.MULTILINE,
@@ -58,6 +59,8 @@ class Counters(Struct, frozen=True):
     first_tokens: float = 0.0
     first_token_seconds: float = 0.0
     """Sum of the times to the first tokens."""
+    asleep: bool = False
+    """Whether a client has put it to sleep (vLLM's sleep mode): requests wait until one wakes it."""
 
     @property
     def work(self) -> tuple[float, ...]:
@@ -81,7 +84,8 @@ def parse_counters(metrics: bytes) -> Counters | None:
     if not {name for name, _ in samples}.issuperset(_COUNTERS.values()):
         return None
     counters = {field: sums[name] for field, name in (_COUNTERS | _OPTIONAL).items()}
-    return Counters(**counters, kv_usage=sum(sums[name] for name in _KV_USAGE))
+    asleep = _ASLEEP.search(metrics) is not None
+    return Counters(**counters, kv_usage=sum(sums[name] for name in _KV_USAGE), asleep=asleep)
 
 
 class Drafts(Struct, frozen=True):

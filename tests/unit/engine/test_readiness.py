@@ -55,6 +55,30 @@ def test_a_completion_without_a_token_fails_the_last_stage(answer: Reply, reason
         assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, reason)
 
 
+def without_text(pooled: Reply) -> Callable[[str, str], Reply]:
+    """An engine of a model that makes no text, as vLLM serves it: without the route of completions."""
+
+    def reply(request: str, key: str) -> Reply:
+        if request == "POST /pooling":
+            return pooled
+        return (404, b'{"detail":"Not Found"}') if request.startswith("POST") else serving(request, key)
+
+    return reply
+
+
+@pytest.mark.parametrize("body", [b"{}", b"x" * 300_000], ids=["a score", "a vector of each token"])
+def test_a_model_that_makes_no_text_is_ready_once_it_pools(body: bytes) -> None:
+    with engine(without_text((200, body))) as port:
+        assert probe_port(port, 10).failed is None
+    with engine(without_text((500, b"dead"))) as port:
+        assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, "HTTP 500 dead")
+
+
+def test_a_model_that_neither_makes_text_nor_pools_is_not_waited_for() -> None:
+    with engine(without_text((404, b""))) as port, pytest.raises(NotReadyError, match="neither /v1/completions nor"):
+        wait_for(port, 30)
+
+
 def test_a_completion_has_its_own_deadline() -> None:
     with engine(serving, slow_seconds=0.5) as port:
         assert probe_port(port, 0.1) == ProbeResult(ReadinessStage.COMPLETION, "no answer within 0.1 s", late=True)

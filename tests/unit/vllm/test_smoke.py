@@ -196,6 +196,12 @@ def test_another_context_than_the_plans_is_a_fault() -> None:
     assert rounds("", Capabilities(4096))[-1].faults == ("the engine accepts 512 tokens, the plan has 4,096",)
 
 
+def test_a_model_that_makes_no_text_is_not_tested() -> None:
+    with engine(lambda *_: (404, b'{"detail":"Not Found"}')) as port:
+        tested = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), 5, step_seconds=0.01))
+    assert [(round_.faults, round_.skipped) for round_ in tested] == [((), "the model makes no text")]
+
+
 def test_what_answers_nothing_is_not_tested_on() -> None:
     assert len(rounds("nan", ALL)) == 1
 

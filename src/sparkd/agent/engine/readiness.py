@@ -11,7 +11,7 @@ from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.lib.errors import NotReadyError
 from sparkd.base.lib.http_client import HttpError, LateError, WrongServerError
 from sparkd.base.lib.main_loop import MainLoop, Outcome
-from sparkd.base.vllm.api import Endpoint, KeyRefusedError
+from sparkd.base.vllm.api import NOTHING_TO_ASK, Endpoint, KeyRefusedError
 
 PROBE_SECONDS = 0.2
 """A refused connection costs 0.6 ms, so frequent probes are cheap."""
@@ -90,10 +90,10 @@ def await_ready(
 ) -> None:
     """Wait for the first completion.
 
-    `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12):
-    at once where the endpoint serves another model or refuses the key; else after `launch_seconds`. While HTTP does not
-    answer and the load `works`, it waits longer, up to three times as long; where it answers that late, also for a
-    completion that is late. The first one is awaited where it is under way.
+    `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12): at once where
+    the endpoint serves another model, refuses the key, or has nothing to ask; else after `launch_seconds`. While HTTP
+    does not answer and the load `works`, it waits longer, up to three times as long; where it answers that late, also
+    for a completion that is late. The first one is awaited where it is under way.
     """
     deadline, answered_at = time.monotonic() + launch_seconds, math.inf
     probing: Outcome[ProbeResult] | None = None
@@ -142,3 +142,6 @@ def _raise_if_hopeless(probed: ProbeResult, served_name: str) -> None:
         raise NotReadyError("the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY")
     if probed.failed is ReadinessStage.MODEL and probed.answer:
         raise NotReadyError(f"the endpoint serves {probed.answer}, not {served_name}", "check --served-model-name")
+    if probed.answer == NOTHING_TO_ASK:
+        reason = f"the engine can't be proven to work: {probed.answer}"
+        raise NotReadyError(reason, "sparkd serves models that make text, embeddings or scores")

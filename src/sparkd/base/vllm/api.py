@@ -13,12 +13,14 @@ from sparkd.base.vllm.streaming import Streamed, excerpt, stream_completion
 
 QUICK_SECONDS = 5.0
 """Limit of requests that the API server answers without a step of the engine."""
+NOTHING_TO_ASK = "it answers neither /v1/completions nor /pooling"
+"""The error of a model that makes neither text nor vectors or scores, such as one for speech."""
 ANSWER_LIMIT_BYTES = 256 << 10
 """Limit of a completion: at most some hundred tokens are requested, and at most 256 at once."""
 
 
 class Completion(Struct, frozen=True):
-    """The result of a one-token completion: whether the engine produced a token, or its error text."""
+    """The result of a one-token completion: whether the engine produced a token, or pooled one, or its error text."""
 
     token: bool
     error: str = ""
@@ -101,8 +103,14 @@ class Endpoint:
 
     async def complete(self, timeout_seconds: float) -> Completion:
         """Request one token. Detects a dead rank, with which /health stays 200."""
-        body = {"model": self.served_name, "prompt": "1", "max_tokens": 1, "temperature": 0}
+        model = {"model": self.served_name}
+        body = {**model, "prompt": "1", "max_tokens": 1, "temperature": 0}
         answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
+        if answer.status == 404:  # a model for embeddings or reranking makes no text
+            answer = await self._http.request("/pooling", timeout_seconds, json={**model, "input": "1"})
+            if answer.status < 500:
+                is_pooled = answer.status == 200
+                return Completion(token=is_pooled, error="" if is_pooled else NOTHING_TO_ASK)
         if answer.status != 200:
             return Completion(token=False, error=f"HTTP {answer.status} {excerpt(answer.body)}".strip())
         with suppress(ValueError):

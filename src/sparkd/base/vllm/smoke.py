@@ -139,6 +139,8 @@ async def _repeat_prompt(endpoint: Endpoint, seconds: float) -> tuple[Round, ...
     """Send GREEDY twice, and, unless nothing is answered, once more while other requests come and go."""
     began = time.monotonic()
     alone = [await _send_greedy(endpoint, seconds) for _ in range(2)]
+    if all(answer.error.startswith("HTTP 404") for answer in alone):
+        return (Round("same prompt twice", 0, skipped="the model makes no text"),)
     alone_faults = _list_faults(*(find_end_fault(answer, GREEDY_TOKENS) for answer in alone), find_difference(alone))
     rate = _measure_rate(alone, time.monotonic() - began)
     alone_round = Round("same prompt twice", 2, alone_faults, rate, late=_are_late(alone, alone_faults))

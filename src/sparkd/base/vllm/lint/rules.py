@@ -108,6 +108,8 @@ RULES = (
          hint="write bytes, such as 6442450944 for 6 GiB, or leave it out"),
     Rule("pointless", WARNS, values.no_effect,
          hint="correct it, or take it out"),
+    Rule("fetched", WARNS, values.fetched,
+         hint="pull it, sudo sparkd model pull NAME --to FOLDER, and name its folder in a mount, such as /models"),
     Rule("variable-misprint", WARNS, environment.misprinted,
          hint="correct the name: a variable that nobody reads does nothing"),
     Rule("variable-removed", WARNS, environment.removed,

@@ -3,7 +3,8 @@
 import re
 
 from sparkd.base.lib.text import did_you_mean
-from sparkd.base.vllm.lint.launch import NOTHING, Launch, Matches, about
+from sparkd.base.vllm.container_paths import is_below
+from sparkd.base.vllm.lint.launch import NOTHING, VOLUMES, Launch, Matches, about
 from sparkd.base.vllm.releases import list_registered
 
 PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
@@ -169,6 +170,27 @@ def _find_cached_models(launch: Launch) -> Matches:
     for key, text in launch.texts:
         if key == "model.path" and "models--" in text and "/snapshots/" in text:
             yield key, f"{text[:200]} is a snapshot of Hugging Face's cache: its files are links out of the folder"
+
+
+_OF_HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
+
+
+def fetched(launch: Launch) -> Matches:
+    """Further models by their names on the hub: the container is new at each start, and none of them is in it."""
+    home = launch.env.get("HF_HOME") or "/root/.cache/huggingface"
+    hub, volumes = (
+        launch.env.get("HF_HUB_CACHE") or f"{home}/hub",
+        (text for key, text in launch.texts if key == VOLUMES),
+    )
+    if any(is_below(hub, volume.rpartition(":")[2]) for volume in volumes):
+        return
+    named = [("speculative-config", launch.table("speculative-config").get("model"))]
+    named += [(flag, launch.flags.get(flag)) for flag in ("tokenizer", "hf-config-path")]
+    loras = (parsed.values for parsed in launch.given if parsed.name == "lora-modules")
+    named += [("lora-modules", (value or "").partition("=")[2]) for values in loras for value in values]
+    for flag, model in named:
+        if isinstance(model, str) and _OF_HUB.fullmatch(model):
+            yield about(flag, f"names {model}: each start fetches that from Hugging Face, and fails where it can't")
 
 
 def is_for_x86(image: str) -> bool:

@@ -84,6 +84,7 @@ def test_a_completion_has_its_own_deadline() -> None:
         assert probe_port(port, 0.1) == ProbeResult(ReadinessStage.COMPLETION, "no answer within 0.1 s", late=True)
 
 
+@pytest.mark.parametrize("wait_seconds", [0.5, 0.0], ids=["waits", "is refused"])
 @pytest.mark.parametrize(
     ("tokens", "stage"),
     [
@@ -94,8 +95,8 @@ def test_a_completion_has_its_own_deadline() -> None:
     ],
     ids=["more than before", "as many as before, by the warm-up", "not known before", "not known now"],
 )
-def test_tokens_for_clients_prove_an_engine_whose_own_request_waits(
-    tokens: tuple[int | None, int | None], stage: ReadinessStage | None
+def test_tokens_for_clients_prove_an_engine_whose_own_request_waits_or_is_refused(
+    tokens: tuple[int | None, int | None], stage: ReadinessStage | None, wait_seconds: float
 ) -> None:
     names = ("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "iteration_tokens_total_count")
     page = "".join(f"vllm:{name} 20\n" for name in names)
@@ -106,8 +107,8 @@ def test_tokens_for_clients_prove_an_engine_whose_own_request_waits(
             count = next(generated)
             return (404, b"") if count is None else (200, f"{page}vllm:generation_tokens_total {count}\n".encode())
         if request == "POST /v1/completions":
-            time.sleep(0.5)
-        return serving(request, key)
+            time.sleep(wait_seconds)
+        return (503, b"queue full") if request.startswith("POST") else serving(request, key)
 
     with engine(reply) as port:
         assert probe_port(port, 0.1).failed is stage

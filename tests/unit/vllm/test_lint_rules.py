@@ -54,6 +54,8 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"speculative-config": DRAFTS % ("mtp", 3)}, "drafts warns"),
         ({"speculative-config": DRAFTS % ("dspark", 8)}, "drafts warns"),
         ({"seed": "010"}, "pointless warns"),
+        ({"cpu-offload-gb": "0.5"}, "pointless warns"),
+        ({"kv-offloading-size": "16"}, "pointless warns"),
     ],
 )
 def test_each_rule_finds_its_fault(flags: dict[str, str | None], judgement: str) -> None:
@@ -85,6 +87,7 @@ def test_each_rule_finds_its_fault(flags: dict[str, str | None], judgement: str)
         {"speculative-config": DRAFTS % ("dspark", 7)},
         {"speculative-config": DRAFTS % ("ngram", 7)},
         {"seed": "07"},
+        {"cpu-offload-gb": "0", "kv-offloading-size": "None"},
         {"seed": "018"},
         {"seed": "0" * 5000 + "10"},
         {"revision": "0123456"},

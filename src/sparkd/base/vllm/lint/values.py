@@ -137,13 +137,15 @@ def _find_both_forms(launch: Launch) -> Matches:
 
 
 def _find_useless_numbers(launch: Launch) -> Matches:
-    port, block, offload = map(launch.amount, ("port", "block-size", "cpu-offload-gb"))
+    port, block = map(launch.amount, ("port", "block-size"))
     if port is not None and port < 1024:
         yield about("port", f"{port} is a port of the system, such as 22 of ssh: 8000 is usual")
     if launch.gpu and block is not None and block % 16:  # of FlashAttention, FlashInfer and Triton of vLLM 0.32
         yield about("block-size", f"{block} is no multiple of 16, which attention kernels need")
-    if launch.gpu and offload is not None and offload > 0:
-        yield about("cpu-offload-gb", f"{offload}: CPU and GPU of a Spark share one memory, so it gains nothing")
+    for flag in ("cpu-offload-gb", "kv-offloading-size"):
+        if launch.gpu and (gib := launch.share(flag)) and gib > 0:
+            beside = "it is taken beside gpu-memory-utilization, and gains nothing"
+            yield about(flag, f"{gib:g}: CPU and GPU of a Spark share one memory: {beside}")
 
 
 def _find_backend_without_nvfp4(launch: Launch) -> Matches:

@@ -54,6 +54,7 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"speculative-config": DRAFTS % ("mtp", 3)}, "drafts warns"),
         ({"speculative-config": DRAFTS % ("dspark", 8)}, "drafts warns"),
         ({"seed": "010"}, "pointless warns"),
+        ({"disable-log-stats": None}, "no-counters warns"),
         ({"cpu-offload-gb": "0.5"}, "pointless warns"),
         ({"kv-offloading-size": "16"}, "pointless warns"),
     ],

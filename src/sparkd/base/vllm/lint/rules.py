@@ -108,6 +108,8 @@ RULES = (
          hint="write bytes, such as 6442450944 for 6 GiB, or leave it out"),
     Rule("pointless", WARNS, values.no_effect,
          hint="correct it, or take it out"),
+    Rule("no-counters", WARNS, predicates.without_counters,
+         hint="take it out, or set supervise.canary_seconds to 0: else such a queue ends the engine"),
     Rule("fetched", WARNS, values.fetched,
          hint="pull it, sudo sparkd model pull NAME --to FOLDER, and name its folder in a mount, such as /models"),
     Rule("variable-misprint", WARNS, environment.misprinted,

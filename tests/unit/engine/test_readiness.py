@@ -74,6 +74,13 @@ def test_a_model_that_makes_no_text_is_ready_once_it_pools(body: bytes) -> None:
         assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, "HTTP 500 dead")
 
 
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_diffusion_model_is_ready_though_it_refuses_the_first_temperature(status: int) -> None:
+    answers = iter(((status, b"The temperature is not yet supported with diffusion models."), token()))
+    with engine(lambda request, key: next(answers) if request.startswith("POST") else serving(request, key)) as port:
+        assert probe_port(port, 10).failed is None
+
+
 def test_a_model_that_neither_makes_text_nor_pools_is_not_waited_for() -> None:
     with engine(without_text((404, b""))) as port, pytest.raises(NotReadyError, match="neither /v1/completions nor"):
         wait_for(port, 30)

@@ -15,6 +15,8 @@ QUICK_SECONDS = 5.0
 """Limit of requests that the API server answers without a step of the engine."""
 NOTHING_TO_ASK = "it answers neither /v1/completions nor /pooling"
 """The error of a model that makes neither text nor vectors or scores, such as one for speech."""
+DIFFUSION = "supported with diffusion models"
+"""In the error by which vLLM refuses such a model each temperature but 1, with HTTP 400 or, by some builds, 500."""
 ANSWER_LIMIT_BYTES = 256 << 10
 """Limit of a completion: at most some hundred tokens are requested, and at most 256 at once."""
 
@@ -103,11 +105,13 @@ class Endpoint:
 
     async def complete(self, timeout_seconds: float) -> Completion:
         """Request one token. Detects a dead rank, with which /health stays 200."""
-        model = {"model": self.served_name}
-        body = {**model, "prompt": "1", "max_tokens": 1, "temperature": 0}
-        answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
+        body = {"model": self.served_name, "prompt": "1", "max_tokens": 1}
+        answer = await self._http.request("/v1/completions", timeout_seconds, json={**body, "temperature": 0})
+        if answer.status != 200 and DIFFUSION.encode() in answer.body:
+            answer = await self._http.request("/v1/completions", timeout_seconds, json={**body, "temperature": 1})
         if answer.status == 404:  # a model for embeddings or reranking makes no text
-            answer = await self._http.request("/pooling", timeout_seconds, json={**model, "input": "1"})
+            pooled = {"model": self.served_name, "input": "1"}
+            answer = await self._http.request("/pooling", timeout_seconds, json=pooled)
             if answer.status < 500:
                 is_pooled = answer.status == 200
                 return Completion(token=is_pooled, error="" if is_pooled else NOTHING_TO_ASK)

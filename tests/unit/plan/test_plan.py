@@ -29,6 +29,12 @@ def test_a_plan_has_what_its_recipe_says_of_the_container() -> None:
     assert made.container.init
 
 
+def test_a_model_may_have_further_names() -> None:
+    made = plan(model={"path": "m", "served_name": "o", "aliases": ["p", "q/r"]}, args={"seed": 1})
+    assert made.argv == ("vllm", "serve", "/models/m", "--served-model-name", "o", "p", "q/r", "--seed", "1")
+    assert made.served_name == "o"
+
+
 def test_vllms_module_gets_its_model_by_a_flag_as_it_ignores_a_bare_word() -> None:
     module = ("python3", "-m", "vllm.entrypoints.openai.api_server")
     made = plan(image={"ref": "i:1", "entrypoint": [*module]}, args={"seed": 1})
@@ -214,6 +220,7 @@ SHARED: list[dict[str, object]] = [
     {"image": {"ref": "i:1", "assert": [{"file": "/a", "pattern": "b"}]}},
     {"model": {"path": "n"}},
     {"model": {"path": "m", "served_name": "o"}},
+    {"model": {"path": "m", "aliases": ["o"]}},
     {"container": {"privileged": True}},
     {"container": {"volumes": ["/a:/b:ro"]}},
     {"container": {"ulimits": {"memlock": 1 << 34}}},

@@ -20,6 +20,14 @@ def test_standard_input_is_imported_and_written(tmp_path: Path) -> None:
     assert load_recipe(str(tmp_path / "m.yaml"), []).recipe.model.repo == "org/m"
 
 
+def test_every_served_name_is_kept(tmp_path: Path) -> None:
+    with stdin_of(io.StringIO(f"{LINE} --served-model-name m gpt-4o org/m\n")):
+        done = sparkd("recipe", "import", "-", "--write", str(tmp_path))
+    model = load_recipe(str(tmp_path / "m.yaml"), []).recipe.model
+    assert (model.served_name, model.aliases) == ("m", ("gpt-4o", "org/m"))
+    assert "served-model-name" not in done.stdout
+
+
 def test_a_text_that_is_cut_off_is_refused() -> None:
     with stdin_of(io.StringIO(f"{LINE} " + "#" * (1 << 20))):
         refused = sparkd("recipe", "import", "-")

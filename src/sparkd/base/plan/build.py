@@ -72,6 +72,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         engine.model_target,
         "--served-model-name",
         engine.served_name,
+        *recipe.model.aliases,
         *command_line(args),
         *_make_rank_flags(node, settings.cluster.master_port, on_ray=on_ray),
     )
@@ -242,6 +243,7 @@ def _collect_shared(recipe: Recipe, settings: Settings, node: Node, engine: _Eng
             "assert": [line if isinstance(line, str) else line.model_dump() for line in recipe.image.asserts],
             "model": engine.model_target,
             "served_name": engine.served_name,
+            "aliases": [*recipe.model.aliases],
             "own_script": bool(settings.engine.script),
             "executor": recipe.executor,
             "plan_schema": PLAN_SCHEMA,

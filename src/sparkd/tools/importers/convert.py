@@ -179,7 +179,7 @@ def _convert_recipe(source: Source, name: str, overrides: Overrides) -> Recipe:
 
 def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, serve: Serve) -> Recipe:
     """Make a recipe of schema 1 whose engine is started by `serve`. Raises UnusableRecipeError."""
-    served_name, args = convert_flags(source, serve)
+    served_names, args = convert_flags(source, serve)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
     if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command") or foreign.command):
@@ -197,7 +197,8 @@ def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, serve: Serve
                 "path": model if model.startswith("/") else model.rstrip("/").rpartition("/")[2],
                 "repo": model if REPO.fullmatch(model) else "",
                 "revision": foreign.revision,
-                "served_name": served_name or model,
+                "served_name": served_names[0] if served_names else model,
+                "aliases": served_names[1:],
             },
             "image": {"ref": foreign.image, "vllm": foreign.vllm, "entrypoint": serve.entrypoint},
             "nodes": nodes,

@@ -186,10 +186,9 @@ class Endpoint:
 def _read_usage(fields: Mapping[object, object]) -> tuple[int | None, int | None]:
     """Tokens of the answer, and of the prompt."""
     match fields.get("usage"):
-        case {"completion_tokens": int(answer_tokens), "prompt_tokens": int(prompt_tokens)}:
-            return answer_tokens, prompt_tokens
-        case {"completion_tokens": int(answer_tokens)}:
-            return answer_tokens, None
+        case {"completion_tokens": int(answer_tokens), **rest}:
+            prompt_tokens = rest.get("prompt_tokens")
+            return answer_tokens, prompt_tokens if isinstance(prompt_tokens, int) else None
     return None, None
 
 

@@ -179,12 +179,8 @@ _OF_HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
 
 def fetched(launch: Launch) -> Matches:
     """Further models by their names on the hub: the container is new at each start, and none of them is in it."""
-    home = launch.env.get("HF_HOME") or "/root/.cache/huggingface"
-    hub, volumes = (
-        launch.env.get("HF_HUB_CACHE") or f"{home}/hub",
-        (text for key, text in launch.texts if key == VOLUMES),
-    )
-    if any(is_below(hub, volume.rpartition(":")[2]) for volume in volumes):
+    cache = launch.env.get("HF_HUB_CACHE") or launch.env.get("HF_HOME") or "/root/.cache/huggingface"
+    if any(key == VOLUMES and is_below(f"{cache}/hub", text.rpartition(":")[2]) for key, text in launch.texts):
         return
     named = [("speculative-config", launch.table("speculative-config").get("model"))]
     named += [(flag, launch.flags.get(flag)) for flag in ("tokenizer", "hf-config-path")]

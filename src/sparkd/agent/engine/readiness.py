@@ -11,7 +11,7 @@ from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.lib.errors import NotReadyError
 from sparkd.base.lib.http_client import HttpError, LateError, WrongServerError
 from sparkd.base.lib.main_loop import MainLoop, Outcome
-from sparkd.base.vllm.api import NOTHING_TO_ASK, Completion, Endpoint, KeyRefusedError
+from sparkd.base.vllm.api import UNPROVABLE, Completion, Endpoint, KeyRefusedError
 
 PROBE_SECONDS = 0.2
 """A refused connection costs 0.6 ms, so frequent probes are cheap."""
@@ -65,7 +65,7 @@ async def probe(
         completion = await endpoint.complete(completion_seconds)
     except HttpError as error:
         completion, is_late = Completion(token=False, error=str(error)), isinstance(error, LateError)
-    can_be_proven = completion.error != NOTHING_TO_ASK
+    can_be_proven = completion.error != UNPROVABLE
     if completion.token or (can_be_proven and await _count_tokens(endpoint) > earlier_tokens):
         return ProbeResult(None)
     return ProbeResult(ReadinessStage.COMPLETION, completion.error, is_late)
@@ -92,7 +92,7 @@ def await_ready(
     """Wait for the first completion.
 
     `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12): at once where
-    the endpoint serves another model, refuses the key, or has nothing to ask; else after `launch_seconds`. While HTTP
+    the endpoint serves another model, refuses the key, or can't be tested; else after `launch_seconds`. While HTTP
     does not answer and the load `works`, it waits longer, up to three times as long; where it answers that late, also
     for a completion that is late. The first one is awaited where it is under way.
     """
@@ -143,6 +143,6 @@ def _raise_if_hopeless(probed: ProbeResult, served_name: str) -> None:
         raise NotReadyError("the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY")
     if probed.failed is ReadinessStage.MODEL and probed.answer:
         raise NotReadyError(f"the endpoint serves {probed.answer}, not {served_name}", "check --served-model-name")
-    if probed.answer == NOTHING_TO_ASK:
+    if probed.answer == UNPROVABLE:
         reason = f"the engine can't be proven to work: {probed.answer}"
         raise NotReadyError(reason, "sparkd serves models that make text, embeddings or scores")

@@ -13,7 +13,7 @@ from sparkd.base.vllm.streaming import Streamed, excerpt, stream_completion
 
 QUICK_SECONDS = 5.0
 """Limit of requests that the API server answers without a step of the engine."""
-NOTHING_TO_ASK = "it answers neither /v1/completions nor /pooling"
+UNPROVABLE = "it answers neither /v1/completions nor /pooling"
 """The error of a model that makes neither text nor vectors or scores, such as one for speech."""
 DIFFUSION = "supported with diffusion models"
 """In the error by which vLLM refuses such a model each temperature but 1, with HTTP 400 or, by some builds, 500."""
@@ -114,7 +114,7 @@ class Endpoint:
             answer = await self._http.request("/pooling", timeout_seconds, json=pooled)
             if answer.status < 500:
                 is_pooled = answer.status == 200
-                return Completion(token=is_pooled, error="" if is_pooled else NOTHING_TO_ASK)
+                return Completion(token=is_pooled, error="" if is_pooled else UNPROVABLE)
         if answer.status != 200:
             return Completion(token=False, error=f"HTTP {answer.status} {excerpt(answer.body)}".strip())
         with suppress(ValueError):

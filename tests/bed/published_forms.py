@@ -228,7 +228,7 @@ SCRIPTS = (
     Form("script-with-exec", "launch.sh", SCRIPT_EXEC, served="tiny", port=8050,
          notes=("line 6: not run: cd /tmp", LOCAL.format(6))),
     Form("script-without-docker", "start-vllm.sh", SCRIPT_BARE, served="tiny", port=8060, options=f"--image {IMAGE}",
-         notes=("line 8: command: --served-model-name: further names left out: tiny-too", LOCAL.format(8))),
+         notes=(LOCAL.format(8),)),
 )  # fmt: skip
 UNIT_DOCKER = f"""\
 [Unit]

@@ -118,6 +118,12 @@ def test_a_warm_up_ends_in_time_and_says_that_it_is_not_whole(tmp_path: Path) ->
     assert not result.whole and result.passes == 1
 
 
+def test_a_model_that_makes_no_text_needs_no_warm_up(tmp_path: Path) -> None:
+    with answering(lambda *_: (404, b'{"detail":"Not Found"}')) as port:
+        result = warmed(port, tmp_path)
+    assert (result.whole, result.over, result.requests < 10) == (True, True, True)
+
+
 def test_an_endpoint_that_is_gone_ends_a_warm_up(tmp_path: Path) -> None:
     with engine(tmp_path) as port:
         pass
@@ -132,7 +138,7 @@ def test_json_is_requested_alone_and_beside_others(tmp_path: Path) -> None:
 
     def reply(call: str, _: str) -> tuple[int, bytes]:
         calls.append(call)
-        return 404, b"{}"
+        return 400, b"{}"
 
     with answering(reply) as port:
         assert warmed(port, tmp_path, limits=Limits(1, 1, 64)).passes == 1

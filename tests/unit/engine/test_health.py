@@ -46,6 +46,31 @@ def waiting(seconds: int, **changes: object) -> list[Observation]:
     return [replace(at(second, running=1), **changes) for second in range(1, seconds + 1)]
 
 
+def sleeping(seconds: float, canary: Completion | None = None) -> Observation:
+    """A request waits in an engine that a client has put to sleep, and no rank does anything."""
+    counters = Counters(running=0, waiting=1, prompt_tokens=5, generation_tokens=5, iterations=5, asleep=True)
+    return Observation(seconds, 200, counters, canary, idle=True)
+
+
+def test_an_engine_that_sleeps_is_degraded_for_as_long_as_that_lasts_and_not_ended() -> None:
+    asleep = observe(at(1), *(sleeping(seconds, FAILED) for seconds in range(5, 2000, 5)))
+    assert isinstance(asleep, Continue)
+    assert "the engine sleeps" in asleep.degraded
+    assert not asleep.wants_canary
+    awake = decide(asleep.state, at(2000, running=1), LIMITS)
+    assert isinstance(awake, Continue)
+    assert not awake.degraded
+
+
+@pytest.mark.parametrize(("deferred", "ends"), [(0, True), (1, False)])
+def test_a_request_that_waits_for_its_client_is_no_hang(deferred: int, *, ends: bool) -> None:
+    counters = Counters(0, 1, prompt_tokens=5, generation_tokens=5, iterations=5, deferred=deferred)
+    decision = observe(at(1), *(Observation(seconds, 200, counters) for seconds in range(5, 40, 5)))
+    decision = decide(decision.state, Observation(40, 200, counters, idle=True), LIMITS)
+    assert isinstance(decision, StalledError) is ends
+    assert ends or not decision.degraded
+
+
 def compiling(seconds: float) -> Observation:
     """One request runs, and no token has come."""
     return replace(at(seconds, running=1), compiles=True)

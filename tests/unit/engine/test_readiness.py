@@ -55,11 +55,43 @@ def test_a_completion_without_a_token_fails_the_last_stage(answer: Reply, reason
         assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, reason)
 
 
+def without_text(pooled: Reply) -> Callable[[str, str], Reply]:
+    """An engine of a model that makes no text, as vLLM serves it: without the route of completions."""
+
+    def reply(request: str, key: str) -> Reply:
+        if request == "POST /pooling":
+            return pooled
+        return (404, b'{"detail":"Not Found"}') if request.startswith("POST") else serving(request, key)
+
+    return reply
+
+
+@pytest.mark.parametrize("body", [b"{}", b"x" * 300_000], ids=["a score", "a vector of each token"])
+def test_a_model_that_makes_no_text_is_ready_once_it_pools(body: bytes) -> None:
+    with engine(without_text((200, body))) as port:
+        assert probe_port(port, 10).failed is None
+    with engine(without_text((500, b"dead"))) as port:
+        assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, "HTTP 500 dead")
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_diffusion_model_is_ready_though_it_refuses_the_first_temperature(status: int) -> None:
+    answers = iter(((status, b"The temperature is not yet supported with diffusion models."), token()))
+    with engine(lambda request, key: next(answers) if request.startswith("POST") else serving(request, key)) as port:
+        assert probe_port(port, 10).failed is None
+
+
+def test_a_model_that_neither_makes_text_nor_pools_is_not_waited_for() -> None:
+    with engine(without_text((404, b""))) as port, pytest.raises(NotReadyError, match="neither /v1/completions nor"):
+        wait_for(port, 30)
+
+
 def test_a_completion_has_its_own_deadline() -> None:
     with engine(serving, slow_seconds=0.5) as port:
         assert probe_port(port, 0.1) == ProbeResult(ReadinessStage.COMPLETION, "no answer within 0.1 s", late=True)
 
 
+@pytest.mark.parametrize("wait_seconds", [0.5, 0.0], ids=["waits", "is refused"])
 @pytest.mark.parametrize(
     ("tokens", "stage"),
     [
@@ -70,8 +102,8 @@ def test_a_completion_has_its_own_deadline() -> None:
     ],
     ids=["more than before", "as many as before, by the warm-up", "not known before", "not known now"],
 )
-def test_tokens_for_clients_prove_an_engine_whose_own_request_waits(
-    tokens: tuple[int | None, int | None], stage: ReadinessStage | None
+def test_tokens_for_clients_prove_an_engine_whose_own_request_waits_or_is_refused(
+    tokens: tuple[int | None, int | None], stage: ReadinessStage | None, wait_seconds: float
 ) -> None:
     names = ("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "iteration_tokens_total_count")
     page = "".join(f"vllm:{name} 20\n" for name in names)
@@ -82,8 +114,8 @@ def test_tokens_for_clients_prove_an_engine_whose_own_request_waits(
             count = next(generated)
             return (404, b"") if count is None else (200, f"{page}vllm:generation_tokens_total {count}\n".encode())
         if request == "POST /v1/completions":
-            time.sleep(0.5)
-        return serving(request, key)
+            time.sleep(wait_seconds)
+        return (503, b"queue full") if request.startswith("POST") else serving(request, key)
 
     with engine(reply) as port:
         assert probe_port(port, 0.1).failed is stage

@@ -10,6 +10,7 @@ from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node, Secret
 from sparkd.base.recipes.schema import Volume
 from sparkd.base.vllm.args import JsonValue, command_line
+from sparkd.base.vllm.command import parse_command
 
 
 def volume(source: str, target: str) -> Volume:
@@ -26,6 +27,19 @@ def test_a_plan_has_what_its_recipe_says_of_the_container() -> None:
     assert made.container.gpus == "none"
     assert made.container.ipc == "host"
     assert made.container.init
+
+
+def test_a_model_may_have_further_names() -> None:
+    made = plan(model={"path": "m", "served_name": "o", "aliases": ["p", "q/r"]}, args={"seed": 1})
+    assert made.argv == ("vllm", "serve", "/models/m", "--served-model-name", "o", "p", "q/r", "--seed", "1")
+    assert made.served_name == "o"
+
+
+def test_vllms_module_gets_its_model_by_a_flag_as_it_ignores_a_bare_word() -> None:
+    module = ("python3", "-m", "vllm.entrypoints.openai.api_server")
+    made = plan(image={"ref": "i:1", "entrypoint": [*module]}, args={"seed": 1})
+    assert made.argv[:5] == (*module, "--model", plan().argv[2])
+    assert [flag.name for flag in parse_command(made.argv)] == ["model", "served-model-name", "seed"]
 
 
 @pytest.mark.parametrize(("node", "role"), [(ALONE, "head"), (HEAD, "head"), (WORKER, "worker")])
@@ -180,6 +194,14 @@ def test_a_node_alone_gets_no_flag_of_clusters() -> None:
     assert not {"--nnodes", "--node-rank", "--headless", "--distributed-executor-backend"} & set(plan().argv)
 
 
+def test_a_worker_gets_no_number_of_api_servers_which_vllm_refuses_beside_headless() -> None:
+    head, worker = (plan(node, args={"tensor-parallel-size": 2, "api-server-count": 2}) for node in (HEAD, WORKER))
+    assert "--api-server-count" in head.argv
+    assert "--headless" in worker.argv
+    assert "--api-server-count" not in worker.argv
+    assert head.digest == worker.digest
+
+
 def test_a_user_script_gets_the_command_as_its_arguments() -> None:
     made = plan(ALONE, configured(engine={"script": "/etc/sparkd/run.sh"}), args={"seed": 1})
     assert made.user_script == "/etc/sparkd/run.sh"
@@ -198,6 +220,7 @@ SHARED: list[dict[str, object]] = [
     {"image": {"ref": "i:1", "assert": [{"file": "/a", "pattern": "b"}]}},
     {"model": {"path": "n"}},
     {"model": {"path": "m", "served_name": "o"}},
+    {"model": {"path": "m", "aliases": ["o"]}},
     {"container": {"privileged": True}},
     {"container": {"volumes": ["/a:/b:ro"]}},
     {"container": {"ulimits": {"memlock": 1 << 34}}},

@@ -36,6 +36,22 @@ def test_a_served_name_may_have_braces() -> None:
     assert parse_counters(PAGE.replace(b'model_name="tiny"', b'model_name="{tiny}"')) == parse_counters(PAGE)
 
 
+def test_a_request_that_waits_for_its_client_does_not_make_the_engine_busy() -> None:
+    """As a session of /v1/realtime whose microphone is silent; vLLM 0.26 to 0.33 defer it, and do nothing."""
+    waits = PAGE.replace(b'requests_waiting{engine="0",model_name="tiny"} 0.0', b'requests_waiting{engine="0"} 2.0')
+    reason = b'vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="deferred"} '
+    assert present(parse_counters(waits)).busy
+    assert present(parse_counters(waits.replace(reason + b"0.0", reason + b"1.0"))).busy
+    deferred = present(parse_counters(waits.replace(reason + b"0.0", reason + b"2.0")))
+    assert (deferred.waiting, deferred.deferred, deferred.busy) == (2, 2, False)
+
+
+def test_an_engine_that_a_client_has_put_to_sleep_says_so() -> None:
+    assert not present(parse_counters(PAGE)).asleep
+    state = b'vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="awake"} '
+    assert present(parse_counters(PAGE.replace(state + b"1.0", state + b"0.0"))).asleep
+
+
 def test_a_page_that_lacks_a_counter_has_none() -> None:
     page = PAGE.replace(b"vllm:iteration_tokens_total_count", b"vllm:other")
     assert parse_counters(page) is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.unit.lint_launches import GOOD, LAUNCH, judge, with_flags
+from tests.unit.lint_launches import GOOD, LAUNCH, judge, launch_without_gpu, with_flags
 
 from sparkd.base.vllm.lint import predicates, rules
 from sparkd.base.vllm.lint.launch import Launch
@@ -54,6 +54,9 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"speculative-config": DRAFTS % ("mtp", 3)}, "drafts warns"),
         ({"speculative-config": DRAFTS % ("dspark", 8)}, "drafts warns"),
         ({"seed": "010"}, "pointless warns"),
+        ({"disable-log-stats": None}, "no-counters warns"),
+        ({"cpu-offload-gb": "0.5"}, "pointless warns"),
+        ({"kv-offloading-size": "16"}, "pointless warns"),
     ],
 )
 def test_each_rule_finds_its_fault(flags: dict[str, str | None], judgement: str) -> None:
@@ -85,6 +88,7 @@ def test_each_rule_finds_its_fault(flags: dict[str, str | None], judgement: str)
         {"speculative-config": DRAFTS % ("dspark", 7)},
         {"speculative-config": DRAFTS % ("ngram", 7)},
         {"seed": "07"},
+        {"cpu-offload-gb": "0", "kv-offloading-size": "None"},
         {"seed": "018"},
         {"seed": "0" * 5000 + "10"},
         {"revision": "0123456"},
@@ -102,6 +106,28 @@ def test_an_image_whose_name_says_x86_warns(image: str) -> None:
 @pytest.mark.parametrize("image", ["my.org/vllm-amd64-arm64:1", "r/vllm-aarch64-x86_64", "registry.amd64.org/vllm"])
 def test_an_image_whose_name_says_arm_too_or_of_whose_registry_it_is_the_name_is_good(image: str) -> None:
     assert judge(replace(LAUNCH, texts=(("image.ref", image),))) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "fetched"),
+    [
+        ("--tokenizer org/m --hf-config-path /models/m", ["tokenizer"]),
+        ("--hf-config-path org/m --tokenizer /models/m", ["hf-config-path"]),
+        ("--speculative-config.model org/d --speculative-config.method eagle3", ["speculative-config"]),
+        ("--lora-modules a=/models/a b=org/b", ["lora-modules"]),
+        ("--tokenizer m --tokenizer-mode a/b --lora-modules {}", []),
+    ],
+)
+def test_a_further_model_by_its_name_on_the_hub_warns_unless_a_mount_has_the_hubs_cache(
+    words: str, fetched: list[str]
+) -> None:
+    launch = launch_without_gpu(words)
+    assert [issue.at for issue in rules.find_issues(launch) if issue.rule == "fetched"] == [
+        f"args.{f}" for f in fetched
+    ]
+    for target, env in {"/root/.cache/huggingface": {}, "/hub": {"HF_HOME": "/hub"}}.items():
+        cached = replace(launch, env=env, texts=(("container.volumes", f"/home/a/hub:{target}"),))
+        assert "fetched warns" not in judge(cached)
 
 
 def test_a_model_of_another_kind_may_be_eager() -> None:

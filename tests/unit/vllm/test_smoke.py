@@ -167,6 +167,10 @@ def rounds(symptom: str, capabilities: Capabilities) -> list[Round]:
 
 
 ALL = Capabilities(context_tokens=512, tools=True, reasoning=True)
+REFUSED = (  # by vLLM 0.32, of a model such as DiffusionGemma
+    '{"error":{"message":"The temperature, min_p, seed, min_tokens, logit_bias, bad_words, and allowed_token_ids '
+    'sampling parameters are not yet supported with diffusion models.","type":"BadRequestError"}}'
+)
 
 
 @pytest.mark.parametrize("symptom", ["", "400", "404"])
@@ -194,6 +198,16 @@ def test_each_symptom_is_found_by_http(symptom: str, text: str) -> None:
 
 def test_another_context_than_the_plans_is_a_fault() -> None:
     assert rounds("", Capabilities(4096))[-1].faults == ("the engine accepts 512 tokens, the plan has 4,096",)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_skipped"),
+    [(404, "Not Found", True), (500, REFUSED, True), (400, "Out of range float", False)],
+)
+def test_an_engine_that_makes_no_text_or_not_so_is_not_tested(status: int, body: str, *, is_skipped: bool) -> None:
+    with engine(lambda *_: (status, body.encode())) as port:
+        (tested,) = asyncio.run(run_short(Endpoint("127.0.0.1", port, "tiny"), Capabilities(), 5, step_seconds=0.01))
+    assert (bool(tested.faults), f"HTTP {status} {body[:9]}" in tested.skipped) == (not is_skipped, is_skipped)
 
 
 def test_what_answers_nothing_is_not_tested_on() -> None:

@@ -151,6 +151,8 @@ def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue
     """Judge one probe, by the state before it. Pure."""
     if probe.health == DEAD_STATUS:
         return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
+    if probe.counters is not None and probe.counters.asleep:
+        return Continue(healthy(probe.at), "the engine sleeps: requests wait until a client sends POST /wake_up")
     state = _end_canary(_read_answers(last, probe), probe)
     state = _restart_clock(last, state, probe)
     wants_canary = _is_canary_due(state, probe, limits.canary_seconds)

@@ -11,7 +11,7 @@ from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.lib.errors import NotReadyError
 from sparkd.base.lib.http_client import HttpError, LateError, WrongServerError
 from sparkd.base.lib.main_loop import MainLoop, Outcome
-from sparkd.base.vllm.api import Endpoint, KeyRefusedError
+from sparkd.base.vllm.api import UNPROVABLE, Completion, Endpoint, KeyRefusedError
 
 PROBE_SECONDS = 0.2
 """A refused connection costs 0.6 ms, so frequent probes are cheap."""
@@ -45,8 +45,8 @@ class ProbeResult(Struct, frozen=True):
 async def probe(
     endpoint: Endpoint, completion_seconds: float, note_http: Callable[[], None] = lambda: None
 ) -> ProbeResult:
-    """Find the first stage that is not passed. Tokens that clients get prove the last one, too, while the own request
-    waits behind theirs. `note_http` is called once HTTP answers.
+    """Find the first stage that is not passed. Tokens for clients prove the last one, too, while the own request waits
+    behind theirs, or is refused by a limit of the queue. `note_http` is called once HTTP answers.
     """
     try:
         served = await endpoint.serves()
@@ -60,23 +60,24 @@ async def probe(
     if endpoint.served_name not in served:
         return ProbeResult(ReadinessStage.MODEL, ", ".join(served)[:200])
     earlier_tokens = await _count_tokens(endpoint)
+    is_late = False
     try:
         completion = await endpoint.complete(completion_seconds)
-    except LateError as error:
-        is_proven = await _count_tokens(endpoint) > earlier_tokens
-        return ProbeResult(None) if is_proven else ProbeResult(ReadinessStage.COMPLETION, str(error), late=True)
     except HttpError as error:
-        return ProbeResult(ReadinessStage.COMPLETION, str(error))
-    return ProbeResult(None) if completion.token else ProbeResult(ReadinessStage.COMPLETION, completion.error)
+        completion, is_late = Completion(token=False, error=str(error)), isinstance(error, LateError)
+    can_be_proven = completion.error != UNPROVABLE
+    if completion.token or (can_be_proven and await _count_tokens(endpoint) > earlier_tokens):
+        return ProbeResult(None)
+    return ProbeResult(ReadinessStage.COMPLETION, completion.error, is_late)
 
 
 async def _count_tokens(endpoint: Endpoint) -> float:
-    """The tokens that the engine has generated. NaN, which is not more than another count, where it does not say."""
+    """The tokens that the engine has read and generated. NaN, which is never more, where it does not say."""
     try:
         counters = await endpoint.counters()
     except HttpError:
         return math.nan
-    return math.nan if counters is None else counters.generation_tokens
+    return math.nan if counters is None else counters.prompt_tokens + counters.generation_tokens
 
 
 def await_ready(
@@ -90,10 +91,10 @@ def await_ready(
 ) -> None:
     """Wait for the first completion.
 
-    `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12):
-    at once where the endpoint serves another model or refuses the key; else after `launch_seconds`. While HTTP does not
-    answer and the load `works`, it waits longer, up to three times as long; where it answers that late, also for a
-    completion that is late. The first one is awaited where it is under way.
+    `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12): at once where
+    the endpoint serves another model, refuses the key, or can't be tested; else after `launch_seconds`. While HTTP
+    does not answer and the load `works`, it waits longer, up to three times as long; where it answers that late, also
+    for a completion that is late. The first one is awaited where it is under way.
     """
     deadline, answered_at = time.monotonic() + launch_seconds, math.inf
     probing: Outcome[ProbeResult] | None = None
@@ -142,3 +143,6 @@ def _raise_if_hopeless(probed: ProbeResult, served_name: str) -> None:
         raise NotReadyError("the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY")
     if probed.failed is ReadinessStage.MODEL and probed.answer:
         raise NotReadyError(f"the endpoint serves {probed.answer}, not {served_name}", "check --served-model-name")
+    if probed.answer == UNPROVABLE:
+        reason = f"the engine can't be proven to work: {probed.answer}"
+        raise NotReadyError(reason, "sparkd serves models that make text, embeddings or scores")

@@ -15,6 +15,7 @@ from sparkd.base.plan.ports import api_port
 from sparkd.base.recipes.additions import HCAS, RAY, VERBS, added_env
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Container, Recipe, Volume
 from sparkd.base.vllm.args import JsonValue, command_line
+from sparkd.base.vllm.command import API_SERVER
 from sparkd.base.vllm.container_paths import kept_caches
 from sparkd.base.vllm.flag_values import api_host, check_ranks, gpu_memory_share
 
@@ -54,7 +55,11 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     shared = _collect_shared(recipe, settings, node, engine)
     engine = _fit_env(engine, node, by_tcp=by_tcp)
     filler, name = Filler(list_values(node, engine.model_target)), f"recipe {recipe.name}"
-    args = {flag: filler.fill_value(value, f"{name}: args.{flag}") for flag, value in engine.args.items()}
+    args = {
+        flag: filler.fill_value(value, f"{name}: args.{flag}")
+        for flag, value in engine.args.items()
+        if node.is_head or flag != "api-server-count"  # vLLM refuses it beside --headless
+    }
     env = tuple((key, filler.fill_text(text, f"{name}: env.{key}")) for key, text in engine.env.items())
     host, port = api_host(recipe.name, args.get("host")), api_port(recipe.name, args, dict(env), settings)
     share = gpu_memory_share(recipe.name, args.get("gpu-memory-utilization"))
@@ -62,9 +67,12 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     check_ranks(recipe.name, args, node.cluster_size, gpus)  # last: the faults above hold for any number of ranks
     command = (
         *recipe.image.entrypoint,
+        # As a module, vLLM's server ignores a model without this flag, and serves its default one.
+        *(("--model",) if API_SERVER in recipe.image.entrypoint else ()),
         engine.model_target,
         "--served-model-name",
         engine.served_name,
+        *recipe.model.aliases,
         *command_line(args),
         *_make_rank_flags(node, settings.cluster.master_port, on_ray=on_ray),
     )
@@ -235,6 +243,7 @@ def _collect_shared(recipe: Recipe, settings: Settings, node: Node, engine: _Eng
             "assert": [line if isinstance(line, str) else line.model_dump() for line in recipe.image.asserts],
             "model": engine.model_target,
             "served_name": engine.served_name,
+            "aliases": [*recipe.model.aliases],
             "own_script": bool(settings.engine.script),
             "executor": recipe.executor,
             "plan_schema": PLAN_SCHEMA,

@@ -86,6 +86,7 @@ class Model(Section):
     repo: r.RepoName = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
     revision: r.Revision = Field("", description="Branch, tag or commit to download. Empty: the newest files.")
     served_name: r.ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
+    aliases: Annotated[tuple[r.Alias, ...], Strict(False)] = Field((), description="Further names that it answers to.")
     random_weights: bool = Field(False, description="A model for tests, in whose smoke test known texts are skipped.")
 
 

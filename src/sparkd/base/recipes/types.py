@@ -49,6 +49,7 @@ def _refuse_unit(raw: object) -> object:
 
 ModelPath = Annotated[str, AfterValidator(_check_model_path)]
 ServedName = Annotated[str, AfterValidator(_check_served_name)]
+Alias = Annotated[str, Field(min_length=1), AfterValidator(_check_served_name)]
 Target = Annotated[str, AfterValidator(check_target)]
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 RepoName = Annotated[str, t.matching(f"({REPO.pattern})?", "ORGANISATION/NAME, as on Hugging Face")]

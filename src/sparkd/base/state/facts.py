@@ -13,8 +13,8 @@ from sparkd.base.recipes.comparison import normalize_flags
 from sparkd.base.vllm.args import JsonValue
 
 ORDER = (
-    "args", "env", "image", "recipe", "entrypoint", "assert", "model", "served_name", "secrets", "image.identity",
-    "weights", "own_script", "script", "container", "caches", "node", "cluster", "supervise",
+    "args", "env", "image", "recipe", "entrypoint", "assert", "model", "served_name", "aliases", "secrets",
+    "image.identity", "weights", "own_script", "script", "container", "caches", "node", "cluster", "supervise",
     "driver", "kernel", "docker", "sparkd", "plan_schema", "boot", "sysctl",
 )  # fmt: skip
 """Names, or their parts before the first dot, likeliest cause first."""

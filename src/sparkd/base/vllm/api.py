@@ -13,12 +13,16 @@ from sparkd.base.vllm.streaming import Streamed, excerpt, stream_completion
 
 QUICK_SECONDS = 5.0
 """Limit of requests that the API server answers without a step of the engine."""
+UNPROVABLE = "it answers neither /v1/completions nor /pooling"
+"""The error of a model that makes neither text nor vectors or scores, such as one for speech."""
+DIFFUSION = "supported with diffusion models"
+"""In the error by which vLLM refuses such a model each temperature but 1, with HTTP 400 or, by some builds, 500."""
 ANSWER_LIMIT_BYTES = 256 << 10
 """Limit of a completion: at most some hundred tokens are requested, and at most 256 at once."""
 
 
 class Completion(Struct, frozen=True):
-    """The result of a one-token completion: whether the engine produced a token, or its error text."""
+    """The result of a one-token completion: whether the engine produced a token, or pooled one, or its error text."""
 
     token: bool
     error: str = ""
@@ -101,8 +105,16 @@ class Endpoint:
 
     async def complete(self, timeout_seconds: float) -> Completion:
         """Request one token. Detects a dead rank, with which /health stays 200."""
-        body = {"model": self.served_name, "prompt": "1", "max_tokens": 1, "temperature": 0}
-        answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
+        body = {"model": self.served_name, "prompt": "1", "max_tokens": 1}
+        answer = await self._http.request("/v1/completions", timeout_seconds, json={**body, "temperature": 0})
+        if answer.status != 200 and DIFFUSION.encode() in answer.body:
+            answer = await self._http.request("/v1/completions", timeout_seconds, json={**body, "temperature": 1})
+        if answer.status == 404:  # a model for embeddings or reranking makes no text
+            pooled = {"model": self.served_name, "input": "1"}
+            answer = await self._http.request("/pooling", timeout_seconds, json=pooled)
+            if answer.status < 500:
+                is_pooled = answer.status == 200
+                return Completion(token=is_pooled, error="" if is_pooled else UNPROVABLE)
         if answer.status != 200:
             return Completion(token=False, error=f"HTTP {answer.status} {excerpt(answer.body)}".strip())
         with suppress(ValueError):
@@ -174,10 +186,9 @@ class Endpoint:
 def _read_usage(fields: Mapping[object, object]) -> tuple[int | None, int | None]:
     """Tokens of the answer, and of the prompt."""
     match fields.get("usage"):
-        case {"completion_tokens": int(answer_tokens), "prompt_tokens": int(prompt_tokens)}:
-            return answer_tokens, prompt_tokens
-        case {"completion_tokens": int(answer_tokens)}:
-            return answer_tokens, None
+        case {"completion_tokens": int(answer_tokens), **rest}:
+            prompt_tokens = rest.get("prompt_tokens")
+            return answer_tokens, prompt_tokens if isinstance(prompt_tokens, int) else None
     return None, None
 
 

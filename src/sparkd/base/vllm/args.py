@@ -26,7 +26,7 @@ that to a key of OpenAI's would send it here, in clear."""
 
 OTHER_HOMES = {
     "model": "model.path of the recipe says it",
-    "served-model-name": "model.served_name of the recipe says it",
+    "served-model-name": "model.served_name of the recipe says it, and model.aliases further names",
     "api-key": f"an argument is readable by every user of the machine; use secrets: {API_KEY}",
     "hf-token": "an argument is readable by every user of the machine; use secrets: HF_TOKEN",
     "ssl-certfile": "sparkd connects to the engine over plain HTTP; put a proxy with the certificate before it",

@@ -9,7 +9,7 @@ from sparkd.base.vllm.args import kebab_case
 from sparkd.base.vllm.flag import SHORT
 
 API_SERVER = "vllm.entrypoints.openai.api_server"
-"""The module that serves like `vllm serve`, started by `python3 -m`."""
+"""The module that serves like `vllm serve`, started by `python3 -m`, but takes its model by --model alone."""
 FirstValues = Mapping[str, str | None]
 """The first value of each flag by its kebab-case name; None for a missing or unknown value."""
 

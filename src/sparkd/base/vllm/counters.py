@@ -32,6 +32,10 @@ _SAMPLE = re.compile(
 )
 """Starts with a newline, because `^` takes seven times as long on a page of 50 KB."""
 
+_DEFERRED = re.compile(
+    rb'\nvllm:num_requests_waiting_by_reason\{[^\n]*\breason="deferred"[^\n]*\}' + _NUMBER, re.MULTILINE
+)
+_ASLEEP = re.compile(rb'\nvllm:engine_sleep_state\{[^\n]*\bsleep_state="awake"[^\n]*\} 0')
 _DRAFTS = re.compile(
     rb"\nvllm:spec_decode_num_(drafts_total|accepted_tokens_per_pos_total)(?:\{([^\n]*)\})?" + _NUMBER,
     re.MULTILINE,
@@ -58,6 +62,10 @@ class Counters(Struct, frozen=True):
     first_tokens: float = 0.0
     first_token_seconds: float = 0.0
     """Sum of the times to the first tokens."""
+    deferred: float = 0.0
+    """Those among `waiting` that no step helps: they need more audio of their client, or a KV cache."""
+    asleep: bool = False
+    """Whether a client has put it to sleep (vLLM's sleep mode): requests wait until one wakes it."""
 
     @property
     def work(self) -> tuple[float, ...]:
@@ -66,22 +74,24 @@ class Counters(Struct, frozen=True):
 
     @property
     def busy(self) -> bool:
-        return self.running > 0 or self.waiting > 0
+        return self.running > 0 or self.waiting > self.deferred
 
 
 def parse_counters(metrics: bytes) -> Counters | None:
     """The counters of a /metrics page; None if one is missing (statistics disabled, another engine)."""
     sums = dict.fromkeys(_NAMES, 0.0)
     samples = _SAMPLE.findall(b"\n" + metrics)
-    for name, value in samples:
-        try:
+    try:
+        for name, value in samples:
             sums[name] += float(value)
-        except ValueError:
-            return None
+        deferred = sum(map(float, _DEFERRED.findall(b"\n" + metrics)))
+    except ValueError:
+        return None
     if not {name for name, _ in samples}.issuperset(_COUNTERS.values()):
         return None
     counters = {field: sums[name] for field, name in (_COUNTERS | _OPTIONAL).items()}
-    return Counters(**counters, kv_usage=sum(sums[name] for name in _KV_USAGE))
+    kv_usage, asleep = sum(sums[name] for name in _KV_USAGE), _ASLEEP.search(metrics) is not None
+    return Counters(**counters, kv_usage=kv_usage, deferred=deferred, asleep=asleep)
 
 
 class Drafts(Struct, frozen=True):

@@ -17,9 +17,9 @@ from sparkd.tools.importers.options import OF_RANK, SWITCHES, is_secret, secret_
 from sparkd.tools.importers.source import COMMAND, Source, UnusableRecipeError
 
 
-def convert_flags(source: Source, serve: Serve) -> tuple[str, dict[str, JsonValue]]:
-    """The served name (empty if no flag gives one) and the recipe's `args`. Raises UnusableRecipeError."""
-    served_name = ""
+def convert_flags(source: Source, serve: Serve) -> tuple[tuple[str, ...], dict[str, JsonValue]]:
+    """The served names (none if no flag gives one) and the recipe's `args`. Raises UnusableRecipeError."""
+    served_names: tuple[str, ...] = ()
     args: dict[str, JsonValue] = {}
     for flag in serve.flags:
         base_name = flag.name.partition(".")[0].removeprefix("no-")
@@ -27,16 +27,14 @@ def convert_flags(source: Source, serve: Serve) -> tuple[str, dict[str, JsonValu
         if base_name == "config":
             raise UnusableRecipeError(COMMAND, f"{where}: {OTHER_HOMES[base_name]}")
         if flag.name == "served-model-name" and flag.values:
-            served_name = flag.values[0]
-            if flag.values[1:]:
-                source.note(COMMAND, f"{where}: further names left out: {', '.join(flag.values[1:])}")
+            served_names = flag.values
         elif base_name in OWNED:
             continue  # sparkd sets it, from the recipe's executor or cluster.nodes
         elif base_name in OTHER_HOMES:
             source.note(COMMAND, f"{where}: left out: {OTHER_HOMES[base_name]}")
         else:
             _convert_flag(source, args, flag, where)
-    return served_name, args
+    return served_names, args
 
 
 def _convert_flag(source: Source, args: dict[str, JsonValue], flag: Flag, where: str) -> None:

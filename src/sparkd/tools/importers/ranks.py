@@ -1,6 +1,7 @@
 """Finds the engine of each file, one for each node, and makes one recipe of all: they are ranks of one engine."""
 
 import json
+import re
 import shlex
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.yaml import Document
+from sparkd.base.vllm.container_paths import FILE_FLAGS, is_below
 from sparkd.base.vllm.flag import parse_json
 from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.docker_line import may_be_docker
@@ -18,6 +20,15 @@ from sparkd.tools.importers.marks import explain_missing, shown, unknown
 from sparkd.tools.importers.options import Launch, LineError, make_fault, redact
 from sparkd.tools.importers.source import ForeignRecipe, Source
 from sparkd.tools.importers.variables import SET_BY_IMAGE
+
+_PATH_FLAGS = (
+    *FILE_FLAGS,
+    "allowed-local-media-path",
+    "hf-config-path",
+    "lora-modules",
+    "speculative-config",
+    "tokenizer",
+)
 
 
 def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve]:
@@ -94,11 +105,21 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
             continue
         if not launch.image:
             engine.serve = replace(engine.serve, entrypoint=VLLM_SERVE)  # its path is the node's
+            _note_paths(launch, engine.serve)
         launch.image = image or launch.image
         if not launch.image:
             raise make_fault(form.path, launch.line, "names no image to run it in: --image REF names one")
         engines.append((form.path, engine))
     return engines
+
+
+def _note_paths(launch: Launch, serve: Serve) -> None:
+    """Note as missing what flags name on the node, where the engine has run: no container has it."""
+    for flag in (flag for flag in serve.flags if flag.name.partition(".")[0] in _PATH_FLAGS):
+        for path in re.split(r"[\s'\"=,]+", " ".join(flag.values)):
+            if path.startswith("/") and path != "/" and not is_below(path, serve.model):
+                text = f"--{flag.name}: {path[:200]} is the node's: mount it under container.volumes"
+                launch.note(launch.line, text, is_missing=True)
 
 
 def _find_name(launch: Launch) -> str:

@@ -29,7 +29,7 @@ from sparkd.base.vllm.args import command_line
 from sparkd.base.vllm.command import first_values, parse_command
 from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.launch import Launch
+from sparkd.base.vllm.lint.launch import VOLUMES, Launch
 from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
 from sparkd.base.vllm.lint.rules import Issue
 
@@ -176,7 +176,7 @@ def _make_launch(recipe: Recipe) -> Launch:
         ("image.ref", recipe.image.ref),
         *((f"secrets.{name}", file) for name, file in recipe.secrets.items()),
         *((f"caches.{name}", target or "") for name, target in recipe.caches.items()),
-        *(("container.volumes", f"{volume.source}:{volume.target}") for volume in recipe.container.volumes),
+        *((VOLUMES, f"{volume.source}:{volume.target}") for volume in recipe.container.volumes),
     )
     sizes = {
         "container.shm_bytes": recipe.container.shm_bytes,

@@ -13,6 +13,8 @@ from sparkd.base.vllm.lint.model import ModelLimits
 Matches = Iterator[tuple[str, str]]
 """Matches of a rule: recipe key and reason."""
 
+VOLUMES = "container.volumes"
+"""Key of the texts with a mount each, SOURCE:TARGET."""
 NOTHING = ("", "None")
 """Texts that mean no value for most flags; the table of flags has the exceptions."""
 

@@ -125,6 +125,11 @@ def much_memory(launch: Launch) -> Matches:
         yield about(flag, f"{share:g}: at most {HIGHEST_SHARE} was seen to work on a Spark")
 
 
+def without_counters(launch: Launch) -> Matches:
+    if "disable-log-stats" in launch.flags:
+        yield about("disable-log-stats", "leaves sparkd no counters: to it a queue of some minutes looks like a hang")
+
+
 def compiles_custom_ops(launch: Launch) -> bool:
     eager = "enforce-eager" in launch.flags
     return launch.gpu and not eager and launch.table("compilation-config").get("custom_ops") in ("all", ["all"])

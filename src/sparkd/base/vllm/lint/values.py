@@ -3,7 +3,8 @@
 import re
 
 from sparkd.base.lib.text import did_you_mean
-from sparkd.base.vllm.lint.launch import NOTHING, Launch, Matches, about
+from sparkd.base.vllm.container_paths import is_below
+from sparkd.base.vllm.lint.launch import NOTHING, VOLUMES, Launch, Matches, about
 from sparkd.base.vllm.releases import list_registered
 
 PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
@@ -136,13 +137,15 @@ def _find_both_forms(launch: Launch) -> Matches:
 
 
 def _find_useless_numbers(launch: Launch) -> Matches:
-    port, block, offload = map(launch.amount, ("port", "block-size", "cpu-offload-gb"))
+    port, block = map(launch.amount, ("port", "block-size"))
     if port is not None and port < 1024:
         yield about("port", f"{port} is a port of the system, such as 22 of ssh: 8000 is usual")
     if launch.gpu and block is not None and block % 16:  # of FlashAttention, FlashInfer and Triton of vLLM 0.32
         yield about("block-size", f"{block} is no multiple of 16, which attention kernels need")
-    if launch.gpu and offload is not None and offload > 0:
-        yield about("cpu-offload-gb", f"{offload}: CPU and GPU of a Spark share one memory, so it gains nothing")
+    for flag in ("cpu-offload-gb", "kv-offloading-size"):
+        if launch.gpu and (gib := launch.share(flag)) and gib > 0:
+            beside = "it is taken beside gpu-memory-utilization, and gains nothing"
+            yield about(flag, f"{gib:g}: CPU and GPU of a Spark share one memory: {beside}")
 
 
 def _find_backend_without_nvfp4(launch: Launch) -> Matches:
@@ -169,6 +172,23 @@ def _find_cached_models(launch: Launch) -> Matches:
     for key, text in launch.texts:
         if key == "model.path" and "models--" in text and "/snapshots/" in text:
             yield key, f"{text[:200]} is a snapshot of Hugging Face's cache: its files are links out of the folder"
+
+
+_OF_HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
+
+
+def fetched(launch: Launch) -> Matches:
+    """Further models by their names on the hub: the container is new at each start, and none of them is in it."""
+    cache = launch.env.get("HF_HUB_CACHE") or launch.env.get("HF_HOME") or "/root/.cache/huggingface"
+    if any(key == VOLUMES and is_below(f"{cache}/hub", text.rpartition(":")[2]) for key, text in launch.texts):
+        return
+    named = [("speculative-config", launch.table("speculative-config").get("model"))]
+    named += [(flag, launch.flags.get(flag)) for flag in ("tokenizer", "hf-config-path")]
+    loras = (parsed.values for parsed in launch.given if parsed.name == "lora-modules")
+    named += [("lora-modules", (value or "").partition("=")[2]) for values in loras for value in values]
+    for flag, model in named:
+        if isinstance(model, str) and _OF_HUB.fullmatch(model):
+            yield about(flag, f"names {model}: each start fetches that from Hugging Face, and fails where it can't")
 
 
 def is_for_x86(image: str) -> bool:

@@ -65,10 +65,11 @@ def test_an_engine_that_sleeps_is_degraded_for_as_long_as_that_lasts_and_not_end
 @pytest.mark.parametrize(("deferred", "ends"), [(0, True), (1, False)])
 def test_a_request_that_waits_for_its_client_is_no_hang(deferred: int, *, ends: bool) -> None:
     counters = Counters(0, 1, prompt_tokens=5, generation_tokens=5, iterations=5, deferred=deferred)
-    decision = observe(at(1), *(Observation(seconds, 200, counters) for seconds in range(5, 40, 5)))
-    decision = decide(decision.state, Observation(40, 200, counters, idle=True), LIMITS)
-    assert isinstance(decision, StalledError) is ends
-    assert ends or not decision.degraded
+    before = observe(at(1), *(Observation(seconds, 200, counters) for seconds in range(5, 40, 5)))
+    assert isinstance(before, Continue)
+    decision = decide(before.state, Observation(40, 200, counters, idle=True), LIMITS)
+    assert isinstance(decision, StalledError if ends else Continue)
+    assert not isinstance(decision, Continue) or not decision.degraded
 
 
 def compiling(seconds: float) -> Observation:

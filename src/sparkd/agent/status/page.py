@@ -13,6 +13,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -106,7 +107,8 @@ class Page:
     def __init__(self, make: Callable[[], tuple[str, list[Element]]], refresh: Callable[[], Awaitable[None]]) -> None:
         self._make, self._refresh = make, refresh
         self._rendered: RenderedPage | None = None
-        read_template()  # not at the first page: an upgrade may have replaced it then
+        with suppress(OSError, ValueError):  # the page alone fails then
+            read_template()  # now: an upgrade may replace it before the first page
 
     async def answer(self, path: str, known: str) -> Response:
         """The answer to a browser, where `path` is /; else to its script, once the digest is no longer `known`."""

@@ -27,6 +27,8 @@ from sparkd.tools.node.endpoint import State, context_tokens, read_state, reques
         (HEAD, "0.0.0.0", "10.0.0.1", "this node has no route to other networks: "),
         (WORKER, "0.0.0.0", "10.0.0.1", "the head's address on the fabric"),
         (WORKER, "::", "10.0.0.1", "the head's address on the fabric"),
+        (WORKER, "{node.address}", "10.0.0.1", "the head's address on the fabric"),
+        (WORKER, "192.168.1.7", "192.168.1.7", ""),
     ],
 )
 def test_the_address_is_one_that_clients_reach(

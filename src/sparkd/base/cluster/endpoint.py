@@ -20,10 +20,8 @@ def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
     """The address at which clients reach the head, and a note about it, which may be empty."""
     if is_local(plan):
         return plan.api_host, "the API listens on loopback only (args.host of the recipe)"
-    # A recipe may name it by {node.address}, which on a worker is its own.
-    if plan.api_host != LOOPBACK and (
-        plan.node.is_head or plan.api_host != plan.node.address
-    ):  # it listens on this address alone; with a wildcard api_host is LOOPBACK
+    # It listens on this address alone. With a wildcard api_host is LOOPBACK; {node.address} is on a worker its own.
+    if plan.api_host != LOOPBACK and (plan.node.is_head or plan.api_host != plan.node.address):
         return plan.api_host, ""
     if not plan.node.is_head:
         return plan.node.head_address, "the head's address on the fabric; for that on your network, run this there"

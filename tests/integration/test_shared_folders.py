@@ -157,7 +157,7 @@ WRITERS = {
     "the node's lock": Writer(lambda root: os.close(acquire_lock(host(root), MINE)), "run/sparkd/owner.lock"),
     "caches, made": Writer(lambda root: compile_caches.make_cache_folder(IMAGE, "vllm", root), f"{IMAGE}/vllm"),
     "caches, cleared": Writer(
-        lambda root: compile_caches.remove_empty_kernels(IMAGE, "triton", root), f"{IMAGE}/triton/a.so"
+        lambda root: compile_caches.remove_cut_kernels(IMAGE, "triton", root), f"{IMAGE}/triton/a.so"
     ),
     "caches, pruned": Writer(lambda root: list(compile_caches.prune_caches(IMAGE, (), root)), f".removed-{IMAGE}/a"),
 }
@@ -302,9 +302,9 @@ def test_a_link_that_a_container_puts_in_place_of_a_cache_folder_is_not_followed
     (top / "link").symlink_to(victim / IMAGE / "triton")
     before = list(snapshot(victim))
     with pytest.raises(NotADirectoryError):
-        compile_caches.remove_empty(top, "link/a.so")
+        compile_caches.remove_cut(top, "link/a.so")
     assert list(snapshot(victim)) == before
-    compile_caches.remove_empty(top, "in/a.so")
+    compile_caches.remove_cut(top, "in/a.so")
     assert list((top / "in").iterdir()) == []
 
 

@@ -22,7 +22,7 @@ CALLS = {
         "mknod",
         "mkstemp",
     ),
-    *("remove_empty", "rename", "renames", "rmdir", "rmtree", "symlink", "symlink_to", "touch", "truncate", "unlink"),
+    *("remove_cut", "rename", "renames", "rmdir", "rmtree", "symlink", "symlink_to", "touch", "truncate", "unlink"),
     *("utime", "write_bytes", "write_text", "NamedTemporaryFile", "copyfile", "copytree", "move", "copy2"),
 }
 """By their last word. `open` counts where it is to write, `replace` with the one argument of a path's."""
@@ -32,10 +32,10 @@ RUN = "in /run/sparkd, which is root's"
 WRITERS = {
     "agent/actions/__init__.py:Actions._private_file": GUARDED,
     "agent/actions/__init__.py:Actions.disown_rank": RUN,
-    "agent/actions/compile_caches.py:remove_empty_kernels": GUARDED,
+    "agent/actions/compile_caches.py:remove_cut_kernels": GUARDED,
     "agent/actions/compile_caches.py:make_cache_folder": GUARDED,
     "agent/actions/compile_caches.py:prune_caches": GUARDED,
-    "agent/actions/compile_caches.py:remove_empty": "within remove_empty_kernels, folder by folder without links",
+    "agent/actions/compile_caches.py:remove_cut": "within remove_cut_kernels, folder by folder without links",
     "agent/actions/owner_lock.py:remove_account": RUN,
     "agent/actions/container_bodies.py:require_room": RUN,
     "agent/actions/image_archive.py:lock_scratch": "find_shared, before it",

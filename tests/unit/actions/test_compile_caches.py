@@ -1,6 +1,7 @@
 """Caches of images: the youngest stay, and what is not a cache's is never removed."""
 
 import os
+import struct
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from sparkd.agent.actions.compile_caches import (
     REMOVAL_PREFIX,
     make_cache_folder,
     prune_caches,
-    remove_empty_kernels,
+    remove_cut_kernels,
 )
 
 IMAGES = tuple(f"{number:064x}" for number in range(6))
@@ -144,25 +145,41 @@ def test_caches_of_a_heads_plan_are_of_their_image_and_are_pruned_with_it(root: 
     assert names(root) == [*IMAGES[:2], IMAGES[5]], "it was used last"
 
 
-def test_kernels_that_a_power_cut_has_emptied_are_removed_and_nothing_else(root: Path) -> None:
+ELF = struct.pack("<4sBB34xQ10xHH2x", b"\x7fELF", 2, 1, 64, 64, 1).ljust(128, b"\1")
+"""A file with a table of sections of one entry behind its header."""
+
+
+def test_kernels_that_a_power_cut_has_cut_are_removed_and_nothing_else(root: Path) -> None:
     folder = root / IMAGES[0] / "triton" / "ab12"
     folder.mkdir(parents=True)
     outside = root.parent / "empty.so"
     outside.touch()
-    for name in ("a.so", "b.cubin", "notes.txt"):
-        (folder / name).touch()
-    (folder / "whole.so").write_bytes(b"\x7fELF")
+    kept = {"whole.so": ELF, "short.so": b"\x7fELF", "a.json": b"{}", "notes.txt": b"", "__init__.py": b""}
+    cut = {"cut.so": ELF[:-1], "zeros.o": bytes(128), "b.cubin": b"", "b.json": b"", "vllm_compile_cache.py": b""}
+    for name, content in {**kept, **cut}.items():
+        (folder / name).write_bytes(content)
     (folder / "link.so").symlink_to(outside)
     (folder / "folder.so").mkdir()
-    assert remove_empty_kernels(f"sha256:{IMAGES[0]}", "triton", root) == 2
-    assert names(folder) == ["folder.so", "link.so", "notes.txt", "whole.so"]
+    assert remove_cut_kernels(f"sha256:{IMAGES[0]}", "triton", root) == len(cut)
+    assert names(folder) == sorted(["folder.so", "link.so", *kept])
     assert outside.exists()
-    assert remove_empty_kernels(f"sha256:{IMAGES[0]}", "missing", root) == 0
+    assert remove_cut_kernels(f"sha256:{IMAGES[0]}", "missing", root) == 0
+
+
+def test_a_cut_kernel_of_tritons_goes_with_the_list_that_makes_it_a_whole_one(root: Path) -> None:
+    """Triton's FileCacheManager.get_group reads the list; without the binary the engine ends with a KeyError."""
+    folder = root / IMAGES[0] / "triton" / "ab12"
+    folder.mkdir(parents=True)
+    for name in ("k.json", "__grp__k.json", "__grp__other.json"):
+        (folder / name).write_text("{}")
+    (folder / "k.cubin").touch()
+    assert remove_cut_kernels(f"sha256:{IMAGES[0]}", "triton", root) == 1
+    assert names(folder) == ["__grp__other.json", "k.json"]
 
 
 def test_folders_as_deep_as_a_container_likes_keep_no_start_away(root: Path) -> None:
     make_deep(root / IMAGES[0] / "vllm")
     try:
-        assert remove_empty_kernels(IMAGES[0], "vllm", root) in (0, 1)  # a path may be too long for the kernel
+        assert remove_cut_kernels(IMAGES[0], "vllm", root) in (0, 1)  # a path may be too long for the kernel
     finally:
         subprocess.run(["rm", "-rf", root], check=True)  # what removes it for pytest is recursive

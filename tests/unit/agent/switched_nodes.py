@@ -69,5 +69,13 @@ class Clocked:
 
 
 class ReadOnlyDisk(FullDisk):
+    number = errno.EROFS
+
     def _require_room(self) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        raise OSError(self.number, os.strerror(self.number))
+
+
+class DamagedDisk(ReadOnlyDisk):
+    """A power cut has damaged its file system."""
+
+    number = errno.EUCLEAN

@@ -63,7 +63,7 @@ def test_a_key_file_whose_disk_fails_may_be_readable_later() -> None:
         read_keys(Files(owner_uid=os.getuid()), "/proc/self/mem")
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOMEM, errno.ENFILE])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENOMEM, errno.ENFILE])
 def test_what_a_machine_can_not_read_just_now_is_waited_for(number: int) -> None:
     """Such as one that ends an engine for want of memory: with exit code 78 its unit would stay down."""
     assert unreadable(OSError(number, os.strerror(number))) is UnreadableError

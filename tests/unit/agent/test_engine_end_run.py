@@ -1,8 +1,11 @@
 """A run whose engine ends reports the cause to systemd, to the journal, and to the next agent."""
 
+import time
+
 from tests.unit.agent_runs import CONTAINER, CORE, World, end, phases, run_agent
 from tests.unit.conftest import Notifications
 
+from sparkd.agent.daemon.engine_cause import EXIT_CODE_SECONDS
 from sparkd.base.lib.errors import Cause, ExitCode
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import End, LaunchHistory
@@ -36,6 +39,22 @@ def test_an_engine_killed_from_outside_is_reported_as_that(world: World) -> None
     run_agent(world, once={"serving": world.fail})
     assert world.last_exit.cause == "killed-from-outside"
     assert "with exit code 137: killed by signal 9 from outside, not by sparkd; neither " in world.last_exit.reason
+
+
+def test_a_killed_engine_whose_end_docker_notices_late_is_reported_as_that(world: World) -> None:
+    world.last_words = b"(APIServer pid=1) INFO:     all is well\n"
+    description = f"/containers/{CONTAINER}/json"
+
+    def kill() -> None:
+        world.tree.docker(description, {"State": {"Running": True, "ExitCode": 0}})
+        assert world.rank is not None
+        world.rank.kill()
+        time.sleep(3 * EXIT_CODE_SECONDS)
+        world.tree.docker(description, {"State": {"Running": False, "ExitCode": 137}})
+        world.failing.set()  # its log ends
+
+    run_agent(world, once={"serving": kill})
+    assert world.last_exit.cause == "killed-from-outside", world.last_exit.reason
 
 
 def test_a_known_error_is_explained_in_the_event_in_the_record_and_in_status(world: World) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import (
     AgentUnderTest,
+    DeafDocker,
     FullDisk,
     MemoryActions,
     agent_under_test,
@@ -156,19 +157,29 @@ def test_what_is_no_failure_of_this_node_is_not_counted(started: AgentUnderTest,
 def test_a_dockerd_that_does_not_answer_is_named_where_it_may_be_behind_the_error(
     started: AgentUnderTest, error: SparkdError, cause: Cause
 ) -> None:
-    answers = threading.Event()
-
-    def hangs() -> DockerFacts:
-        answers.wait(30)
-        return AWAY
-
-    host = Host(started.agent.host.files.root, hangs)
+    on_disk(started).dockerd()
+    host = DeafDocker(started.agent.host.files.root)
     hung = replace(started.agent, host=host, pace=Pace(last_look_seconds=0.1))
     shutdown_on_error(hung, None, error)
-    answers.set()
+    host.answers.set()
     last = last_exit(started.agent.actions)
     assert last.cause == cause
     assert last.reason.startswith("dockerd runs and does not answer: ") is (cause is Cause.DOCKER_HUNG)
+
+
+def test_a_dockerd_that_writes_the_end_of_a_container_to_a_slow_disk_does_not_hang(started: AgentUnderTest) -> None:
+    """It describes no container that it has locked for that (moby, daemon/monitor.go), and answers all else."""
+    is_written = threading.Event()
+
+    def list_containers() -> DockerFacts:
+        is_written.wait(30)
+        return AWAY
+
+    on_disk(started).docker_engine()
+    host = Host(started.agent.host.files.root, list_containers)
+    shutdown_on_error(replace(started.agent, host=host), None, EngineEndedError("it named no cause"))
+    is_written.set()
+    assert last_exit(started.agent.actions).cause == Cause.ENGINE_ENDED
 
 
 def test_a_stop_counts_nothing_and_closes_the_launch(started: AgentUnderTest) -> None:

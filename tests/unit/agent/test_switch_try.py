@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent.switched_nodes import (
     Clocked,
+    DamagedDisk,
     ReadOnlyDisk,
     read_stage,
     read_switch,
@@ -213,6 +214,7 @@ def test_a_plan_that_works_is_in_force_and_its_finding_says_so(lone: AgentUnderT
     [
         (FullDisk, "No space left on device", "df -h /var/lib/sparkd"),
         (ReadOnlyDisk, "Read-only file", "why it fails, or is read-only: sudo dmesg"),
+        (DamagedDisk, "Structure needs cleaning", "why it fails, or is read-only: sudo dmesg"),
     ],
 )
 def test_a_launch_that_cannot_be_counted_is_blocked_with_the_disks_own_reason(

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.tree import Tree
 from tests.unit.commands import stdin_of
 from tests.unit.hub_machine import SHARD, Machine, ended
 from tests.unit.hub_server import REPO, Hub
 
 from sparkd.base.host import Host
 from sparkd.base.host.disks import read_rooms
+from sparkd.base.lib.errors import BlockedError
 from sparkd.tools.cli.model import CONFIRM_BYTES
-from sparkd.tools.models.hub import limit_bytes
+from sparkd.tools.models.hub import Repo, limit_bytes
 from sparkd.tools.models.hub_client import explain_error
+from sparkd.tools.models.model_pull import require_download_room
 from sparkd.tools.models.peers import SPARE_BYTES
 
 LARGE_BYTES = CONFIRM_BYTES + 10**9
@@ -120,3 +123,11 @@ def test_a_folder_that_takes_no_files_has_its_remedy(server: Hub, code: int, hin
     refused = explain_error(OSError(code, os.strerror(code), "/srv/models/x"), REPO)
     assert refused.reason == f"/srv/models/x: {os.strerror(code)}"
     assert refused.hint == hint
+
+
+def test_a_disk_that_is_not_mounted_gets_its_model_only_once_it_is(tree: Tree) -> None:
+    tree.file("/etc/fstab", "LABEL=models /srv/models ext4 nofail 0 2\n")
+    tree.folder("/srv/models")
+    with pytest.raises(BlockedError, match="nothing is mounted at /srv/models") as refused:
+        require_download_room(Repo(REPO, "0" * 40, ()), "/srv/models/x", Host(tree.root))
+    assert refused.value.hint.startswith("sudo mount /srv/models; or ")

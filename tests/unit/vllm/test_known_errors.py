@@ -86,6 +86,7 @@ from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES
         ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", "first error above"),
         ("EOFError: Ran out of input", "the error before it"),
         ("_pickle.UnpicklingError: pickle data was truncated", "compile cache"),
+        ("KeyError: \"Unknown key: 'cubin'\"", "compile cache"),
         ("safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete", "cut off"),
     ],
 )

@@ -5,9 +5,11 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from struct import Struct
 
 from sparkd.agent.actions.shared_folders import SharedFolderError, refuse_shared
 from sparkd.base.host import caches
+from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.text import sanitize
 
@@ -15,6 +17,12 @@ KEPT = 3
 """Images that keep their caches: today's, yesterday's for a way back, and one more. DeepSeek's cache is a few GB."""
 REMOVAL_PREFIX = ".removed-"
 """Prefix of a folder that is being removed: removing takes minutes, and the agent may end meanwhile."""
+_CHECKED = (*caches.KERNELS, ".json", ".py")
+"""Endings of files that may be cut. Triton describes each kernel in JSON, and vLLM lists its compiled graphs in Python:
+an empty one ends an engine, too."""
+_BINARIES = (".so", ".o", ".cubin", ".hsaco")
+_ELF = Struct("<40xQ10xHH2x")
+"""The header of an ELF file of 64 bits: where its table of sections begins, and the size and number of the entries."""
 
 
 def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> Path:
@@ -32,20 +40,34 @@ def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) 
     return folder
 
 
-def remove_empty_kernels(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:
-    """Remove empty files of kernels, which a power cut leaves, before an engine loads one. Returns how many.
+def remove_cut_kernels(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:
+    """Remove files of kernels that a power cut has left without content or without their end. Returns how many.
 
-    Raises LaunchError where others than root may write to the caches.
+    To be called before an engine loads one. Raises LaunchError where others than root may write to the caches.
     """
     count = 0
     cache_folder = _cache_folder(image_id, name, root)
     for file in caches.walk_files(str(cache_folder)):
         with suppress(OSError):  # a cache never blocks a start
-            is_kernel = file.name.endswith(caches.KERNELS) and file.is_file(follow_symlinks=False)
-            if is_kernel and not file.stat(follow_symlinks=False).st_size:
-                remove_empty(cache_folder, file.path[len(str(cache_folder)) + 1 :])
+            is_checked = file.name.endswith(_CHECKED) and file.name != "__init__.py"
+            if is_checked and file.is_file(follow_symlinks=False) and _is_cut(file.path):
+                remove_cut(cache_folder, file.path[len(str(cache_folder)) + 1 :])
                 count += 1
     return count
+
+
+def _is_cut(path: str) -> bool:
+    """Whether a file is empty, or a binary that begins with zeros alone, or whose table of sections, which linkers and
+    compilers put last, is beyond its end. Raises OSError.
+    """
+    size_bytes = os.lstat(path).st_size
+    if not size_bytes or not path.endswith(_BINARIES):
+        return not size_bytes
+    head = Files().head(path, _ELF.size)
+    if head.startswith(b"\x7fELF\x02\x01") and len(head) == _ELF.size:
+        start, entry_bytes, entries = _ELF.unpack(head)
+        return bool(size_bytes < start + entry_bytes * entries)
+    return not head.strip(b"\0")
 
 
 def _cache_folder(image_id: str, name: str, root: Path) -> Path:
@@ -56,8 +78,11 @@ def _cache_folder(image_id: str, name: str, root: Path) -> Path:
     return root / caches.path(image_id, name).removeprefix(f"{caches.ROOT}/")
 
 
-def remove_empty(top: Path, below: str) -> None:
-    """Remove an empty file. Follows no link that a container may have put in place of a folder. Raises OSError."""
+def remove_cut(top: Path, below: str) -> None:
+    """Remove a file that is cut, and the list by which Triton would take its kernel for a whole one.
+
+    Follows no link that a container may have put in place of a folder. Raises OSError.
+    """
     *folders, name = below.split("/")
     fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -65,8 +90,10 @@ def remove_empty(top: Path, below: str) -> None:
             inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
             os.close(fd)
             fd = inner
-        if not os.stat(name, dir_fd=fd, follow_symlinks=False).st_size:
+        if _is_cut(f"/proc/self/fd/{fd}/{name}"):
             os.unlink(name, dir_fd=fd)
+            with suppress(FileNotFoundError):
+                os.unlink(f"__grp__{name.rpartition('.')[0]}.json", dir_fd=fd)
     finally:
         os.close(fd)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from sparkd.agent.actions.compile_caches import remove_empty_kernels
+from sparkd.agent.actions.compile_caches import remove_cut_kernels
 from sparkd.agent.actions.container_bodies import create_body
 from sparkd.agent.actions.rank_process import Rank
 from sparkd.base.host.docker_image import how_to_get
@@ -30,13 +30,15 @@ class Containers:
         self._call = SdkClient(socket_path, TIMEOUT_SECONDS).call
 
     def start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], gpu: GpuAccess | None) -> Rank:
-        """Remove empty kernels from the caches, create the rank's container and start it."""
+        """Remove cut kernels from the caches, create the rank's container and start it."""
         image_id = self._find_image_id(plan)
         name = plan.container_name
-        removed_kernels = sum(remove_empty_kernels(image_id, cache.name) for cache in plan.caches)
+        removed_kernels = sum(remove_cut_kernels(image_id, cache.name) for cache in plan.caches)
         body = create_body(plan, image_id, script, labels, gpu)
         container_id = self._create(body, name)
         with self._remove_on_error(container_id):
+            if self._find_image_id(plan) != image_id:
+                raise LaunchError(f"{plan.image_to_run} has just become another image's name", "sparkd tries that one")
             with _as_launch_error(f"container {name} can't be started"):
                 self._call(lambda api: api.start(container_id))
                 rank = self._open_rank(container_id, name, image_id, removed_kernels)

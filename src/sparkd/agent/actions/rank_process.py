@@ -35,7 +35,7 @@ class Rank(Struct, frozen=True):
     started_at: str = ""
     """The same as docker's time."""
     removed_kernels: int = 0
-    """Empty files of kernels that were removed before its start."""
+    """Cut files of kernels that were removed before its start."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set by the main loop when the init ends, once `watch` was called."""
 

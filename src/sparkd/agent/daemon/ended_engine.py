@@ -86,14 +86,15 @@ def conclude_end(agent: Agent, error: EngineEndedError) -> EngineEndedError:
 
 
 def _read_exit(agent: Agent, running: Running) -> str:
-    """The exit code of a rank that has ended. Its log is read to the end. Raises MemoryGuardError."""
+    """The exit code of a rank that has ended. Its log is read to the end first, which comes when docker has noticed the
+    end, seconds late on a loaded machine. Raises MemoryGuardError.
+    """
     if (guard := running.guard) is not None:
         agent.loop.wait_until(guard.over.is_set, KILLS_SECONDS)
         guard.raise_if_killed()
-    read = partial(read_exit_code, agent.host, running.rank.container_id)
-    code = agent.look(read, EXIT_CODE_SECONDS, "the exit code", UNKNOWN_CODE)
     running.finish_log()
-    return code
+    read = partial(read_exit_code, agent.host, running.rank.container_id)
+    return agent.look(read, EXIT_CODE_SECONDS, "the exit code", UNKNOWN_CODE)
 
 
 def _find_cause(agent: Agent, running: Running, code: str) -> tuple[Cause, str]:

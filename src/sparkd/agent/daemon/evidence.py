@@ -18,7 +18,8 @@ from sparkd.agent.engine.culprits import Culprit, find_culprit
 from sparkd.agent.engine.memory_guard.tenants import Growth, describe_growth
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.port_uses import find_holder
-from sparkd.base.host import Host, network
+from sparkd.base.host import Host, docker, network
+from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import Cause, SparkdError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import GIB, MIB
@@ -118,13 +119,8 @@ class EvidenceSearch:
 
     def _has_docker_hung(self) -> bool:
         """Whether dockerd runs, and has not answered in time."""
-        if self._docker_look is None:
-            return False
-        if not self._is_over(self._docker_look):
-            return True
-        with suppress(OSError):  # dockerd does not run, or no thread could be started
-            return self._docker_look.result() > self._ends_at  # it answered, but too late
-        return False
+        look = self._docker_look
+        return look is not None and (not self._is_over(look) or (self._await_result(look) or 0.0) > self._ends_at)
 
     def _find_growth(self) -> Growth:
         """Whose memory has grown since the launch, where memory ran short. Only a rank that is gone can be left out."""
@@ -145,8 +141,12 @@ class EvidenceSearch:
 
 
 def _time_docker_answer(host: Host) -> float:
-    """Query dockerd. Returns the monotonic time of its answer. Raises OSError where it does not run."""
-    host.docker()
+    """Query dockerd, if one runs. Returns the monotonic time of its answer.
+
+    Not for its containers: it describes none of which it is writing the end, and a slow disk takes seconds for that.
+    """
+    with suppress(DockerError):
+        docker.query(host, docker.read_version)
     return time.monotonic()
 
 

@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 def find_remedy(error: OSError, folder: str = FOLDER) -> str:
     """What to do where a file in the folder can't be written: the error's own hint, as a SharedFolderError has one."""
-    is_disk = error.errno in (errno.EROFS, errno.EIO, None)  # None: it hangs
-    return getattr(error, "hint", "why it fails, or is read-only: sudo dmesg" if is_disk else f"df -h {folder}")
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "hint", f"df -h {folder}" if is_full else "why it fails, or is read-only: sudo dmesg")
 
 
 class StateStore(Struct):

@@ -91,6 +91,15 @@ def find_mount(files: Files, target: str) -> Mount | None:
         return None
 
 
+def find_unmounted(files: Files, path: str) -> str:
+    """The folder at `path`, or above it, that is empty although /etc/fstab mounts a disk there; empty without one."""
+    with suppress(OSError):
+        rows = (line.split() for line in files.text("/etc/fstab").split("\n") if not line.lstrip().startswith("#"))
+        target = find_nearest({unescape(row[1]).rstrip("/") for row in rows if len(row) > 2}, files.resolved(path))
+        return "" if find_mount(files, target) or files.names_if_any(target) else target
+    return ""
+
+
 def unescape(path: str) -> str:
     """A path in a table of the kernel, which writes a blank as `\\040`."""
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)

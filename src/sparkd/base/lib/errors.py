@@ -159,10 +159,10 @@ class ChoiceError(ConfigError):
 
 NOT_NOW = frozenset(
     {errno.EIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
-    | {errno.ENOMEM, errno.ENFILE}
+    | {errno.EUCLEAN, errno.EBADMSG, errno.ENOMEM, errno.ENFILE}
 )
-"""Errors of a read on a share whose server is away, on a mount by systemd's automount that failed, and on a machine
-that has just run out of memory or of open files."""
+"""Errors of a read on a share whose server is away, on a mount by systemd's automount that failed, on a file system
+that a power cut has damaged, and on a machine that has just run out of memory or of open files."""
 
 
 def unreadable(error: OSError) -> type[ConfigError]:

@@ -4,15 +4,16 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
-from sparkd.base.host.disks import Room, read_rooms
+from sparkd.base.host.disks import Room, find_unmounted, read_rooms
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import read_private
-from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import did_you_mean, sanitize
 from sparkd.base.plan.model import pull_command
 from sparkd.base.recipes.loader import load_recipe
@@ -114,7 +115,13 @@ def _read_repo(recipe_name: str) -> Iterator[str]:
 
 
 def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int | None, Room]:
-    """Bytes to download, None where that is not known, and the room for them. Raises BlockedError without room."""
+    """Bytes to download, None where that is not known, and the room for them.
+
+    Raises BlockedError without room, and where the folder's disk is not mounted.
+    """
+    if mount := find_unmounted(host.files, folder):
+        hint = f"sudo mount {quote(mount)}; or take its line out of /etc/fstab"
+        raise BlockedError(f"{folder} would be on another disk: nothing is mounted at {mount}", hint)
     need_bytes = repo.missing_bytes(Path(folder))
     (room,) = read_rooms(host, (folder,))
     if need_bytes:

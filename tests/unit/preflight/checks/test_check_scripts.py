@@ -148,6 +148,29 @@ def test_a_path_must_be_of_the_right_kind(tree: Tree, path: str, good_as: set[Re
     expect(judged(tree, NeededPath(path, "a test", needs, "fix it")), (Level.OK if needs in good_as else Level.BLOCK))
 
 
+@pytest.mark.parametrize(
+    ("path", "mounts", "below", "hint"),
+    [
+        ("/srv/my models/x", "", "", "sudo mount '/srv/my models'; if that fails: sudo dmesg"),
+        ("/home/x", "", "", "sudo mount '/srv/my models'; if that fails: sudo dmesg"),
+        ("/srv/my models/x", "/dev/b /srv/my\\040models ext4 rw 0 0\n", "", "pull it"),
+        ("/srv/my models/x", "", "other", "pull it"),
+        ("/srv/old/x", "", "", "pull it"),
+    ],
+)
+def test_what_is_missing_on_a_disk_that_is_not_mounted_comes_by_mounting_it(
+    tree: Tree, path: str, mounts: str, below: str, hint: str
+) -> None:
+    """With the hint to pull the model 149 GB would fill the disk below, and be hidden by the mount."""
+    tree.file("/etc/fstab", "#UUID=1 /srv/old ext4\nUUID=2 / ext4\nUUID=3 /srv/my\\040models/ ext4 nofail 0 2\n")
+    tree.file("/proc/self/mounts", f"/dev/a / ext4 rw 0 0\n{mounts}")
+    tree.folder(f"/srv/my models/{below}")
+    tree.link("/home/x", "/srv/my models/x")
+    verdict = judged(tree, NeededPath(path, "the model", Requirement.FOLDER, "pull it"))
+    assert verdict.hint == hint
+    assert ("nothing is mounted at /srv/my models" in verdict.reason) is (hint != "pull it")
+
+
 def test_a_folder_in_the_launch_scripts_place_blocks(tree: Tree) -> None:
     unit(tree, f"ExecStart={program(tree)}")
     tree.folder("/run/sparkd/private/launch.sh")

@@ -16,15 +16,13 @@ from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.switch_start import RETURNS_HINT, describe_return, stamp_switch
 from sparkd.base.cluster import membership
 from sparkd.base.lib.endings import StopRequested
-from sparkd.base.lib.errors import Action, AwaitedError, Cause, ExitCode, NotReadyError, OutdatedPlanError
+from sparkd.base.lib.errors import NOT_BY_PLAN, Action, AwaitedError, Cause, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.state.launch_history import End
 from sparkd.base.state.switch import AWAITED_SECONDS, CONFIGURED, FILE, LATE, Event, Stage, Switch, label, step
-from sparkd.base.status.model import Phase
+from sparkd.base.status.model import NodeReport, Phase
 from sparkd.base.status.phases import PHASES
 
-NO_VERDICT = (Cause.DOCKER_RESTARTED, Cause.DOCKER_HUNG, Cause.MEMORY_TAKEN, Cause.OWN_ADDRESS_GONE)
-"""Causes of a rank's end that say nothing of a new plan."""
 BLOCKED_SECONDS = 120.0
 """How long a new plan may be blocked on any node."""
 LOOK_SECONDS = 1.0
@@ -221,10 +219,10 @@ class Switching:
     def _is_no_verdict(self, end: End) -> bool:
         """Whether `end` says nothing of the plan: a node, its power or docker failed, or a node waits for a repair."""
         if end.code != ExitCode.PEER_LOST:
-            # With these the unit would stay down.
-            return end.cause in NO_VERDICT and end.code not in (ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
+            # A smoke test that failed, or a load that stalled, is a verdict, whatever else is found then.
+            return end.cause in NOT_BY_PLAN and end.code not in (ExitCode.NOT_READY, ExitCode.STALLED)
         return end.cause != Cause.PEER_FAILED or any(
-            (peer.living and peer.living.phase is Phase.BLOCKED) or (peer.report and peer.report.cause in NO_VERDICT)
+            (peer.living and peer.living.phase is Phase.BLOCKED) or _find_cause(peer.report) in NOT_BY_PLAN
             for peer in self._agent.monitor.statuses()
         )
 
@@ -240,6 +238,13 @@ class Switching:
             return False
         self.switch, self._look = changed, None  # a look that began before is outdated
         return True
+
+
+def _find_cause(report: NodeReport | None) -> str:
+    """What ended a node's rank. The next agent there may have begun already: it reports that as the last cause."""
+    if report is None:
+        return ""
+    return report.cause or (report.last_cause_code if PHASES[report.phase].ahead else "")
 
 
 def waiting_limit(switch: Switch | None) -> float:

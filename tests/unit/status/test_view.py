@@ -166,9 +166,12 @@ def test_the_headline_without_an_agent_has_the_command_that_starts_it(
 @pytest.mark.parametrize(
     ("report", "unit", "said", "text", "todo"),
     [
-        (ENDED, "failed", "no recipe (try y)", "not running: no recipe (try y)", CHECK),
+        (ENDED, "failed", "no recipe (try y)", "not running: no recipe (try y)", "do what it says; then: "),
         (replace(ALONE, phase=Phase.STOPPED), "failed", "no recipe", "not running: no recipe", CHECK),
         (ENDED, "failed", "failed: no tea", "failed: no tea", LOOK_FIRST),
+        (ENDED, "failed", "no tea", "not running: no tea", CHECK),
+        (replace(ALONE, phase=Phase.STOPPED, message=""), "failed", "stopped", "stopped", ""),
+        (replace(ALONE, message=""), "failed", "serving", "not running: its agent is gone", ""),
         (ENDED, "inactive", "", "failed: no tea", LOOK_FIRST),
         (ENDED, "activating", "", "failed: no tea", ""),
     ],
@@ -179,4 +182,5 @@ def test_a_unit_that_systemd_leaves_down_is_not_said_to_be_started_again(
     """A start that is refused, as by a mistake in the settings, leaves the report of the one before."""
     line = headline(report, View(NOW, False, unit, said))
     assert line.text == text
-    assert line.next == (f"{todo}{START}head" if todo else f"{NOTHING}: systemd starts it again")
+    is_awaited = unit == "activating"
+    assert line.next == (f"{NOTHING}: systemd starts it again" if is_awaited else f"{todo}{START}head")

@@ -15,6 +15,7 @@ from sparkd.base.lib.times import DAY_SECONDS, format_duration, seconds_since
 from sparkd.base.status.figure_texts import describe_time_left, progress_text, shorten
 from sparkd.base.status.figures import ActivityReport, EngineReport
 from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, PeerStatus, Phase, RestartReport
+from sparkd.base.status.publisher import status_line
 
 TEXT_LIMIT = 2000
 """Characters of what others wrote."""
@@ -169,10 +170,8 @@ def _find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str
 def _describe_ended(report: NodeReport, view: View) -> Headline:
     """The headline where no agent runs."""
     start = f"sudo systemctl start sparkd-{shorten(report.role)}"
-    message = " ".join(report.message.split())  # as in STATUS=
-    if view.unit == "failed" and view.said and not (message and message in view.said):
-        said = sanitize(view.said, TEXT_LIMIT)
-        return Headline("block", f"not running: {said}", f"sudo sparkd config check; then: {start}")
+    if view.unit == "failed" and view.said not in ("", " ".join(status_line(report).split())):
+        return Headline("block", *describe_refusal(view.said, start))
     if report.phase not in (Phase.BLOCKED, Phase.FAILED):
         stopped = report.phase is Phase.STOPPED
         return Headline("unknown", "stopped" if stopped else "not running: its agent is gone", start)
@@ -180,6 +179,12 @@ def _describe_ended(report: NodeReport, view: View) -> Headline:
     look = f"sudo sparkd preflight --dry-run; then: {start}"
     todo = look if is_down else f"{NOTHING}: systemd starts it again"
     return Headline("block", f"{report.phase.value}: {sanitize(report.message, TEXT_LIMIT)}", todo)
+
+
+def describe_refusal(said: str, start: str) -> tuple[str, str]:
+    """Text and next step after a start that was refused with this line, which has its own hint in parentheses."""
+    todo = "do what it says" if said.endswith(")") else "sudo sparkd config check"
+    return f"not running: {sanitize(said, TEXT_LIMIT)}", f"{todo}; then: {start}"
 
 
 def _make_node(peer: PeerStatus, view: View) -> NodeView:

@@ -15,11 +15,11 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import Parts, parse_json, sanitize
 from sparkd.base.status.model import PATH, REPORT_SCHEMA, NodeReport, Phase, agent_running, parse, read_report
-from sparkd.base.status.view import TEXT_LIMIT, View
+from sparkd.base.status.view import View, describe_refusal
 from sparkd.tools.cli import console
 from sparkd.tools.node.status_text import render
 
-WATCH_SECONDS = 1.0
+WATCH_SECONDS, UNIT_SECONDS = 1.0, 5.0
 UNREADABLE = (
     f"{PATH} is no report that this version can read",
     "next: sudo systemctl try-restart sparkd-head sparkd-worker   # ends the engine",
@@ -85,7 +85,12 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
 
 
 def _read_unit(files: Files, role: str) -> tuple[str, str]:
-    """The answer of `read_unit` for the unit of a role, which a tree of files does not have."""
+    return _ask_systemd(files, role, int(time.monotonic() // UNIT_SECONDS))
+
+
+@lru_cache(1)
+def _ask_systemd(files: Files, role: str, _moment: int) -> tuple[str, str]:
+    """The answer of `read_unit` for the unit of a role, which a tree of files does not have. It starts a process."""
     from sparkd.base.lib.systemd import read_unit
 
     return read_unit(f"sparkd-{role}") if files.root == "/" else ("", "")
@@ -134,7 +139,8 @@ def _describe_idle(files: Files) -> Parts:
         role = "worker" if rank else "head"
         start, (unit, said) = f"sudo systemctl start sparkd-{role}", _read_unit(files, role)
         if unit == "failed" and said:
-            return [f"not running: {sanitize(said, TEXT_LIMIT)}", f"next: sudo sparkd config check; then: {start}"]
+            text, todo = describe_refusal(said, start)
+            return [text, f"next: {todo}"]
         is_enabled = f"sparkd-{role}.service" in enabled_services(files)
         boot = "" if is_enabled else f"; to have each boot start it, too: sudo systemctl enable sparkd-{role}"
         return ["not running: sparkd has not run since boot", f"next: {start}{boot}"]

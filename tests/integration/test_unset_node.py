@@ -114,7 +114,7 @@ def test_a_start_that_was_refused_is_shown_where_no_agent_runs() -> None:
         assert lines[1] == "next: do what it says; then: sudo systemctl start sparkd-head"
 
 
-def test_systemd_is_not_asked_each_second_while_no_agent_runs() -> None:
+def test_systemd_is_not_queried_each_second_while_no_agent_runs() -> None:
     """Each of its answers differs here."""
     before, under = REFUSED.replace("(try y)", "'$(date +%N)'"), ("timeout", "-s", "INT", "4.5", "env")
     _, lines = run("status --watch", before, under=(*under, "PATH=/run/sparkd:/usr/bin:/bin"))

@@ -85,11 +85,11 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
 
 
 def _read_unit(files: Files, role: str) -> tuple[str, str]:
-    return _ask_systemd(files, role, int(time.monotonic() // UNIT_SECONDS))
+    return _query_systemd(files, role, int(time.monotonic() // UNIT_SECONDS))
 
 
 @lru_cache(1)
-def _ask_systemd(files: Files, role: str, _moment: int) -> tuple[str, str]:
+def _query_systemd(files: Files, role: str, _moment: int) -> tuple[str, str]:
     """The answer of `read_unit` for the unit of a role, which a tree of files does not have. It starts a process."""
     from sparkd.base.lib.systemd import read_unit
 

@@ -56,7 +56,7 @@ FOREIGN_CAUSES = (
 )
 """Causes of an engine's end that say nothing of the recipe, and a kill, which a person is to explain."""
 RESUME_HINT = "when that is over, the same command continues from here"
-EDITED_HINT = "take the edit back, and the same command continues from here; with it, the ladder may begin anew"
+EDITED_HINT = "take the edit back, and the same command continues from here; with it, the ladder may begin from the start"
 
 
 class NoVerdictError(BlockedError):

@@ -99,8 +99,10 @@ def test_a_recipe_that_is_away_keeps_nobody_from_going_back(tree: Tree) -> None:
     before = put_in_force(tree, configure())
     recipe_file.unlink()
     recipe_file.symlink_to("late")
-    for _ in ("instead of another choice", "of none"):
-        assert any("is in force from the next start on" in line for line in roll_back("", configure(), host))
+    for is_noted in (False, True):  # instead of another choice, and of none
+        lines = list(roll_back("", configure(), host))
+        assert any("is in force from the next start on" in line for line in lines)
+        assert any("once it can, what is configured holds from the next" in line for line in lines) is is_noted
         away.append(present(FILE.read(host.files)))
         (tree.root / FILE.path[1:]).unlink()
     assert away[0].replaces == before.replaces, "not known to have changed"

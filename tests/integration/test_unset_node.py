@@ -111,7 +111,10 @@ def test_a_start_that_was_refused_is_shown_where_no_agent_runs() -> None:
     for before in (REFUSED, without_report):
         code, lines = run("status", before, under=("env", "PATH=/run/sparkd:/usr/bin:/bin"))
         assert (code, lines[0]) == (21, "not running: no such key (try y)")
-        assert lines[1] == "next: do what it says; then: sudo systemctl start sparkd-head"
+        assert (
+            lines[1]
+            == "next: do what it says, or look at: sudo sparkd config check; then: sudo systemctl start sparkd-head"
+        )
 
 
 def test_systemd_is_not_queried_each_second_while_no_agent_runs() -> None:

@@ -11,7 +11,7 @@ from sparkd.base.status.model import (
     Phase,
     RestartReport,
 )
-from sparkd.base.status.view import Headline, View, headline, overview
+from sparkd.base.status.view import AFTER_REFUSAL, Headline, View, headline, overview
 
 VIEW = View(NOW, alive=True)
 BUSY_WORKER = replace(WORKER, activity=BUSY, gpu=GPU, memory=USED)
@@ -142,7 +142,7 @@ def test_the_headline_has_the_state_and_what_to_do(report: NodeReport, level: st
 
 
 START, LOOK_FIRST = "sudo systemctl start sparkd-", "sudo sparkd preflight --dry-run; then: "
-CHECK = "sudo sparkd config check; then: "
+CHECK = f"{AFTER_REFUSAL}; then: "
 ENDED = alone(Phase.FAILED, "no tea", action="none")
 
 
@@ -166,7 +166,7 @@ def test_the_headline_without_an_agent_has_the_command_that_starts_it(
 @pytest.mark.parametrize(
     ("report", "unit", "said", "text", "todo"),
     [
-        (ENDED, "failed", "no recipe (try y)", "not running: no recipe (try y)", "do what it says; then: "),
+        (ENDED, "failed", "no recipe (try y)", "not running: no recipe (try y)", CHECK),
         (replace(ALONE, phase=Phase.STOPPED), "failed", "no recipe", "not running: no recipe", CHECK),
         (ENDED, "failed", "failed: no tea", "failed: no tea", LOOK_FIRST),
         (ENDED, "failed", "no tea", "not running: no tea", CHECK),

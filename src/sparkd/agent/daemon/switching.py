@@ -20,7 +20,7 @@ from sparkd.base.lib.errors import NOT_BY_PLAN, Action, AwaitedError, Cause, Exi
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.state.launch_history import End
 from sparkd.base.state.switch import AWAITED_SECONDS, CONFIGURED, FILE, LATE, Event, Stage, Switch, label, step
-from sparkd.base.status.model import NodeReport, Phase
+from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import PHASES
 
 BLOCKED_SECONDS = 120.0
@@ -222,8 +222,11 @@ class Switching:
             # A smoke test that failed, or a load that stalled, is a verdict, whatever else is found then.
             return end.cause in NOT_BY_PLAN and end.code not in (ExitCode.NOT_READY, ExitCode.STALLED)
         return end.cause != Cause.PEER_FAILED or any(
-            (peer.living and peer.living.phase is Phase.BLOCKED) or _find_cause(peer.report) in NOT_BY_PLAN
+            (peer.living and peer.living.phase is Phase.BLOCKED)
+            # The next agent there may have begun, for which it is the last cause.
+            or (report.cause or report.last_cause_code * PHASES[report.phase].ahead) in NOT_BY_PLAN
             for peer in self._agent.monitor.statuses()
+            if (report := peer.report)
         )
 
     def _take_step(self, event: Event) -> bool:
@@ -238,13 +241,6 @@ class Switching:
             return False
         self.switch, self._look = changed, None  # a look that began before is outdated
         return True
-
-
-def _find_cause(report: NodeReport | None) -> str:
-    """What ended a node's rank. The next agent there may have begun already: it reports that as the last cause."""
-    if report is None:
-        return ""
-    return report.cause or (report.last_cause_code if PHASES[report.phase].ahead else "")
 
 
 def waiting_limit(switch: Switch | None) -> float:

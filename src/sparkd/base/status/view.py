@@ -28,6 +28,7 @@ LEVELS = {
     Phase.FAILED: "block",
 }
 NOTHING = "nothing is to be done"
+AFTER_REFUSAL = "do what it says, or look at: sudo sparkd config check"
 SERVES = tuple(phase.value for phase in IN_SERVICE)
 CONTACTS = {
     Contact.UNHEARD: "not heard yet",
@@ -171,7 +172,7 @@ def _describe_ended(report: NodeReport, view: View) -> Headline:
     """The headline where no agent runs."""
     start = f"sudo systemctl start sparkd-{shorten(report.role)}"
     if view.unit == "failed" and view.said not in ("", " ".join(status_line(report).split())):
-        return Headline("block", *describe_refusal(view.said, start))
+        return Headline("block", f"not running: {sanitize(view.said, TEXT_LIMIT)}", f"{AFTER_REFUSAL}; then: {start}")
     if report.phase not in (Phase.BLOCKED, Phase.FAILED):
         stopped = report.phase is Phase.STOPPED
         return Headline("unknown", "stopped" if stopped else "not running: its agent is gone", start)
@@ -179,12 +180,6 @@ def _describe_ended(report: NodeReport, view: View) -> Headline:
     look = f"sudo sparkd preflight --dry-run; then: {start}"
     todo = look if is_down else f"{NOTHING}: systemd starts it again"
     return Headline("block", f"{report.phase.value}: {sanitize(report.message, TEXT_LIMIT)}", todo)
-
-
-def describe_refusal(said: str, start: str) -> tuple[str, str]:
-    """Text and next step after a start that was refused with this line, which has its own hint in parentheses."""
-    todo = "do what it says" if said.endswith(")") else "sudo sparkd config check"
-    return f"not running: {sanitize(said, TEXT_LIMIT)}", f"{todo}; then: {start}"
 
 
 def _make_node(peer: PeerStatus, view: View) -> NodeView:

@@ -152,8 +152,6 @@ def use(args: argparse.Namespace) -> int:
         what = f"image {args.image}" if args.image else f"recipe {args.recipe}"
         print("what is configured holds already" if args.end else f"{what} is in force already")
         return ExitCode.GOOD
-    for line in switching.note_unread(switch, config):
-        print(line)
     if args.image and not args.no_bench:
         return _try_image(args.image, switch, current, config, host)
     return _carry_out(switch, current, args.image, host)

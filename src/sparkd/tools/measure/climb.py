@@ -46,17 +46,12 @@ KNOB_CHECKS = ("plan-lint", "unified-memory")
 """Checks whose outcome a knob decides: a finding of theirs makes a bad step, any other one stops the command."""
 FAULT_LENGTH = 300
 """Most characters of a fault that are kept of a step."""
-FOREIGN_CAUSES = (
-    *NOT_BY_PLAN,
-    Cause.PEER_LOST,
-    Cause.PEER_SILENT,
-    Cause.PEER_STOPPED,
-    Cause.STOP_REQUESTED,
-    Cause.KILLED_FROM_OUTSIDE,
-)
+BY_LOAD = (Cause.PEER_LOST, Cause.PEER_SILENT, Cause.MEMORY_TAKEN)
+"""Causes of an engine's end to which a step's load may have led: its try counts."""
+FOREIGN_CAUSES = {*NOT_BY_PLAN, *BY_LOAD, Cause.PEER_STOPPED, Cause.STOP_REQUESTED, Cause.KILLED_FROM_OUTSIDE}
 """Causes of an engine's end that say nothing of the recipe, and a kill, which a person is to explain."""
 RESUME_HINT = "when that is over, the same command continues from here"
-EDITED_HINT = "take the edit back, and the same command continues from here; with it, the ladder may begin from the start"
+EDITED_HINT = "take the edit back, and the same command continues from here; with it, all may begin from the start"
 
 
 class NoVerdictError(BlockedError):
@@ -130,8 +125,7 @@ class Climb:
                 if earlier_tries < TRIES:
                     measured = self._take(step, position.values)
                 else:
-                    fault = f"begun {TRIES} times, it ended without a verdict"
-                    measured = MeasuredStep(*step, fault=fault)
+                    measured = MeasuredStep(*step, fault=f"begun {TRIES} times, it ended without a verdict")
             except NoVerdictError:  # the try counts
                 raise
             except BaseException:
@@ -239,8 +233,7 @@ class Climb:
         except (EngineEndedError, NotReadyError) as error:  # a bench only has requests that failed
             end = await_end(self._host, lambda last: last.at > began, self._gone_seconds)
             if end is not None and end.cause in FOREIGN_CAUSES:
-                by_load = end.cause in (Cause.PEER_LOST, Cause.PEER_SILENT, Cause.MEMORY_TAKEN) and step != BASE_STEP
-                error_type = NoVerdictError if by_load else BlockedError
+                error_type = NoVerdictError if end.cause in BY_LOAD and step != BASE_STEP else BlockedError
                 raise error_type(f"the engine was ended: {end.reason}", RESUME_HINT) from None
             if end is None and read_living_report(self._host.files) is None:
                 raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None

@@ -61,13 +61,11 @@ def read_serving(host: Host) -> NodeReport:
     return report
 
 
-def foretell(fault: str, host: Host, role: str, load_seconds: float | None) -> str:
-    """What a fault does to the endpoint. An agent that is killed has a next one, which may not take the rank over."""
+def foretell(fault: str, host: Host, role: str, load: float | None) -> str:
+    """What a fault does to the endpoint, which the next agent may keep. `load`: seconds that the last one took."""
     from sparkd.agent.daemon.taking_over import find_adoptable_rank
 
-    last = (
-        f"about {format_duration(load_seconds)}, as the last load took" if load_seconds else "as long as a load takes"
-    )
+    last = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
     gone, refusals = f"The endpoint is gone for {last}.", list[str]()
     if fault != "agent":
         return gone

@@ -11,7 +11,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.known_good import Entry
 from sparkd.base.state.switch import FILE, make_rollback
 from sparkd.tools.node.known_good import DIGITS, configured_plan, format_differences, gather_facts, read_known_good
-from sparkd.tools.node.switching import fingerprint_replaced, image_id, note_unread, write_switch
+from sparkd.tools.node.switching import fingerprint_replaced, image_id, write_switch
 
 LIST = "sudo sparkd rollback --list"
 
@@ -54,7 +54,6 @@ def roll_back(prefix: str, config: Settings, host: Host) -> Iterator[str]:
         node = membership.make_context(config, host, rollback.to)
     write_switch(before, rollback, host)
     yield f"{rollback.to.label} is in force from the next start on, until the configuration changes"
-    yield from note_unread(rollback, config)
     if goal_image is None:
         yield "docker can't look up the recorded image: the one that has its name will run"
     elif not goal_image:

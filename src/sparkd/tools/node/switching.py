@@ -90,13 +90,10 @@ def fingerprint_replaced(before: Switch | None, config: Settings, host: Host) ->
     try:
         return membership.fingerprint_config(config, host)
     except AwaitedError:
+        if before is None:
+            note = f"once it can, {CONFIGURED} holds from the next start on"
+            print(f"sparkd: the configured recipe can't be read now: {note}", file=sys.stderr)
         return before.replaces if before is not None else fingerprint_engine(config.engine, None)
-
-
-def note_unread(switch: Switch, config: Settings) -> Iterator[str]:
-    """A line where it replaces a configured recipe that could not be loaded, and so ends once that can be."""
-    if config.engine.recipe and switch.replaces == fingerprint_engine(config.engine, None):
-        yield f"the configured recipe can't be read now: once it can, {CONFIGURED} holds from the next start on"
 
 
 def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Settings, host: Host) -> None:

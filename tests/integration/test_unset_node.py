@@ -111,7 +111,17 @@ def test_a_start_that_was_refused_is_shown_where_no_agent_runs() -> None:
     for before in (REFUSED, without_report):
         code, lines = run("status", before, under=("env", "PATH=/run/sparkd:/usr/bin:/bin"))
         assert (code, lines[0]) == (21, "not running: no such key (try y)")
-        assert lines[1] == "next: sudo sparkd config check; then: sudo systemctl start sparkd-head"
+        assert (
+            lines[1]
+            == "next: do what it says, or look at: sudo sparkd config check; then: sudo systemctl start sparkd-head"
+        )
+
+
+def test_systemd_is_not_queried_each_second_while_no_agent_runs() -> None:
+    """Each of its answers differs here."""
+    before, under = REFUSED.replace("(try y)", "'$(date +%N)'"), ("timeout", "-s", "INT", "4.5", "env")
+    _, lines = run("status --watch", before, under=(*under, "PATH=/run/sparkd:/usr/bin:/bin"))
+    assert 1 <= sum("not running: no such key" in line for line in lines) <= 2
 
 
 def test_nothing_fetched_lists_nothing_as_json() -> None:

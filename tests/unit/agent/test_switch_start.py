@@ -33,7 +33,9 @@ def test_the_next_process_tries_what_was_chosen_and_counts_it(lone: AgentUnderTe
     assert begin(lone) == read_switch(lone) == replace(before, stage=Stage.TRYING, tries=1)
 
 
-@pytest.mark.parametrize(("at", "last"), [("2001", ""), (LATER, ", the last one: dockerd has restarted")])
+@pytest.mark.parametrize(
+    ("at", "last"), [("2001", ""), (LATER, " of its own, the last that was recorded: dockerd has restarted")]
+)
 def test_after_tries_without_a_verdict_the_node_goes_back_and_logs_it(lone: AgentUnderTest, at: str, last: str) -> None:
     history = LaunchHistory(last_exit=End("dockerd has restarted", 13, at=at))
     Tree(Path(lone.agent.host.files.root)).file(launch_history.FILE.path, launch_history.FILE.encode(history))
@@ -57,9 +59,11 @@ def test_a_plan_that_cannot_be_made_any_more_is_left_at_once(lone: AgentUnderTes
 
 
 def test_a_plan_whose_time_ended_while_the_node_was_off_is_left(lone: AgentUnderTest) -> None:
-    write_switch(lone, Stage.IN_FORCE, until="2001-01-01T00:00:00+00:00")
-    assert begin(lone) is None
-    assert read_switch(lone) is None
+    for stage in (Stage.IN_FORCE, Stage.TRYING):
+        write_switch(lone, stage, until="2001-01-01T00:00:00+00:00")
+        assert begin(lone) is None
+        assert read_switch(lone) is None
+    assert last_exit(lone.agent.actions).reason.endswith(f": {NO_REASON} before its time was over")
 
 
 def test_a_choice_that_can_t_be_read_now_is_awaited(lone: AgentUnderTest) -> None:

@@ -35,12 +35,14 @@ from sparkd.base.lib.errors import (
     Cause,
     EngineEndedError,
     ExitCode,
+    LaunchError,
     MemoryGuardError,
     NeedsPersonError,
     NotReadyError,
     OutdatedPlanError,
     PeerLostError,
     SparkdError,
+    StalledError,
 )
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import BACKOFF_SECONDS, End, LaunchHistory
@@ -126,6 +128,9 @@ def test_a_disk_that_fails_while_an_engine_drains_ends_only_the_drain(lone: Agen
     [
         (EngineEndedError("boom"), ExitCode.ENGINE_ENDED),
         (NotReadyError("its smoke test failed"), ExitCode.NOT_READY),
+        (NotReadyError("its smoke test failed; no docker", cause=Cause.DOCKER_HUNG), ExitCode.NOT_READY),
+        (StalledError("it stalls", cause=Cause.OWN_ADDRESS_GONE), ExitCode.STALLED),
+        (EngineEndedError("SIGKILL from outside", cause=Cause.KILLED_FROM_OUTSIDE), ExitCode.ENGINE_ENDED),
         (NeedsPersonError("reboot"), ExitCode.NOT_READY),
         (PeerLostError("rank 1 failed", cause=Cause.PEER_FAILED), ExitCode.PEER_LOST),
     ],
@@ -147,6 +152,9 @@ def test_a_failure_of_the_new_plan_itself_brings_the_old_one_back(
         PeerLostError("rank 1 is silent", cause=Cause.PEER_SILENT),
         EngineEndedError("dockerd has restarted", cause=Cause.DOCKER_RESTARTED),
         MemoryGuardError("others took memory", cause=Cause.MEMORY_TAKEN),
+        LaunchError("dockerd does not answer", cause=Cause.DOCKER_HUNG),
+        EngineEndedError("no such address", cause=Cause.OWN_ADDRESS_GONE),
+        EngineEndedError("nginx has its port", cause=Cause.PORT_TAKEN),
     ],
 )
 def test_an_end_that_is_no_fault_of_the_plan_ends_no_try(lone: AgentUnderTest, error: SparkdError) -> None:
@@ -180,19 +188,21 @@ def test_a_failure_of_a_plan_in_force_is_an_ordinary_one(lone: AgentUnderTest) -
 
 
 @pytest.mark.parametrize(
-    ("phase", "cause", "stage"),
+    ("phase", "cause", "last_cause", "stage"),
     [
-        (Phase.BLOCKED, "", Stage.TRYING),
-        (Phase.FAILED, "engine-error", None),
-        (Phase.FAILED, "docker-restarted", Stage.TRYING),
+        (Phase.BLOCKED, "", "", Stage.TRYING),
+        (Phase.FAILED, "engine-error", "docker-restarted", None),
+        (Phase.FAILED, "docker-restarted", "", Stage.TRYING),
+        (Phase.PREFLIGHT, "", "docker-restarted", Stage.TRYING),
+        (Phase.LOADING, "", "docker-restarted", None),
     ],
 )
 def test_a_worker_that_is_blocked_ends_no_try_and_one_that_failed_by_the_plan_does(
-    lone: AgentUnderTest, phase: Phase, cause: str, stage: Stage | None
+    lone: AgentUnderTest, phase: Phase, cause: str, last_cause: str, stage: Stage | None
 ) -> None:
     switch = write_switch(lone, Stage.TRYING, 1)
     peers = {1: SilentPeer(1)}
-    peers[1].status = status(answer=report(1, phase=phase, cause=cause))
+    peers[1].status = status(answer=report(1, phase=phase, cause=cause, last_cause_code=last_cause))
     monitor = PeerMonitor(peers, lone.agent.loop.start, 20.0)
     context = replace(lone.agent.context, switch=switch)
     agent = lone.remake(context=context, switch_seen=stamp_switch(lone.agent.host), monitor=monitor)

@@ -23,7 +23,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
 from sparkd.base.state.rank_record import GUARD, RANK_FILE, RankRecord, RankStage
 from sparkd.base.status.model import NodeReport, Phase
-from sparkd.tools.node.drill import find_objection
+from sparkd.tools.node.drill import foretell
 
 BOOT, PID, BEGAN, GUARD_PID = "b1", 4000, 900, 4100
 ALONE = ("tiny-cpu", "nemotron-3-super-nvfp4")
@@ -133,15 +133,19 @@ def test_after_the_third_crash_in_ten_minutes_no_agent_takes_the_rank_over(node:
     write_record(node, record(taken_over=(5000 - TAKEOVERS_WITHIN_SECONDS - 1, 4999.0)))
     assert find_rank(node) == (True, [])
     write_record(node, record(taken_over=(4998.0, 4999.0)))
-    objection = f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within 10 minutes"
+    objection = f"it outlives no more than {TAKEOVERS_ALLOWED} crashes of its agents within 10 minutes"
     assert find_rank(node) == (False, [objection])
-    assert find_objection(Host(node.root), "head") == objection, "a drill that kills the agent says so"
+    question = f"The engine ends with it: {objection}. The endpoint is gone for as long as a load takes."
+    assert foretell("agent", Host(node.root), "head", None) == question, "so says a drill that kills the agent"
 
 
-def test_a_drill_ends_the_engine_with_the_agent_where_its_rank_is_not_kept(node: Tree) -> None:
-    assert find_objection(Host(node.root), "head") == ""
+def test_a_drill_says_whether_the_engine_ends_with_the_agent(node: Tree) -> None:
+    host, gone = Host(node.root), "The endpoint is gone for about 2 min, as the last load took."
+    assert foretell("rank", host, "head", 120) == gone
+    assert foretell("agent", host, "head", 120) == "The engine is to serve on."
     write_record(node, record(stage=RankStage.STARTING))
-    assert find_objection(Host(node.root), "head") == "its rank is not kept for the next agent"
+    unkept = "The engine ends with it: its rank is not kept for the next agent."
+    assert foretell("agent", host, "head", 120) == f"{unkept} {gone}"
 
 
 def test_a_process_is_opened_only_where_it_is_in_the_recorded_container() -> None:

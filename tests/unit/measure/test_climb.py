@@ -26,8 +26,8 @@ from sparkd.base.state import launch_history
 from sparkd.base.state import switch as switch_file
 from sparkd.base.state.file import FOLDER
 from sparkd.base.state.launch_history import End, LaunchHistory
-from sparkd.base.state.switch import LATE, TRIES, Chosen, Stage, Switch
-from sparkd.tools.measure.climb import FILE, Climb, find_shortage, find_start
+from sparkd.base.state.switch import LATE, NO_REASON, TRIES, Chosen, Stage, Switch
+from sparkd.tools.measure.climb import EDITED_HINT, FILE, Climb, find_shortage, find_start
 from sparkd.tools.measure.figures import Spread
 from sparkd.tools.measure.knobs import SEQUENCES
 from sparkd.tools.measure.ladder import BASE_STEP, MeasuredStep, Step
@@ -120,34 +120,52 @@ def test_a_step_that_the_agent_has_gone_back_from_is_a_bad_one(tree: Tree) -> No
     assert measured.fault.endswith("is not in force: sparkd status")
 
 
-def test_a_plan_that_another_node_has_kept_from_its_launch_is_no_bad_step(tree: Tree) -> None:
+@pytest.mark.parametrize(
+    ("reason", "measured", "tries"),
+    [(LATE, (AS_IT_IS,), 0), (NO_REASON, (AS_IT_IS,), 1), (NO_REASON, (), 0)],
+    ids=["not launched", "loaded without a verdict", "the recipe as it is"],
+)
+def test_a_plan_without_a_verdict_is_no_bad_step(
+    tree: Tree, reason: str, measured: tuple[MeasuredStep, ...], tries: int
+) -> None:
     """As one that lost its power during the load, and stays away: each step that was left counted as bad for good."""
 
     def go_back(_choice: Switch) -> None:
-        end = End(f"back: {LATE}: waits for spark2", at=LATER, cause=Cause.SWITCH_FAILED)
+        end = End(f"back: {reason}: waits for spark2", at=LATER, cause=Cause.SWITCH_FAILED)
         tree.file(launch_history.FILE.path, launch_history.FILE.encode(LaunchHistory(last_exit=end)))
         drop_choice(tree)
 
     agent = act_on_choice(tree, go_back)
     climbing = Climbing(tree, gone_seconds=2)
-    with pytest.raises(BlockedError, match=r"a node was gone meanwhile: .* waits for spark2"):
+    climbing.tuning = replace(TUNING, measured=measured)
+    with pytest.raises(BlockedError, match=r"the step has no verdict: .* waits for spark2"):
         climbing.run()
     agent.join()
-    assert climbing.tuning.measured == ()
+    assert (climbing.tuning.measured, climbing.tuning.tries) == (measured, tries)
 
 
-def test_a_step_that_the_agent_has_dropped_for_another_configuration_is_no_bad_one(tree: Tree) -> None:
+@pytest.mark.parametrize(
+    ("edit", "words", "hint"),
+    [
+        (f"{CONFIGURED}args.seed = 7\n", "the configuration has changed meanwhile", EDITED_HINT),
+        ("[engine", "sparkd.toml.*; the step: .* is not in force", "sparkd config show"),
+    ],
+)
+def test_a_step_that_the_agent_has_dropped_for_another_configuration_is_no_bad_one(
+    tree: Tree, edit: str, words: str, hint: str
+) -> None:
     """After an edit of what is configured it drops each step, and all that were left counted as bad for good."""
 
     def configure(_choice: Switch) -> None:
-        tree.file("/etc/sparkd/sparkd.toml", f"{CONFIGURED}args.seed = 7\n")
+        tree.file("/etc/sparkd/sparkd.toml", edit)
         drop_choice(tree)
 
     agent = act_on_choice(tree, configure)
     climbing = Climbing(tree, gone_seconds=2)
-    with pytest.raises(BlockedError, match="the configuration has changed meanwhile"):
+    with pytest.raises(BlockedError, match=words) as blocked:
         climbing.run()
     agent.join()
+    assert hint in blocked.value.hint
     assert climbing.tuning.measured == ()
 
 
@@ -184,8 +202,13 @@ def test_requests_that_fail_as_another_node_is_lost_are_no_fault_of_the_step(
 
 @pytest.mark.parametrize(
     ("cause", "measured", "tries"),
-    [(Cause.PEER_SILENT, (AS_IT_IS,), TRIES), (Cause.STOP_REQUESTED, (AS_IT_IS,), 0), (Cause.PEER_SILENT, (), 0)],
-    ids=["another node falls silent", "a person stops the unit", "with the recipe as it is"],
+    [
+        (Cause.PEER_SILENT, (AS_IT_IS,), TRIES),
+        (Cause.MEMORY_TAKEN, (AS_IT_IS,), TRIES),
+        (Cause.STOP_REQUESTED, (AS_IT_IS,), 0),
+        (Cause.PEER_SILENT, (), 0),
+    ],
+    ids=["another node falls silent", "others take the memory", "a person stops the unit", "with the recipe as it is"],
 )
 def test_only_a_step_whose_load_may_silence_another_node_has_been_tried(
     tree: Tree, cause: Cause, measured: tuple[MeasuredStep, ...], tries: int
@@ -211,7 +234,7 @@ def test_a_step_that_was_tried_often_enough_is_a_bad_one(tree: Tree) -> None:
     climbing.tuning = replace(TUNING, tried=BASE_STEP, tries=TRIES)
     climbing.run()
     (step,) = climbing.tuning.measured
-    assert step.fault == f"a node, or this command, was gone {TRIES} times meanwhile"
+    assert step.fault == f"begun {TRIES} times, it ended without a verdict"
 
 
 def test_a_second_ctrl_c_while_the_file_is_awaited_leaves_no_step_in_force(tree: Tree) -> None:

@@ -11,7 +11,7 @@ from sparkd.base.status.model import (
     Phase,
     RestartReport,
 )
-from sparkd.base.status.view import Headline, View, headline, overview
+from sparkd.base.status.view import AFTER_REFUSAL, Headline, View, headline, overview
 
 VIEW = View(NOW, alive=True)
 BUSY_WORKER = replace(WORKER, activity=BUSY, gpu=GPU, memory=USED)
@@ -142,7 +142,7 @@ def test_the_headline_has_the_state_and_what_to_do(report: NodeReport, level: st
 
 
 START, LOOK_FIRST = "sudo systemctl start sparkd-", "sudo sparkd preflight --dry-run; then: "
-CHECK = "sudo sparkd config check; then: "
+CHECK = f"{AFTER_REFUSAL}; then: "
 ENDED = alone(Phase.FAILED, "no tea", action="none")
 
 
@@ -169,6 +169,9 @@ def test_the_headline_without_an_agent_has_the_command_that_starts_it(
         (ENDED, "failed", "no recipe (try y)", "not running: no recipe (try y)", CHECK),
         (replace(ALONE, phase=Phase.STOPPED), "failed", "no recipe", "not running: no recipe", CHECK),
         (ENDED, "failed", "failed: no tea", "failed: no tea", LOOK_FIRST),
+        (ENDED, "failed", "no tea", "not running: no tea", CHECK),
+        (replace(ALONE, phase=Phase.STOPPED, message=""), "failed", "stopped", "stopped", ""),
+        (replace(ALONE, message=""), "failed", "serving", "not running: its agent is gone", ""),
         (ENDED, "inactive", "", "failed: no tea", LOOK_FIRST),
         (ENDED, "activating", "", "failed: no tea", ""),
     ],
@@ -179,4 +182,5 @@ def test_a_unit_that_systemd_leaves_down_is_not_said_to_be_started_again(
     """A start that is refused, as by a mistake in the settings, leaves the report of the one before."""
     line = headline(report, View(NOW, False, unit, said))
     assert line.text == text
-    assert line.next == (f"{todo}{START}head" if todo else f"{NOTHING}: systemd starts it again")
+    is_awaited = unit == "activating"
+    assert line.next == (f"{NOTHING}: systemd starts it again" if is_awaited else f"{todo}{START}head")

@@ -58,18 +58,17 @@ def test_what_is_said_of_a_malformed_key_makes_a_new_one(tmp_path: Path) -> None
     """As of one whose last digit was not pasted: `init` writes over no file, nor puts a key above that line."""
     path = tmp_path / KEY[1:]
     path.parent.mkdir(parents=True)
-    for text in (key_text("a" * 63), key_text()):
+    steps = "take that line out, or copy the file", f"another node; .*: sudo rm {KEY}; .* sudo sparkd init --new-clus"
+    for text, step in zip((key_text("a" * 63), key_text()), steps, strict=True):
         path.write_text(text)
         path.chmod(0o600)
         with pytest.raises(UsageError, match="exists, and is never overwritten"):
             create_key(KEY, Setup(tmp_path))
-        with pytest.raises(
-            ConfigError, match=f"another node; .*: sudo rm {KEY}; .* sudo sparkd init --new-cluster-key"
-        ):
+        with pytest.raises(ConfigError, match=step):
             rotate_key(KEY, Setup(tmp_path))
-        path.unlink()
-        create_key(KEY, Setup(tmp_path))
-        assert len(keys(tmp_path)) == 1
+    path.unlink()
+    create_key(KEY, Setup(tmp_path))
+    assert len(keys(tmp_path)) == 1
 
 
 def test_a_broken_link_is_not_followed(tmp_path: Path) -> None:

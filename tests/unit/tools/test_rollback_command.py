@@ -92,15 +92,16 @@ def test_a_recorded_image_that_is_gone_is_pulled_by_its_digest(tree: Tree, diges
     assert (pull in lines) is bool(digest)
 
 
-def test_a_recipe_that_is_away_keeps_nobody_from_going_back(tree: Tree) -> None:
+def test_a_recipe_that_is_away_keeps_nobody_from_going_back(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
     """As on a share that comes late: the start that waits for it names this command."""
     recipe_file, host, away = write_recipe(tree), Host(tree.root), []
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.KnownGood((good_entry(),))))
     before = put_in_force(tree, configure())
     recipe_file.unlink()
     recipe_file.symlink_to("late")
-    for _ in ("instead of another choice", "of none"):
+    for is_noted in (False, True):  # instead of another choice, and of none
         assert any("is in force from the next start on" in line for line in roll_back("", configure(), host))
+        assert ("once it can, what is configured holds from the next start on" in capsys.readouterr().err) is is_noted
         away.append(present(FILE.read(host.files)))
         (tree.root / FILE.path[1:]).unlink()
     assert away[0].replaces == before.replaces, "not known to have changed"

@@ -152,6 +152,10 @@ def test_more_time_is_no_switch(tree: Tree) -> None:
     assert longer.to is not None
     assert longer.to.until
     assert longer == replace(in_force, to=longer.to)
+    configured_file = tree.root / "etc/sparkd/recipes/mine.yaml"
+    configured_file.unlink()
+    configured_file.symlink_to("late")  # as on a share that is away
+    assert make_switch(choose_recipe("other", 0, CONFIG, host), 60, in_force, CONFIG, host) is None
 
 
 def test_the_recipe_in_force_is_marked_where_it_was_loaded_by_its_path(tree: Tree) -> None:

@@ -59,8 +59,9 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
 def _step_further(config: Settings, host: Host, current: Switch) -> tuple[Switch | None, str]:
     """The choice after its step, and why a plan that can't be made is left."""
     changed: Switch | None = current
+    reason = NO_REASON
     if current.expired(datetime.now(UTC)):
-        changed = step(current, Event.EXPIRED)
+        changed, reason = step(current, Event.EXPIRED), f"{NO_REASON} before its time was over"
     changed = step(changed, Event.STARTED) if changed is not None else None
     if changed is not None and changed.stage is Stage.TRYING:
         try:
@@ -69,7 +70,7 @@ def _step_further(config: Settings, host: Host, current: Switch) -> tuple[Switch
             pass
         except ConfigError as error:
             return step(changed, Event.FAILED), error.reason
-    return changed, NO_REASON
+    return changed, reason
 
 
 def _explain_tries(host: Host, switch: Switch) -> str:
@@ -77,7 +78,7 @@ def _explain_tries(host: Host, switch: Switch) -> str:
     with suppress(OSError):
         end = launch_history.read_history(host.files).last_cause
         if end is not None and end.at > switch.chosen_at:
-            return f"{NO_REASON}, the last one: {end.reason}"
+            return f"{NO_REASON} of its own, the last that was recorded: {end.reason}"
     return NO_REASON
 
 

@@ -16,15 +16,13 @@ from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.switch_start import RETURNS_HINT, describe_return, stamp_switch
 from sparkd.base.cluster import membership
 from sparkd.base.lib.endings import StopRequested
-from sparkd.base.lib.errors import Action, AwaitedError, Cause, ExitCode, NotReadyError, OutdatedPlanError
+from sparkd.base.lib.errors import NOT_BY_PLAN, Action, AwaitedError, Cause, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.state.launch_history import End
 from sparkd.base.state.switch import AWAITED_SECONDS, CONFIGURED, FILE, LATE, Event, Stage, Switch, label, step
 from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import PHASES
 
-NO_VERDICT = (Cause.DOCKER_RESTARTED, Cause.DOCKER_HUNG, Cause.MEMORY_TAKEN, Cause.OWN_ADDRESS_GONE)
-"""Causes of a rank's end that say nothing of a new plan."""
 BLOCKED_SECONDS = 120.0
 """How long a new plan may be blocked on any node."""
 LOOK_SECONDS = 1.0
@@ -221,11 +219,14 @@ class Switching:
     def _is_no_verdict(self, end: End) -> bool:
         """Whether `end` says nothing of the plan: a node, its power or docker failed, or a node waits for a repair."""
         if end.code != ExitCode.PEER_LOST:
-            # With these the unit would stay down.
-            return end.cause in NO_VERDICT and end.code not in (ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
+            # A smoke test that failed, or a load that stalled, is a verdict, whatever else is found then.
+            return end.cause in NOT_BY_PLAN and end.code not in (ExitCode.NOT_READY, ExitCode.STALLED)
         return end.cause != Cause.PEER_FAILED or any(
-            (peer.living and peer.living.phase is Phase.BLOCKED) or (peer.report and peer.report.cause in NO_VERDICT)
+            (peer.living and peer.living.phase is Phase.BLOCKED)
+            # The next agent there may have begun, for which it is the last cause.
+            or (report.cause or report.last_cause_code * PHASES[report.phase].ahead) in NOT_BY_PLAN
             for peer in self._agent.monitor.statuses()
+            if (report := peer.report)
         )
 
     def _take_step(self, event: Event) -> bool:

@@ -87,7 +87,7 @@ def _find_objection(
         return f"it is a {kept.context.role}'s"
     if invocation != record.invocation and len(_list_recent_crashes(record, now)) >= TAKEOVERS_ALLOWED:
         minutes = TAKEOVERS_WITHIN_SECONDS / 60
-        return f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within {minutes:.0f} minutes"
+        return f"it outlives no more than {TAKEOVERS_ALLOWED} crashes of its agents within {minutes:.0f} minutes"
     return ""
 
 

@@ -171,14 +171,16 @@ class KeyRing:
 
 def _parse_keys(content: bytes, path: str) -> tuple[bytes, ...]:
     """The keys of the file. Raises ConfigError, which quotes no line: it may be most of a key."""
-    keys, hint = list[bytes](), f"copy it from another node; where none has a good one: sudo rm {path}; {_NEW_KEY}"
+    keys = list[bytes]()
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
         text = line.strip()
         if KEY.fullmatch(text):
             keys.append(bytes.fromhex(text))
         elif text and not text.startswith("#"):
+            hint = "take that line out, or copy the file from another node"
             raise ConfigError(f"{path}: line {number} is no key, needed are 64 hex digits", hint)
     if not keys:
+        hint = f"copy it from another node; where none has a good one: sudo rm {path}; {_NEW_KEY}"
         raise ConfigError(f"{path}: has no key in it", hint)
     if len(keys) > MAX_KEYS:
         hint = "remove the keys that no node signs with"

@@ -68,6 +68,10 @@ class Cause(StrEnum):
     OWN_ADDRESS_GONE = "own-address-gone"
 
 
+NOT_BY_PLAN = (Cause.DOCKER_HUNG, Cause.DOCKER_RESTARTED, Cause.MEMORY_TAKEN, Cause.PORT_TAKEN, Cause.OWN_ADDRESS_GONE)
+"""Causes of a rank's end that say nothing of its plan. One that is killed from outside may be so for its memory."""
+
+
 class Action(StrEnum):
     """What an end, a finding or a message of the kernel's log requires."""
 

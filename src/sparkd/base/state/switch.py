@@ -37,7 +37,7 @@ LATE = f"not launched within {AWAITED_SECONDS} s"
 MOST_BACK = 8
 """Plans to which a switch can go back."""
 CONFIGURED = "what is configured"
-NO_REASON = "its starts ended without a verdict"
+NO_REASON = "its starts ended without a reason"
 
 
 class Chosen(Struct, frozen=True):

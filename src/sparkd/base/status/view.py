@@ -15,6 +15,7 @@ from sparkd.base.lib.times import DAY_SECONDS, format_duration, seconds_since
 from sparkd.base.status.figure_texts import describe_time_left, progress_text, shorten
 from sparkd.base.status.figures import ActivityReport, EngineReport
 from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, PeerStatus, Phase, RestartReport
+from sparkd.base.status.publisher import status_line
 
 TEXT_LIMIT = 2000
 """Characters of what others wrote."""
@@ -27,6 +28,7 @@ LEVELS = {
     Phase.FAILED: "block",
 }
 NOTHING = "nothing is to be done"
+AFTER_REFUSAL = "do what it says, or look at: sudo sparkd config check"
 SERVES = tuple(phase.value for phase in IN_SERVICE)
 CONTACTS = {
     Contact.UNHEARD: "not heard yet",
@@ -169,10 +171,8 @@ def _find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str
 def _describe_ended(report: NodeReport, view: View) -> Headline:
     """The headline where no agent runs."""
     start = f"sudo systemctl start sparkd-{shorten(report.role)}"
-    message = " ".join(report.message.split())  # as in STATUS=
-    if view.unit == "failed" and view.said and not (message and message in view.said):
-        said = sanitize(view.said, TEXT_LIMIT)
-        return Headline("block", f"not running: {said}", f"sudo sparkd config check; then: {start}")
+    if view.unit == "failed" and view.said not in ("", " ".join(status_line(report).split())):
+        return Headline("block", f"not running: {sanitize(view.said, TEXT_LIMIT)}", f"{AFTER_REFUSAL}; then: {start}")
     if report.phase not in (Phase.BLOCKED, Phase.FAILED):
         stopped = report.phase is Phase.STOPPED
         return Headline("unknown", "stopped" if stopped else "not running: its agent is gone", start)

@@ -7,7 +7,6 @@ from sparkd.agent.actions import history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AS_ROOT, UsageError
 from sparkd.base.lib.text import Table, sanitize
-from sparkd.base.lib.times import format_duration
 from sparkd.base.state.history import last_load
 from sparkd.tools.cli import console
 from sparkd.tools.node import drill
@@ -31,11 +30,7 @@ def run_drill(args: argparse.Namespace) -> None:
         raise UsageError("only root may end a rank", AS_ROOT)
     before = drill.read_serving(host)
     target, load = drill.find_target(args.fault, host, before), last_load(history.read(host.files))
-    duration = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
-    outcome = f"The endpoint is gone for {duration}."
-    if args.fault == "agent":
-        objection = drill.find_objection(host, before.role)
-        outcome = f"The engine ends with it: {objection}. {outcome}" if objection else "The engine is to serve on."
+    outcome = drill.foretell(args.fault, host, before.role, load)
     print(f"{drill.FAULTS[args.fault]}: {target.title}, pid {target.pid}. {outcome}", flush=True)
     if not console.confirm_unless(args.yes, "begin? [y/N] ", f"sudo sparkd drill {args.fault} --yes"):
         raise UsageError("not begun: nothing was touched")

@@ -15,11 +15,11 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import Parts, parse_json, sanitize
 from sparkd.base.status.model import PATH, REPORT_SCHEMA, NodeReport, Phase, agent_running, parse, read_report
-from sparkd.base.status.view import TEXT_LIMIT, View
+from sparkd.base.status.view import AFTER_REFUSAL, TEXT_LIMIT, View
 from sparkd.tools.cli import console
 from sparkd.tools.node.status_text import render
 
-WATCH_SECONDS = 1.0
+WATCH_SECONDS, UNIT_SECONDS = 1.0, 5.0
 UNREADABLE = (
     f"{PATH} is no report that this version can read",
     "next: sudo systemctl try-restart sparkd-head sparkd-worker   # ends the engine",
@@ -80,12 +80,13 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
     if report is None:
         return UNREADABLE if text else _describe_idle(files), code
     served = describe_served(files, report) if alive else ""
-    unit, said = ("", "") if alive else _read_unit(files, report.role)
+    unit, said = ("", "") if alive else _read_unit(files, report.role, time.monotonic() // UNIT_SECONDS)
     return render(report, View(datetime.now(UTC), alive, unit, said), served, whole=not on_terminal), code
 
 
-def _read_unit(files: Files, role: str) -> tuple[str, str]:
-    """The answer of `read_unit` for the unit of a role, which a tree of files does not have."""
+@lru_cache(1)
+def _read_unit(files: Files, role: str, _moment: float) -> tuple[str, str]:
+    """The answer of `read_unit` for the unit of a role, which a tree of files does not have. It starts a process."""
     from sparkd.base.lib.systemd import read_unit
 
     return read_unit(f"sparkd-{role}") if files.root == "/" else ("", "")
@@ -132,9 +133,10 @@ def _describe_idle(files: Files) -> Parts:
             rank = find_place(config, host).rank
             resolve_context(config, None, host)
         role = "worker" if rank else "head"
-        start, (unit, said) = f"sudo systemctl start sparkd-{role}", _read_unit(files, role)
+        start = f"sudo systemctl start sparkd-{role}"
+        unit, said = _read_unit(files, role, time.monotonic() // UNIT_SECONDS)
         if unit == "failed" and said:
-            return [f"not running: {sanitize(said, TEXT_LIMIT)}", f"next: sudo sparkd config check; then: {start}"]
+            return [f"not running: {sanitize(said, TEXT_LIMIT)}", f"next: {AFTER_REFUSAL}; then: {start}"]
         is_enabled = f"sparkd-{role}.service" in enabled_services(files)
         boot = "" if is_enabled else f"; to have each boot start it, too: sudo systemctl enable sparkd-{role}"
         return ["not running: sparkd has not run since boot", f"next: {start}{boot}"]

@@ -16,7 +16,7 @@ from sparkd.base.cluster import membership
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, NotReadyError
+from sparkd.base.lib.errors import NOT_BY_PLAN, BlockedError, Cause, ConfigError, EngineEndedError, NotReadyError
 from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.lib.times import utc_now
 from sparkd.base.state.file import StateFile
@@ -46,22 +46,16 @@ KNOB_CHECKS = ("plan-lint", "unified-memory")
 """Checks whose outcome a knob decides: a finding of theirs makes a bad step, any other one stops the command."""
 FAULT_LENGTH = 300
 """Most characters of a fault that are kept of a step."""
-FOREIGN_CAUSES = (
-    Cause.PEER_LOST,
-    Cause.PEER_SILENT,
-    Cause.PEER_STOPPED,
-    Cause.STOP_REQUESTED,
-    Cause.DOCKER_HUNG,
-    Cause.DOCKER_RESTARTED,
-    Cause.KILLED_FROM_OUTSIDE,
-    Cause.OWN_ADDRESS_GONE,
-)
-"""Causes of an engine's end that say nothing of the recipe."""
+BY_LOAD = (Cause.PEER_LOST, Cause.PEER_SILENT, Cause.MEMORY_TAKEN)
+"""Causes of an engine's end to which a step's load may have led: its try counts."""
+FOREIGN_CAUSES = {*NOT_BY_PLAN, *BY_LOAD, Cause.PEER_STOPPED, Cause.STOP_REQUESTED, Cause.KILLED_FROM_OUTSIDE}
+"""Causes of an engine's end that say nothing of the recipe, and a kill, which a person is to explain."""
 RESUME_HINT = "when that is over, the same command continues from here"
+EDITED_HINT = "take the edit back, and the same command continues from here; with it, all may begin from the start"
 
 
-class PeerGoneError(BlockedError):
-    """Another node was lost while a step was measured, perhaps by its load."""
+class NoVerdictError(BlockedError):
+    """A step was ended by no known fault of its own, perhaps by its load: the try counts."""
 
 
 class Tuning(Struct, frozen=True):
@@ -77,7 +71,7 @@ class Tuning(Struct, frozen=True):
     tried: Step | None = None
     """The step under way."""
     tries: int = 0
-    """How many processes have begun that step: each died before its end, lost another node, or takes it now."""
+    """How many processes have begun that step: each died or ended without a verdict, or takes it now."""
 
 
 FILE = StateFile(Tuning, "tune-recipe.json")
@@ -131,9 +125,8 @@ class Climb:
                 if earlier_tries < TRIES:
                     measured = self._take(step, position.values)
                 else:
-                    fault = f"a node, or this command, was gone {TRIES} times meanwhile"
-                    measured = MeasuredStep(*step, fault=fault)
-            except PeerGoneError:  # the try counts
+                    measured = MeasuredStep(*step, fault=f"begun {TRIES} times, it ended without a verdict")
+            except NoVerdictError:  # the try counts
                 raise
             except BaseException:
                 self.save(replace(self.tuning, tried=None, tries=0))
@@ -203,19 +196,23 @@ class Climb:
     def _follow(self, switch: Switch) -> str:
         """Wait until the plan is in force, and return "", or the fault for which it did not come up.
 
-        Raises BlockedError where a node was gone meanwhile, or what is configured has changed: the agent then drops
-        each step.
+        Raises BlockedError where it has no verdict, or what is configured has changed: the agent then drops each step.
         """
         try:
             fault = follow(switch, self._host, self._show, self._gone_seconds)
         except NotReadyError as error:
             raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None
         if NO_REASON in fault or LATE in fault:
-            raise BlockedError(f"a node was gone meanwhile: {fault}", RESUME_HINT)
+            is_tried = NO_REASON in fault and self.tuning.tried != BASE_STEP
+            raise (NoVerdictError if is_tried else BlockedError)(f"the step has no verdict: {fault}", RESUME_HINT)
         if fault:
-            configured = load_settings(os.environ, Path(self._host.files.root))
-            if membership.fingerprint_config(configured, self._host) != self._fingerprint:
-                raise BlockedError(f"the configuration has changed meanwhile: {fault}", RESUME_HINT)
+            try:
+                configured = load_settings(os.environ, Path(self._host.files.root))
+                fingerprint = membership.fingerprint_config(configured, self._host)
+            except ConfigError as error:
+                raise BlockedError(f"{error.reason}; the step: {fault}", error.hint or RESUME_HINT) from None
+            if fingerprint != self._fingerprint:
+                raise BlockedError(f"the configuration has changed meanwhile: {fault}", EDITED_HINT)
         return fault
 
     def _refuse_other_choice(self) -> Switch | None:
@@ -236,8 +233,7 @@ class Climb:
         except (EngineEndedError, NotReadyError) as error:  # a bench only has requests that failed
             end = await_end(self._host, lambda last: last.at > began, self._gone_seconds)
             if end is not None and end.cause in FOREIGN_CAUSES:
-                by_load = end.cause in (Cause.PEER_LOST, Cause.PEER_SILENT) and step != BASE_STEP
-                error_type = PeerGoneError if by_load else BlockedError
+                error_type = NoVerdictError if end.cause in BY_LOAD and step != BASE_STEP else BlockedError
                 raise error_type(f"the engine was ended: {end.reason}", RESUME_HINT) from None
             if end is None and read_living_report(self._host.files) is None:
                 raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {RESUME_HINT}") from None

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from sparkd.agent.actions.processes import signal_process
-from sparkd.agent.daemon.taking_over import find_adoptable_rank
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, NotReadyError
 from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.times import format_duration
 from sparkd.base.status.model import IN_SERVICE, NodeReport, read_living_report
 from sparkd.base.status.publisher import status_line
 from sparkd.tools.node.served import find_container
@@ -61,11 +61,17 @@ def read_serving(host: Host) -> NodeReport:
     return report
 
 
-def find_objection(host: Host, role: str) -> str:
-    """Why the next agent would not take the rank over, so that it ends with this one; empty where it would."""
-    refusals = list[str]()
-    rank = find_adoptable_rank(host, role, "", refusals.append)
-    return "" if rank is not None else next(iter(refusals), "its rank is not kept for the next agent")
+def foretell(fault: str, host: Host, role: str, load: float | None) -> str:
+    """What a fault does to the endpoint, which the next agent may keep. `load`: seconds that the last one took."""
+    from sparkd.agent.daemon.taking_over import find_adoptable_rank
+
+    last = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
+    gone, refusals = f"The endpoint is gone for {last}.", list[str]()
+    if fault != "agent":
+        return gone
+    if find_adoptable_rank(host, role, "", refusals.append) is not None:
+        return "The engine is to serve on."
+    return f"The engine ends with it: {next(iter(refusals), 'its rank is not kept for the next agent')}. {gone}"
 
 
 def kill(target: Target) -> None:

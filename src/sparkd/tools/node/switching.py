@@ -90,6 +90,9 @@ def fingerprint_replaced(before: Switch | None, config: Settings, host: Host) ->
     try:
         return membership.fingerprint_config(config, host)
     except AwaitedError:
+        if before is None:
+            note = f"once it can, {CONFIGURED} holds from the next start on"
+            print(f"sparkd: the configured recipe can't be read now: {note}", file=sys.stderr)
         return before.replaces if before is not None else fingerprint_engine(config.engine, None)
 
 

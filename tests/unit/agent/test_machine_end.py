@@ -105,7 +105,8 @@ def test_an_end_is_named_by_its_evidence_in_one_line(facts: BootFacts, kind: str
 @pytest.mark.parametrize(
     ("source", "text"),
     [("systemd", OOM), ("sparkd", HOT), ("kernel", "Reached target reboot.target"), ("kernel", "Journal stopped"),
-     ("sparkd", "Journal stopped"), ("systemd", "agent.run.failed code=10 cause=memory-guard")],
+     ("sparkd", "Journal stopped"), ("systemd", "agent.run.failed code=10 cause=memory-guard"),
+     ("kernel", "nf_conntrack: nf_conntrack: table full, dropping packet")],
 )  # fmt: skip
 def test_evidence_counts_only_from_a_source_that_can_know_it(source: str, text: str) -> None:
     assert classify(boot((1, source, text)))[0] == "power-lost"

@@ -18,7 +18,7 @@ from sparkd.agent.daemon.state_store import StateStore
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.kernel import Record
-from sparkd.base.host.kernel_events import parse_event
+from sparkd.base.host.kernel_events import Event, parse_event
 from sparkd.base.host.last_boot import BootLine, read_last_boot
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.log import Events
@@ -126,8 +126,7 @@ def classify(facts: BootFacts) -> tuple[str, str]:
 def _list_candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
     """Kinds with their evidence: the first that is not empty decides. The last one always has, without a journal."""
     last_lines = [line for line in facts.lines if line.at_seconds >= facts.lines[0].at_seconds - LAST_SECONDS]
-    parsed = (parse_event(Record(0, 0.0, line.text)) for line in last_lines if line.source == "kernel")
-    events = [event for event in parsed if event is not None]
+    events = list(_parse_events(last_lines))
     newest_texts = {event.kind: event.text for event in reversed(events)}
     panics = [text for text in facts.dumps if text.startswith(PANIC)]
     yield "memory", next((text for text in panics if "memory" in text), "")
@@ -151,6 +150,14 @@ def _list_candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
     if not facts.lines:
         keep = "sudo mkdir -p /var/log/journal && sudo journalctl --flush"
         yield "unknown", f"no journal of that boot is kept; to keep this one: {keep}"
+
+
+def _parse_events(lines: Sequence[BootLine]) -> Iterator[Event]:
+    """The kernel's, without full tables of connections: these end no machine, and any user can fill one."""
+    for line in lines:
+        event = parse_event(Record(0, 0.0, line.text)) if line.source == "kernel" else None
+        if event is not None and event.kind != "connections-dropped":
+            yield event
 
 
 def _find_line(lines: Sequence[BootLine], source: str, pattern: re.Pattern[str]) -> str:

@@ -141,12 +141,12 @@ def check_owners(files: Iterable[tuple[str, str]]) -> None:
         refuse_writable(Files(), path, role)
 
 
-def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False, hcas: int = 0) -> LaunchPlan:
+def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False) -> LaunchPlan:
     """The plan with what is known at the launch only: how many compilers the memory holds (`compile_jobs`).
 
-    `by_tcp`: without RDMA, which no node may use where one has none. `hcas`: how many of its devices; 0: all.
+    `by_tcp`: without RDMA, which no node may use where one has none.
     """
-    place = replace(node.plan.node, compile_jobs=str(compile_jobs), hcas=node.plan.node.hcas[: hcas or None])
+    place = replace(node.plan.node, compile_jobs=str(compile_jobs))
     plan = make_plan(node.recipe, node.settings, place, by_tcp=by_tcp)
     return replace(plan, image_id=node.plan.image_id, caches=node.plan.caches)
 

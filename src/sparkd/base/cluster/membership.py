@@ -91,8 +91,8 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     node = find_place(settings, host)
     if role not in (None, node.role):
         reason = f"this node is rank {node.rank}, the {node.role}, not a {role}"
-        at_boot = f"sudo systemctl disable sparkd-{role}; sudo systemctl enable sparkd-{node.role}"
-        raise ConfigError(reason, f"sudo systemctl start sparkd-{node.role}; and for each boot: {at_boot}")
+        disable, enable = f"disable --now sparkd-{role}", f"enable --now sparkd-{node.role}"
+        raise ConfigError(reason, f"sudo systemctl {disable}; sudo systemctl {enable}")
     switch = None if follows_head(settings, node) else current_switch(settings, host)
     chosen = switch.chosen if switch is not None else None
     try:
@@ -194,7 +194,7 @@ def _find_own_rank(nodes: tuple[str, ...], host: Host) -> int:
         own_addresses = ", ".join(address for address in addresses if not ip_address(address).is_loopback) or "none"
         raise AddressAwaitedError(
             f"this node has none of the addresses of cluster.nodes ({', '.join(nodes)}); its own: {own_addresses}",
-            "is its cable in, the other node on? else: sudo netplan apply; where DHCP changed it: cluster.nodes of all",
+            "is its cable in, other node on? else: sudo netplan apply; if DHCP changed it: cluster.nodes, on all nodes",
         )
     return ranks[0]
 

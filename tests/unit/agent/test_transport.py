@@ -52,29 +52,11 @@ def test_what_all_nodes_have_is_used_and_not_logged(
     assert not any("fabric.tcp.chosen" in line for line in planned_head.events.lines)
 
 
-@pytest.mark.parametrize(("counts", "limit"), [((2, 1, 2), 1), ((1, 2, 2), 1), ((2, 2, 2), 0), ((2, 0, 1), 0)], ids=str)
-def test_each_node_uses_as_many_devices_as_the_node_with_the_fewest(
-    planned_head: AgentUnderTest, workers: tuple[Node, Node], counts: tuple[int, int, int], limit: int
-) -> None:
-    """0: a node of an earlier version, or whose plan names none."""
-    planned_head.agent.reporter.update(transport="rdma", hcas=counts[0])
-    for rank, worker in enumerate(workers, 1):
-        worker.publish(report(rank, plan_digest="d", transport="rdma", hcas=counts[rank]))
-    with running_steps(planned_head, wait_and_join):
-        until(lambda: planned_head.report.epoch != "")
-        assert (planned_head.report.transport, planned_head.report.hcas) == ("rdma", limit)
-    lines = [line for line in planned_head.events.lines if "fabric.devices.unequal" in line]
-    assert len(lines) == (limit > 0)
-    assert (
-        f"devices=['spark1: {counts[0]}', 'spark2: {counts[1]}', 'spark3: {counts[2]}']" in "".join(lines) or not limit
-    )
-
-
 def join_call(worker: AgentUnderTest, port: int, own: str, heads: str) -> SparkdError | None:
     """Let a worker join a call for the head's transport; its error."""
-    worker.agent.reporter.update(transport=own, hcas=2)
+    worker.agent.reporter.update(transport=own)
     with node("127.0.0.1", port=port) as head, running_steps(worker, wait_and_join) as walk:
-        head.publish(report(0, epoch="e", plan_digest="d", transport=heads, hcas=1))
+        head.publish(report(0, epoch="e", plan_digest="d", transport=heads))
         return walk.join()
 
 
@@ -83,7 +65,7 @@ def test_a_worker_uses_the_transport_that_its_head_has_chosen(
     planned_worker: AgentUnderTest, port: int, own: str, heads: str
 ) -> None:
     assert join_call(planned_worker, port, own, heads) is None
-    assert (planned_worker.report.transport, planned_worker.report.hcas) == (heads, 1)
+    assert planned_worker.report.transport == heads
     assert planned_worker.report.epoch == "e"
 
 

@@ -71,7 +71,10 @@ def test_an_address_that_is_not_up_is_awaited_and_named(tree: Tree) -> None:
     assert caught.value.code is ExitCode.CONFIG
     assert all(address in caught.value.reason for address in (*THREE, "192.168.1.7"))
     assert "127.0.0.1" not in caught.value.reason
-    assert all(remedy in caught.value.hint for remedy in ("the other node on", "sudo netplan apply", "cluster.nodes"))
+    assert all(
+        remedy in caught.value.hint
+        for remedy in ("other node on?", "sudo netplan apply", "cluster.nodes, on all nodes")
+    )
 
 
 def test_a_node_that_owns_two_of_the_addresses_is_refused(tree: Tree) -> None:
@@ -96,8 +99,8 @@ def test_a_single_node_is_the_head(tree: Tree, nodes: tuple[str, ...], address: 
 def test_the_wrong_unit_names_the_right_one(tree: Tree, own: str, wrong: str, right: str) -> None:
     with pytest.raises(ConfigError) as caught:
         membership.resolve_context(settings(*THREE), wrong, owning(tree, own))
-    at_boot = f"sudo systemctl disable sparkd-{wrong}; sudo systemctl enable sparkd-{right}"
-    assert caught.value.hint == f"sudo systemctl start sparkd-{right}; and for each boot: {at_boot}"
+    enable = f"sudo systemctl enable --now sparkd-{right}"
+    assert caught.value.hint == f"sudo systemctl disable --now sparkd-{wrong}; {enable}"
     assert f"the {right}, not a {wrong}" in caught.value.reason
 
 

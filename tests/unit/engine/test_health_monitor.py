@@ -139,3 +139,25 @@ def test_an_engine_that_nobody_can_reach_is_degraded_and_stays_until_it_could_an
         gone.clear()
         until(lambda: record.given_up)
     assert isinstance(record.given_up, StalledError)
+
+
+def test_what_was_known_before_nobody_could_reach_an_engine_still_holds_afterwards() -> None:
+    """A request from before is late still, and the canary that was on its way is void."""
+    metrics, began, gone = (LOGS / "metrics.txt").read_bytes(), time.monotonic(), list[str]()
+
+    def reply(request: str, record: Record) -> Reply:
+        if request == CANARY and record.requests.count(CANARY) == 1:
+            gone.append("no address")
+        replies = {"GET /health": (200, b""), "GET /metrics": (200, metrics)}
+        return (99, b"") if gone else replies.get(request, token())
+
+    def unanswered() -> tuple[PendingRequest, ...]:
+        return (PendingRequest(time.monotonic() - began - 0.5),)
+
+    with monitored(reply, Supervise(), unanswered, lambda: "".join(gone)) as record:
+        until(lambda: record.problems.count("no address") > 2)
+        gone.clear()
+        until(lambda: record.figures.canaries == 1)
+    assert record.requests.count(CANARY) == 2
+    assert record.figures.canaries_failed == 0
+    assert set(record.problems) == {"", "no address"}

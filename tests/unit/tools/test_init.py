@@ -316,27 +316,17 @@ def test_a_head_without_an_address_gets_the_commands_for_one(
     assert "    enP2p1s0f0np0: {addresses: [10.100.1.1/24], mtu: 9000}\n" in output
 
 
-def test_a_worker_is_left_to_its_head(spark: Tree, run: Run) -> None:
-    spark.file(TOML, '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n')
+@pytest.mark.parametrize(("file", "edits"), [(TOML, True), (OWN, False)], ids=["a person's file", "init's file"])
+def test_a_worker_is_left_to_its_head(spark: Tree, run: Run, file: str, edits: bool) -> None:
+    spark.file(file, '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n')
     before = files(spark)
     output = run()
     assert "a worker of 10.0.0.9" in output
-    assert f"to serve without it: take cluster.nodes out of {spark.path(TOML)}, then: sudo sparkd init\n" in output
+    edit = f"take cluster.nodes out of {spark.path(file)}; " * edits
+    alone = "sudo systemctl disable --now sparkd-worker; sudo sparkd deinit; sudo sparkd init"
+    assert f"where it is gone for good: {edit}{alone}\n" in output
     assert output.endswith("next      sudo systemctl enable --now sparkd-worker\n")
     assert files(spark) == before
-
-
-def test_a_worker_whose_nodes_are_taken_out_serves_alone(spark: Tree, run: Run) -> None:
-    """As where its head is gone for good."""
-    own_recipe(spark)
-    spark.file(OWN, f"{HEADER}\n[cluster]\nfollow_head = true\n")
-    enable(spark, "worker")
-    starts = [line for line in run().splitlines() if line.startswith("next")]
-    assert settings(spark) == {"engine": {"recipe": "mine"}, "cluster": {"follow_head": True}}
-    assert starts == [
-        "next      sudo systemctl disable --now sparkd-worker   # this node is a head now",
-        "next      sudo systemctl enable --now sparkd-head",
-    ]
 
 
 def test_a_node_whose_own_address_is_gone_is_not_taken_for_a_worker(spark: Tree, run: Run) -> None:

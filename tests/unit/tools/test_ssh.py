@@ -45,10 +45,12 @@ def test_a_failure_has_a_reason_of_its_own(code: int, trouble: str, reason: str)
 
 def test_a_host_key_that_has_changed_is_forgotten_by_a_person_alone() -> None:
     """As of a machine that was replaced: until then `ssh` by hand fails, too."""
-    changed = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nHost key verification failed.\n"
+    banner = "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n"
     remedy = "if the machine was replaced: sudo ssh-keygen -R 10.0.0.2; then: sudo ssh ann@10.0.0.2"
-    diagnosed = diagnose(ProgramResult(255, "", changed), "ann@10.0.0.2", "", uid=0)
+    diagnosed = diagnose(ProgramResult(255, "", f"{banner}Host key verification failed.\n"), "ann@10.0.0.2", "", uid=0)
     assert diagnosed == ("its host key has changed", remedy)
+    later = diagnose(ProgramResult(255, "", f"{banner}ann@10.0.0.2: Permission denied (publickey).\n"), "ann@a", "")
+    assert "ssh keys" in later[0], "with StrictHostKeyChecking=no ssh continues"
 
 
 @pytest.mark.parametrize(

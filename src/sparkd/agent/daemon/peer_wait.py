@@ -15,14 +15,13 @@ from sparkd.agent.daemon.rdma import note_late_rdma
 from sparkd.agent.preflight.checks.rdma import BY_TCP, TCP_COST, TCP_HINT
 from sparkd.base.lib.errors import NotReadyError, OutdatedPlanError
 from sparkd.base.plan.differences import compare_versions
-from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
+from sparkd.base.status.model import Contact, PeerStatus, Phase
 from sparkd.base.status.phases import PHASES, find_loss
 
 POLL_SECONDS = 1.0
 """Longest pause between two looks: reports wake the loop earlier."""
 RANKS_SECONDS = 450.0
 """Limit for the workers' ranks to run: docker takes up to 300 s, preflight 120. vLLM's rendezvous ends after 600 s."""
-TWIN_HINT = "both devices of the fabric's port need an address, on all nodes: sparkd preflight --explain rdma"
 
 
 def wait_for_peers(agent: Agent) -> bool:
@@ -100,18 +99,27 @@ def _describe_peer(peer: PeerStatus) -> str:
 def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
     """On a worker, take the head's epoch. On the head, call, and wait until the rank of each worker runs.
 
-    Raises PeerLostError (exit 14), NotReadyError (exit 12), OutdatedPlanError (exit 10).
+    NCCL uses TCP on all nodes where one has no RDMA. Raises PeerLostError (exit 14), NotReadyError (exit 12),
+    OutdatedPlanError (exit 10).
     """
     peers = agent.monitor.check()
     if not agent.context.is_head:
         head = peers[0].report
-        _report_epoch(agent, *((head.epoch, head.transport, head.hcas) if head else ("", "", 0)))
+        _report_epoch(agent, head.epoch if head else "", head.transport if head else "")
         return
     deadline = time.monotonic() + ranks_seconds
     if agent.context.peers:
         agent.phase.enter(Phase.AWAITING_PEERS, "calling the workers' ranks")
     reports = (agent.reporter.report, *(peer.report for peer in peers if peer.report))
-    _report_epoch(agent, agent.rank_id, *_agree_on_rdma(agent, reports))
+    nodes_without_rdma = [report.node for report in reports if report.transport == BY_TCP]
+    if nodes_without_rdma:
+        agent.events.warning(
+            "fabric.tcp.chosen",
+            without_rdma=nodes_without_rdma,
+            reason=f"NCCL can't mix them, {TCP_COST}",
+            hint=TCP_HINT,
+        )
+    _report_epoch(agent, agent.rank_id, BY_TCP if nodes_without_rdma else reports[0].transport)
     while starting := [peer for peer in agent.monitor.check() if not _is_running(peer, agent.rank_id)]:
         awaited = "; ".join(_describe_peer(peer) for peer in starting)
         if time.monotonic() >= deadline:
@@ -122,28 +130,12 @@ def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
         agent.loop.wait(POLL_SECONDS)
 
 
-def _agree_on_rdma(agent: Agent, reports: tuple[NodeReport, ...]) -> tuple[str, int]:
-    """The transport of all ranks, and how many RDMA devices each uses; 0: all. NCCL can't join a node without them to
-    others, nor one with a half of its port's devices to one with both: it joins them by their order.
-    """
-    if without_rdma := [report.node for report in reports if report.transport == BY_TCP]:
-        reason = f"NCCL can't mix them, {TCP_COST}"
-        agent.events.warning("fabric.tcp.chosen", without_rdma=without_rdma, reason=reason, hint=TCP_HINT)
-        return BY_TCP, 0
-    counts = [report.hcas for report in reports]
-    if not 0 < (least := min(counts)) < max(counts):
-        return reports[0].transport, 0
-    devices, reason = [f"{report.node}: {report.hcas}" for report in reports], f"so each node uses {least}, for NCCL"
-    agent.events.warning("fabric.devices.unequal", devices=devices, reason=reason, hint=TWIN_HINT)
-    return reports[0].transport, least
-
-
-def _report_epoch(agent: Agent, epoch: str, transport: str, hcas: int) -> None:
-    """Report the epoch, and what all ranks use. Raises OutdatedPlanError where this node has no RDMA for it."""
+def _report_epoch(agent: Agent, epoch: str, transport: str) -> None:
+    """Report the epoch and the transport of all ranks. Raises OutdatedPlanError where this node has no RDMA for it."""
     if agent.reporter.report.transport == BY_TCP and transport != BY_TCP:
         raise OutdatedPlanError("the RDMA devices of this node have gone since the head called", "sparkd starts again")
     agent.log.bind(epoch=epoch)
-    agent.reporter.update(epoch=epoch, transport=transport, hcas=hcas)
+    agent.reporter.update(epoch=epoch, transport=transport)
 
 
 def _is_running(worker: PeerStatus, epoch: str) -> bool:

@@ -64,7 +64,8 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         trouble = degraded or agent.monitor.trouble
         message = (trouble or serving_message) + _report_kernels(agent, running)
         agent.phase.enter(Phase.DEGRADED if trouble else Phase.SERVING, report_gpu(agent.reporter, message, gpu))
-        agent.proving.tick()
+        if counters is not None or not degraded:  # an API that nobody reaches proves nothing
+            agent.proving.tick()
         keep_rank(agent, running)
         running.follow_segments()
         if may_have_lost_dockerd(running):
@@ -166,7 +167,9 @@ def _describe_lost_address(agent: Agent) -> str:
     """Why the API can't be reached where its own address has gone, as with the LAN: the engine works, and stays."""
     look = partial(network.is_foreign, agent.host.files, agent.plan.api_host)
     is_lost = agent.look(look, COUNTERS_SECONDS, "looking at this node's addresses", False)
-    return f"this node no longer has {agent.plan.api_host}, on which its API listens (args.host)" if is_lost else ""
+    reason = f"the head no longer has {agent.plan.api_host}, on which its API listens"
+    remedy = "where DHCP gave another one: change args.host, then sudo systemctl restart sparkd-head"
+    return f"{reason}; {remedy}" if is_lost else ""
 
 
 async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:

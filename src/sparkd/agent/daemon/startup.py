@@ -73,8 +73,7 @@ def fingerprint(agent: Agent) -> None:
     agent.agreed.keep(agreed)
     check_hcas(agent, hcas)
     agent.cluster.publish(PLAN_PATH, agreement.dump_values(agreed.values))
-    count = len(agent.plan.node.hcas) if agent.plan.names_hcas else 0
-    agent.reporter.update(plan_digest=agreed.digest, versions=software, transport=transport, hcas=count)
+    agent.reporter.update(plan_digest=agreed.digest, versions=software, transport=transport)
 
 
 def read_agreement(agent: Agent) -> Agreement:
@@ -107,12 +106,11 @@ def launch(agent: Agent) -> Running:
     agent.switching.raise_if_unwritten()
     agent.launch_row.begin()
     lower_readahead(agent)
-    report = agent.reporter.report
-    ray_token = _make_ray_token(agent, report.epoch) if agent.plan.on_ray else ""
-    jobs, by_tcp = _read_compile_jobs(agent), report.transport == BY_TCP
-    plan = plan_to_launch(agent.context, jobs, by_tcp=by_tcp, hcas=report.hcas)
-    record = _begin_record(agent, report.epoch, report.transport)
-    labels = container_labels(agent.plan, agent.owner.invocation, agent.rank_id, report.epoch)
+    epoch, transport = agent.reporter.report.epoch, agent.reporter.report.transport
+    ray_token = _make_ray_token(agent, epoch) if agent.plan.on_ray else ""
+    plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
+    record = _begin_record(agent, epoch, transport)
+    labels = container_labels(agent.plan, agent.owner.invocation, agent.rank_id, epoch)
     try:
         rank = agent.actions.launch(plan, labels, ray_token)
     except LaunchError:

@@ -89,7 +89,11 @@ class HealthMonitor(Struct):
         self._probing = None
         self.figures = replace(self.figures, probe_seconds=round(now - self._probe_sent_at, 1))
         if health is None and (reason := self.unreachable()):
-            self._state, self._probe_at = healthy(now), now + PROBE_SECONDS
+            # What was known before stays. A canary on its way finds no address, either.
+            self._state = replace(
+                self._state, answered_at=now, probed_at=now, stall_clock_from=now, canary_pending=False
+            )
+            self._canary, self._probe_at = None, now + PROBE_SECONDS
             self.on_check(reason, None, self.figures)
             return Continue(self._state, reason)
         canary = None

@@ -91,8 +91,8 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     node = find_place(settings, host)
     if role not in (None, node.role):
         reason = f"this node is rank {node.rank}, the {node.role}, not a {role}"
-        at_boot = f"sudo systemctl disable sparkd-{role}; sudo systemctl enable sparkd-{node.role}"
-        raise ConfigError(reason, f"sudo systemctl start sparkd-{node.role}; and for each boot: {at_boot}")
+        disable, enable = f"disable --now sparkd-{role}", f"enable --now sparkd-{node.role}"
+        raise ConfigError(reason, f"sudo systemctl {disable}; sudo systemctl {enable}")
     switch = None if follows_head(settings, node) else current_switch(settings, host)
     chosen = switch.chosen if switch is not None else None
     try:
@@ -141,12 +141,12 @@ def check_owners(files: Iterable[tuple[str, str]]) -> None:
         refuse_writable(Files(), path, role)
 
 
-def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False, hcas: int = 0) -> LaunchPlan:
+def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False) -> LaunchPlan:
     """The plan with what is known at the launch only: how many compilers the memory holds (`compile_jobs`).
 
-    `by_tcp`: without RDMA, which no node may use where one has none. `hcas`: how many of its devices; 0: all.
+    `by_tcp`: without RDMA, which no node may use where one has none.
     """
-    place = replace(node.plan.node, compile_jobs=str(compile_jobs), hcas=node.plan.node.hcas[: hcas or None])
+    place = replace(node.plan.node, compile_jobs=str(compile_jobs))
     plan = make_plan(node.recipe, node.settings, place, by_tcp=by_tcp)
     return replace(plan, image_id=node.plan.image_id, caches=node.plan.caches)
 
@@ -194,7 +194,7 @@ def _find_own_rank(nodes: tuple[str, ...], host: Host) -> int:
         own_addresses = ", ".join(address for address in addresses if not ip_address(address).is_loopback) or "none"
         raise AddressAwaitedError(
             f"this node has none of the addresses of cluster.nodes ({', '.join(nodes)}); its own: {own_addresses}",
-            "is its cable in, the other node on? else: sudo netplan apply; where DHCP changed it: cluster.nodes of all",
+            "is its cable in, other node on? else: sudo netplan apply; if DHCP changed it: cluster.nodes, on all nodes",
         )
     return ranks[0]
 

@@ -131,12 +131,14 @@ def canonical(address: str) -> str:
 
 
 def is_foreign(files: Files, text: str) -> bool:
-    """Whether a text is an IP address that this machine does not have. No name is one, nor an address for all."""
+    """Whether a text is an IP address that no program can bind here. A name is none, nor an address for all."""
     try:
         address = ip_address(canonical(text.strip("[]")))
     except ValueError:
         return False
-    return not (address.is_unspecified or address.is_loopback or str(address) in read_addresses(files))
+    is_bindable = files.text_if_any(f"/proc/sys/net/ipv{address.version}/ip_nonlocal_bind") == "1\n"
+    is_any = address.is_unspecified or address.is_loopback
+    return not (is_bindable or is_any or str(address) in read_addresses(files))
 
 
 def interface_of(files: Files, address: str) -> str:

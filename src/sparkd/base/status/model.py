@@ -142,8 +142,6 @@ class NodeReport(Struct, frozen=True):
     """Digest of the configuration that a head serves to its workers; on a worker, of the one that it follows."""
     transport: str = ""
     """`rdma` or `tcp`: what NCCL can use here, or with an epoch, what all ranks use. Empty where it needs none."""
-    hcas: int = 0
-    """How many RDMA devices the plan names; with an epoch, the most that a rank uses. 0: all, or an earlier version."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
     message: str = ""

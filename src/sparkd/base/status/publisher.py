@@ -66,7 +66,6 @@ class Changes(TypedDict, total=False):
     plan_digest: str
     config_digest: str
     transport: str
-    hcas: int
     lan_address: str
     versions: Mapping[str, str]
     peers: tuple[PeerStatus, ...]

@@ -51,7 +51,10 @@ _UNWRITABLE = re.compile(
 _TO_SEND = re.compile(r"^Total transferred file size: (\d{1,18}) bytes$", re.MULTILINE)
 
 _KNOWN_FAILURES = (
-    ("IDENTIFICATION HAS CHANGED", "its host key has changed", "if the machine was replaced: {forget}; then: {ssh}"),
+    (
+        "(?s)IDENTIFICATION HAS CHANGED.*Host key verification failed",  # with StrictHostKeyChecking=no ssh continues
+        *("its host key has changed", "if the machine was replaced: {forget}; then: {ssh}"),
+    ),
     ("Host key verification failed", "its host key is not known here", "once by hand: {ssh}"),
     (r"Permission denied \([a-z]", "it takes none of {whose} ssh keys", "{copy_id}; or {otherwise}"),
     ("Connection (reset|closed) by|kex_exchange", "its sshd hung up", "refused logins make it: try again in a minute"),

@@ -234,8 +234,9 @@ class Invitation:
         elif hello.written and address not in self._sent:
             refusal = f"{address} has got no key by this code"
         elif not is_known and address not in self._nodes and len(self._nodes) >= self._most_nodes:
-            refusal = "; ".join(filter(None, (f"the cluster has {len(self._nodes)} nodes already", self._limit_reason)))
-            refusal += f"; one of {', '.join(self._nodes[1:])} that is gone is to leave cluster.nodes on the head first"
+            remedy = "one that is gone is to leave cluster.nodes on the head first"
+            reason = f"the cluster has {len(self._nodes)} nodes already: {remedy}"
+            refusal = "; ".join(filter(None, (reason, self._limit_reason)))
         if refusal:
             self._record_refusal(address, refusal)
             return Welcome(__version__, refused=refusal)

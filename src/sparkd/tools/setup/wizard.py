@@ -64,8 +64,10 @@ class Wizard:
         nodes = tuple(map(canonical, settings.cluster.nodes))
         if len(nodes) > 1 and find_place(settings, self.host).rank:
             origin = self.files.load().origins["cluster.nodes"]
-            alone = f"to serve without it: take cluster.nodes out of {origin}, then: sudo sparkd init"
-            self._show("role", f"a worker of {nodes[0]}: to change it, run `sparkd init` there", alone)
+            edit = f"take cluster.nodes out of {origin}; " * (not origin.endswith(self.files.init_file))
+            alone = f"{edit}sudo systemctl disable --now sparkd-worker; sudo sparkd deinit; sudo sparkd init"
+            to_change = f"a worker of {nodes[0]}: to change it, run `sparkd init` there"
+            self._show("role", to_change, f"where it is gone for good: {alone}")
             self._finish(settings, "worker", (), changed=False)
             return
         choice = Chooser(self.wishes, self.files, self.show_line).choose(settings, survey, nodes)

@@ -66,6 +66,9 @@ def test_an_api_on_an_address_that_the_node_lacks_is_not_started_and_awaits_it(
     verdict = Ports((replace(API, address=address), replace(REPORT, address="10.0.0.98"))).run(Host(tree.root))[1]
     awaits = f"the address {address}" if level is Level.BLOCK else ""
     expect(verdict, level, f"{address}, which this node does not have" if awaits else "free", awaits=awaits)
+    for version in (4, 6):
+        tree.file(f"/proc/sys/net/ipv{version}/ip_nonlocal_bind", "1\n")
+    assert Ports((replace(API, address=address),)).run(Host(tree.root))[1].level is Level.OK, "vLLM can bind any"
 
 
 def test_nobody_is_ended_for_a_port() -> None:

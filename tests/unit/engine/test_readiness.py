@@ -91,6 +91,26 @@ def test_a_completion_has_its_own_deadline() -> None:
         assert probe_port(port, 0.1) == ProbeResult(ReadinessStage.COMPLETION, "no answer within 0.1 s", late=True)
 
 
+def page_of(moved: str, count: int) -> bytes:
+    """A page of counters, of which one has moved."""
+    names = ("num_requests_running", "num_requests_waiting", "iteration_tokens_total_count")
+    counts = dict.fromkeys((*names, "prompt_tokens_total", "generation_tokens_total"), 20) | {moved: count}
+    return "".join(f"vllm:{name} {value}\n" for name, value in counts.items()).encode()
+
+
+@pytest.mark.parametrize("answer", [(500, b"dead"), (200, b'{"usage": {"completion_tokens": 0}}'), (404, b"")])
+def test_tokens_of_an_own_request_that_fails_prove_nothing(answer: Reply) -> None:
+    prompts = iter((0, 1))
+
+    def reply(request: str, key: str) -> Reply:
+        if request == "GET /metrics":
+            return 200, page_of("prompt_tokens_total", next(prompts))
+        return answer if request.startswith("POST") else serving(request, key)
+
+    with engine(reply) as port:
+        assert probe_port(port, 10).failed is ReadinessStage.COMPLETION
+
+
 @pytest.mark.parametrize("wait_seconds", [0.5, 0.0], ids=["waits", "is refused"])
 @pytest.mark.parametrize(
     ("tokens", "stage"),
@@ -102,17 +122,16 @@ def test_a_completion_has_its_own_deadline() -> None:
     ],
     ids=["more than before", "as many as before, by the warm-up", "not known before", "not known now"],
 )
+@pytest.mark.parametrize("moved", ["prompt_tokens_total", "generation_tokens_total"])
 def test_tokens_for_clients_prove_an_engine_whose_own_request_waits_or_is_refused(
-    tokens: tuple[int | None, int | None], stage: ReadinessStage | None, wait_seconds: float
+    tokens: tuple[int | None, int | None], stage: ReadinessStage | None, wait_seconds: float, moved: str
 ) -> None:
-    names = ("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "iteration_tokens_total_count")
-    page = "".join(f"vllm:{name} 20\n" for name in names)
-    generated = iter(tokens)
+    counts = iter(tokens)
 
     def reply(request: str, key: str) -> Reply:
         if request == "GET /metrics":
-            count = next(generated)
-            return (404, b"") if count is None else (200, f"{page}vllm:generation_tokens_total {count}\n".encode())
+            count = next(counts)
+            return (404, b"") if count is None else (200, page_of(moved, count))
         if request == "POST /v1/completions":
             time.sleep(wait_seconds)
         return (503, b"queue full") if request.startswith("POST") else serving(request, key)

@@ -72,6 +72,19 @@ def test_a_request_that_waits_for_its_client_is_no_hang(deferred: int, *, ends: 
     assert not isinstance(decision, Continue) or not decision.degraded
 
 
+def test_requests_that_are_all_deferred_for_as_long_as_a_stall_degrade_the_service_and_do_not_end_it() -> None:
+    def deferring(seconds: float, running: int) -> Observation:
+        return Observation(seconds, 200, Counters(running, 1, seconds, seconds, seconds, deferred=1), TOKEN, idle=True)
+
+    long = observe(*(deferring(seconds, running=0) for seconds in range(5, 371, 5)))
+    assert isinstance(long, Continue)
+    assert "all requests are deferred for 365 s" in long.degraded
+    for observation in (deferring(375, running=1), at(380, 500)):
+        decision = decide(long.state, observation, LIMITS)
+        assert isinstance(decision, Continue)
+        assert not decision.degraded
+
+
 def compiling(seconds: float) -> Observation:
     """One request runs, and no token has come."""
     return replace(at(seconds, running=1), compiles=True)

@@ -89,6 +89,8 @@ class HealthState(Struct, frozen=True):
     """Since when requests have waited for a compiler."""
     computed_at: float = float("-inf")
     """Last time that the GPU was known to be at work."""
+    deferred_since: float = float("inf")
+    """Since when the engine has deferred all the requests that it has."""
 
     @property
     def troubled(self) -> bool:
@@ -173,7 +175,9 @@ def _read_answers(last: HealthState, probe: Observation) -> HealthState:
     )
     if probe.counters is None:
         return state
-    state = replace(state, read_at=probe.at, work=probe.counters.work, is_busy=probe.counters.busy)
+    counters = probe.counters
+    since = min(last.deferred_since, probe.at) if counters.deferred and not counters.busy else float("inf")
+    state = replace(state, read_at=probe.at, work=counters.work, is_busy=counters.busy, deferred_since=since)
     if last.work is None or state.work == last.work:
         return state
     # The step that moved them has ended after the last read.
@@ -283,6 +287,8 @@ def _find_trouble(state: HealthState, probe: Observation, limits: Supervise) -> 
     patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if probe.computes else 0)
     if state.still_seconds >= patience_seconds:
         return _describe_stall(state)
+    if (seconds := probe.at - state.deferred_since) >= limits.stall_seconds:
+        return f"all requests are deferred for {seconds:.0f} s: they wait for clients, a KV cache, or a LoRA's place"
     unread_seconds = probe.at - state.read_at
     if state.work is not None and not limits.canary_seconds and unread_seconds >= UNREAD_SECONDS:
         unread = f"/metrics could not be read for {unread_seconds:.0f} s, and canaries are off"

@@ -153,8 +153,10 @@ def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue
     """Judge one probe, by the state before it. Pure."""
     if probe.health == DEAD_STATUS:
         return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
-    if probe.counters is not None and probe.counters.asleep:
-        return Continue(healthy(probe.at), "the engine sleeps: requests wait until a client sends POST /wake_up")
+    is_asleep = probe.counters is not None and probe.counters.asleep
+    sleep = "the engine sleeps: requests wait until a client sends POST /wake_up" if is_asleep else ""
+    if sleep and (probe.idle or probe.computes):  # only another program can compute; else a wake-up may hang
+        return Continue(healthy(probe.at), sleep)
     state = _end_canary(_read_answers(last, probe), probe)
     state = _restart_clock(last, state, probe)
     wants_canary = _is_canary_due(state, probe, limits.canary_seconds)
@@ -162,7 +164,7 @@ def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue
         state = _send_canary(last, state, probe)
     if (failure := _find_stall(last, state, probe, limits)) is not None:
         return failure
-    return Continue(state, _find_trouble(state, probe, limits), wants_canary)
+    return Continue(state, sleep or _find_trouble(state, probe, limits), wants_canary)
 
 
 def _read_answers(last: HealthState, probe: Observation) -> HealthState:

@@ -92,12 +92,9 @@ class HealthMonitor(Struct):
             self._state, self._probe_at = healthy(now), now + PROBE_SECONDS
             self.on_check(reason, None, self.figures)
             return Continue(self._state, reason)
-        canary = None
-        if self._canary is not None and self._canary.done():
-            (canary, seconds), self._canary = self._canary.result(), None
-            self._note_canary(canary, seconds)
+        canary = self._take_canary()
         # Only while it matters: with each call the driver is queried more often, or files in the caches are counted.
-        troubled = self._state.troubled
+        troubled = self._state.troubled or (counters is not None and counters.asleep)
         computes = troubled and self.computes()
         compiles = (troubled or self._state.compiling_since is not None) and self.compiles()
         idle = troubled and self.idle()
@@ -111,7 +108,11 @@ class HealthMonitor(Struct):
             self.on_check(decision.degraded, counters, self.figures)
         return decision
 
-    def _note_canary(self, canary: Completion, seconds: float) -> None:
+    def _take_canary(self) -> Completion | None:
+        """The answer to the canary, once, with its figures kept; None where none has come."""
+        if self._canary is None or not self._canary.done():
+            return None
+        (canary, seconds), self._canary = self._canary.result(), None
         self.figures = replace(
             self.figures,
             canary_seconds=round(seconds, 3),
@@ -119,6 +120,7 @@ class HealthMonitor(Struct):
             canaries=self.figures.canaries + 1,
             canaries_failed=self.figures.canaries_failed + (not canary.token),
         )
+        return canary
 
     async def _request_canary(self) -> tuple[Completion, float]:
         began = time.monotonic()

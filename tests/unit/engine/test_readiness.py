@@ -1,12 +1,14 @@
 """When an engine is ready: its stages, and how long it is waited for."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from tests.unit.clock import unstalled
-from tests.unit.engine_server import Reply, engine, models, token
+from tests.unit.engine_server import Reply, engine, models, serve, token
 from tests.unit.nodes import least
 
 from sparkd.agent.engine.load_progress import LoadProgress
@@ -70,15 +72,33 @@ def without_text(pooled: Reply) -> Callable[[str, str], Reply]:
 def test_a_model_that_makes_no_text_is_ready_once_it_pools(body: bytes) -> None:
     with engine(without_text((200, body))) as port:
         assert probe_port(port, 10).failed is None
-    with engine(without_text((500, b"dead"))) as port:
-        assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, "HTTP 500 dead")
+    for status in (401, 429, 500):
+        with engine(without_text((status, b"no"))) as port:
+            assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, f"HTTP {status} no")
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_a_diffusion_model_is_ready_though_it_refuses_the_first_temperature(status: int) -> None:
-    answers = iter(((status, b"The temperature is not yet supported with diffusion models."), token()))
-    with engine(lambda request, key: next(answers) if request.startswith("POST") else serving(request, key)) as port:
-        assert probe_port(port, 10).failed is None
+def test_a_diffusion_model_is_sent_the_temperature_that_it_refuses_once(status: int) -> None:
+    temperatures = list[int]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            temperatures.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["temperature"])
+            refusal = status, b"The temperature is not yet supported with diffusion models."
+            answer_status, body = token() if temperatures[-1] else refusal
+            self.send_response(answer_status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its base's name
+            """Nothing on stderr."""
+
+    async def complete_twice(endpoint: Endpoint) -> tuple[bool, bool]:
+        return (await endpoint.complete(10)).token, (await endpoint.complete(10)).token
+
+    with serve(Handler) as port:
+        assert asyncio.run(complete_twice(Endpoint("127.0.0.1", port, "tiny"))) == (True, True)
+    assert temperatures == [0, 1, 1]
 
 
 def test_a_model_that_neither_makes_text_nor_pools_is_not_waited_for() -> None:

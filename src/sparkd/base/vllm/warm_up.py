@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.vllm.api import Answer, Endpoint
+from sparkd.base.vllm.api import Answer, Endpoint, refuses_text
 from sparkd.base.vllm.warm_up_steps import ANSWER_SPREAD, BATCH_ANSWER, Limits, Step, make_steps
 
 MOST_PASSES = 6
@@ -54,7 +54,7 @@ class Result(Struct, frozen=True):
     over: bool = False
     """Whether another try gains nothing: it is whole, or all MOST_PASSES passes compiled and the last was answered."""
     whole: bool = False
-    """Whether every prompt of the last pass was answered, and compiled nothing."""
+    """Whether every prompt of the last pass was answered, and compiled nothing; or the model takes none of them."""
     lost: bool = False
     """Whether the endpoint has stopped answering."""
     fault: str = ""
@@ -63,6 +63,8 @@ class Result(Struct, frozen=True):
     @property
     def shown(self) -> str:
         """A line for people."""
+        if self.whole and not self.passes:
+            return f"the model takes no such requests: {self.fault}"
         sent = f"passes: {self.passes}, of {self.requests:,} requests together"
         fault = f"; not answered: {self.fault}" if self.fault else ""
         return f"{sent}; new files of kernels: {self.files}, used for the first time: {self.kernels}{fault}"
@@ -122,7 +124,7 @@ async def warm_up(
         for done, step in enumerate(steps):
             show(number, done, len(steps))
             unanswered += await sender.send(step)
-            if unanswered and sender.fault.startswith("HTTP 404"):  # a model that makes no text
+            if unanswered and refuses_text(sender.fault):
                 return sum_up(0, await look(), over=True, whole=True)
             if sender.is_lost or time.monotonic() >= deadline:
                 return sum_up(number, await look())

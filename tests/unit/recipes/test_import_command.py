@@ -50,23 +50,6 @@ def test_files_of_the_node_are_missing_where_vllm_ran_in_no_container() -> None:
         assert sorted(line.split()[4] for line in lines if "is the node's" in line) == missing
 
 
-@pytest.mark.parametrize(
-    ("sizes", "missing"),
-    [
-        ("--data-parallel-size 2", True),
-        ("--data-parallel-size 4 --data-parallel-size-local 2", True),
-        ("--data-parallel-size 2 --data-parallel-size-local 2", False),
-        ("--data-parallel-size 1", False),
-        ("", False),
-    ],
-)
-def test_data_parallel_ranks_that_start_elsewhere_are_missing(sizes: str, *, missing: bool) -> None:
-    with stdin_of(io.StringIO(f"{LINE} {sizes} --data-parallel-address 10.0.0.1\n")):
-        done = sparkd("recipe", "import", "-")
-    assert ("--data-parallel-address: sparkd starts all ranks of a recipe" in done.stdout) is missing
-    assert ("leave it and --data-parallel-size-local out" in done.stdout) is missing
-
-
 def test_a_vllm_that_is_started_without_an_image_needs_one(tmp_path: Path) -> None:
     path = tmp_path / "bare.sh"
     path.write_text("vllm serve org/bare --seed 1\n")

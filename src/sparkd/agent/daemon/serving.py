@@ -173,10 +173,8 @@ async def makes_token(endpoint: Endpoint, seconds: float) -> bool:
     """Whether the engine works: a token comes, its counters move while the request waits in its queue, or it sleeps."""
     try:
         first_counters = await endpoint.counters(COUNTERS_SECONDS)
-        if first_counters is not None and first_counters.asleep:
-            return True
         with suppress(HttpError):
-            if (await endpoint.complete(seconds)).token:
+            if (first_counters is not None and first_counters.asleep) or (await endpoint.complete(seconds)).token:
                 return True
         last_counters = await endpoint.counters(COUNTERS_SECONDS)
     except HttpError:

@@ -89,8 +89,7 @@ class HealthState(Struct, frozen=True):
     """Since when requests have waited for a compiler."""
     computed_at: float = float("-inf")
     """Last time that the GPU was known to be at work."""
-    deferred_since: float = float("inf")
-    """Since when the engine has deferred all the requests that it has."""
+    deferred_since: float = float("inf")  # since when the engine has deferred all the requests that it has
 
     @property
     def troubled(self) -> bool:
@@ -175,9 +174,8 @@ def _read_answers(last: HealthState, probe: Observation) -> HealthState:
         answered_at=last.answered_at if probe.health is None else probe.at,
         computed_at=probe.at if probe.computes else last.computed_at,
     )
-    if probe.counters is None:
+    if (counters := probe.counters) is None:
         return state
-    counters = probe.counters
     since = min(last.deferred_since, probe.at) if counters.deferred and not counters.busy else float("inf")
     state = replace(state, read_at=probe.at, work=counters.work, is_busy=counters.busy, deferred_since=since)
     if last.work is None or state.work == last.work:

@@ -92,13 +92,12 @@ class HealthMonitor(Struct):
             self._state, self._probe_at = healthy(now), now + PROBE_SECONDS
             self.on_check(reason, None, self.figures)
             return Continue(self._state, reason)
-        canary = self._take_canary()
         # Only while it matters: with each call the driver is queried more often, or files in the caches are counted.
         troubled = self._state.troubled or (counters is not None and counters.asleep)
         computes = troubled and self.computes()
         compiles = (troubled or self._state.compiling_since is not None) and self.compiles()
         idle = troubled and self.idle()
-        probe = Observation(now, health, counters, canary, self.unanswered(), computes, compiles, idle)
+        probe = Observation(now, health, counters, self._take_canary(), self.unanswered(), computes, compiles, idle)
         decision = decide(self._state, probe, self.limits)
         if isinstance(decision, Continue):
             self._state = decision.state
@@ -109,7 +108,6 @@ class HealthMonitor(Struct):
         return decision
 
     def _take_canary(self) -> Completion | None:
-        """The answer to the canary, once, with its figures kept; None where none has come."""
         if self._canary is None or not self._canary.done():
             return None
         (canary, seconds), self._canary = self._canary.result(), None

@@ -28,11 +28,6 @@ class Completion(Struct, frozen=True):
     error: str = ""
 
 
-def refuses_text(error: str) -> bool:
-    """Whether a model that gave this error makes no text, or none at the temperatures of a test, by diffusion."""
-    return error.startswith("HTTP 404") or DIFFUSION in error
-
-
 class Answer(Struct, frozen=True):
     """The answer to a prompt, by a completion or a chat."""
 
@@ -70,8 +65,7 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = HttpClient(f"http://{address}:{port}", headers=headers, admit=admit, connections=connections)
         self.served_name = served_name
-        self._temperature = 0
-        """That of completions: 1 once a model has refused 0, as each refusal is an error in the engine's log."""
+        self._temperature = 0  # 1 once a model has refused that: each refusal is an error in the engine's log
 
     async def close(self) -> None:
         """Close the connections: no other event loop can use them."""
@@ -118,11 +112,10 @@ class Endpoint:
             body["temperature"] = self._temperature = 1
             answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
         if answer.status == 404:  # a model for embeddings or reranking makes no text
-            pooled = {"model": self.served_name, "input": "1"}
-            answer = await self._http.request("/pooling", timeout_seconds, json=pooled)
+            body = {"model": self.served_name, "input": "1"}
+            answer = await self._http.request("/pooling", timeout_seconds, json=body)
             if answer.status in (200, 404):
-                is_pooled = answer.status == 200
-                return Completion(token=is_pooled, error="" if is_pooled else UNPROVABLE)
+                return Completion(token=answer.status == 200, error="" if answer.status == 200 else UNPROVABLE)
         if answer.status != 200:
             return Completion(token=False, error=f"HTTP {answer.status} {excerpt(answer.body)}".strip())
         with suppress(ValueError):

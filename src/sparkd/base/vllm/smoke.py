@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sparkd.base.lib import read_data
 from sparkd.base.lib.http_client import HttpError, LateError
 from sparkd.base.vllm.answers import find_difference, find_end_fault, find_fault
-from sparkd.base.vllm.api import Answer, Endpoint, refuses_text
+from sparkd.base.vllm.api import DIFFUSION, Answer, Endpoint
 from sparkd.base.vllm.capabilities import Capabilities
 from sparkd.base.vllm.logprobs import UnscoredError, find_gap, find_nonsense
 
@@ -139,7 +139,7 @@ async def _repeat_prompt(endpoint: Endpoint, seconds: float) -> tuple[Round, ...
     """Send GREEDY twice, and, unless nothing is answered, once more while other requests come and go."""
     began = time.monotonic()
     alone = [await _send_greedy(endpoint, seconds) for _ in range(2)]
-    if all(refuses_text(answer.error) for answer in alone):
+    if all(answer.error.startswith("HTTP 404") or DIFFUSION in answer.error for answer in alone):
         return (Round("same prompt twice", 0, skipped=f"no text, or by diffusion: {alone[0].error}"),)
     alone_faults = _list_faults(*(find_end_fault(answer, GREEDY_TOKENS) for answer in alone), find_difference(alone))
     rate = _measure_rate(alone, time.monotonic() - began)

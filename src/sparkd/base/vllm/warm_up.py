@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.vllm.api import Answer, Endpoint, refuses_text
+from sparkd.base.vllm.api import DIFFUSION, Answer, Endpoint
 from sparkd.base.vllm.warm_up_steps import ANSWER_SPREAD, BATCH_ANSWER, Limits, Step, make_steps
 
 MOST_PASSES = 6
@@ -63,8 +63,6 @@ class Result(Struct, frozen=True):
     @property
     def shown(self) -> str:
         """A line for people."""
-        if self.whole and not self.passes:
-            return f"the model takes no such requests: {self.fault}"
         sent = f"passes: {self.passes}, of {self.requests:,} requests together"
         fault = f"; not answered: {self.fault}" if self.fault else ""
         return f"{sent}; new files of kernels: {self.files}, used for the first time: {self.kernels}{fault}"
@@ -124,7 +122,7 @@ async def warm_up(
         for done, step in enumerate(steps):
             show(number, done, len(steps))
             unanswered += await sender.send(step)
-            if unanswered and refuses_text(sender.fault):
+            if unanswered and (sender.fault.startswith("HTTP 404") or DIFFUSION in sender.fault):
                 return sum_up(0, await look(), over=True, whole=True)
             if sender.is_lost or time.monotonic() >= deadline:
                 return sum_up(number, await look())

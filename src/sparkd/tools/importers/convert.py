@@ -17,7 +17,7 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.base.recipes.types import REPO
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import JsonValue, parse_count
-from sparkd.base.vllm.flag_values import DATA_SIZE, STARTED_APART, rank_flags
+from sparkd.base.vllm.flag_values import rank_flags
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.bundle_steps import list_steps
 from sparkd.tools.importers.command import Serve
@@ -182,9 +182,6 @@ def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, serve: Serve
     served_names, args = convert_flags(source, serve)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
-    for flag in filter(args.__contains__, STARTED_APART if _starts_some_apart(args) else ()):
-        why = "sparkd starts all ranks of a recipe, and this one's others start elsewhere"
-        source.need(COMMAND, f"command: --{flag}: {why}: leave it and --{DATA_SIZE}-local out")
     if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command") or foreign.command):
         why = "vLLM joins its ranks itself; executor: ray has Ray"
         source.note(COMMAND, f"command: --distributed-executor-backend ray: left out: {why}")
@@ -216,12 +213,6 @@ def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, serve: Serve
             },
         }
     )
-
-
-def _starts_some_apart(args: Mapping[str, JsonValue]) -> bool:
-    """Whether a command starts fewer data-parallel ranks than there are."""
-    size, local = (parse_count(args.get(flag), _MOST_RANKS) for flag in (DATA_SIZE, f"{DATA_SIZE}-local"))
-    return size not in (None, 1, local)
 
 
 def _note_code(source: Source) -> None:

@@ -106,8 +106,7 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
             continue
         if not launch.image:
             engine.serve = replace(engine.serve, entrypoint=VLLM_SERVE)  # its path is the node's
-            if not launch.options:  # as `docker exec` has, in whose container the paths are
-                _note_paths(launch, engine.serve)
+            _note_paths(launch, engine.serve)
         launch.image = image or launch.image
         if not launch.image:
             raise make_fault(form.path, launch.line, "names no image to run it in: --image REF names one")
@@ -116,10 +115,10 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
 
 
 def _note_paths(launch: Launch, serve: Serve) -> None:
-    """Note as missing what flags name on the node, where the engine has run: no container has it."""
-    for flag in (flag for flag in serve.flags if flag.name.partition(".")[0] in _PATH_FLAGS):
-        is_template = flag.name == "chat-template" and "{" in "".join(flag.values)
-        for path in () if is_template else re.split(r"[\s'\"=,]+", " ".join(flag.values)):
+    """Note as missing what flags name on the node, where an engine without `docker exec` has run."""
+    for flag in (flag for flag in serve.flags if flag.name.partition(".")[0] in _PATH_FLAGS and not launch.options):
+        values = (value for value in flag.values if not re.search("{[{%]", value))  # no template in the command
+        for path in re.split(r"[\s'\"=,]+", " ".join(values)):
             if path.startswith("/") and path != "/" and not is_below(path, serve.model):
                 text = f"--{flag.name}: {path[:200]} is the node's: mount it under container.volumes"
                 launch.note(launch.line, text, is_missing=True)

@@ -118,10 +118,17 @@ def test_a_warm_up_ends_in_time_and_says_that_it_is_not_whole(tmp_path: Path) ->
     assert not result.whole and result.passes == 1
 
 
-def test_a_model_that_makes_no_text_needs_no_warm_up(tmp_path: Path) -> None:
-    with answering(lambda *_: (404, b'{"detail":"Not Found"}')) as port:
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(404, b"Not Found"), (400, b"The temperature is not yet supported with diffusion models.")],
+    ids=["no text", "diffusion"],
+)
+def test_a_model_that_refuses_prompts_of_text_needs_no_warm_up(tmp_path: Path, status: int, body: bytes) -> None:
+    with answering(lambda *_: (status, body)) as port:
         result = warmed(port, tmp_path)
     assert (result.whole, result.over, result.requests < 10) == (True, True, True)
+    assert result.shown.startswith("passes: 0, ")
+    assert result.shown.endswith(f"not answered: HTTP {status} {body.decode()}")
 
 
 def test_an_endpoint_that_is_gone_ends_a_warm_up(tmp_path: Path) -> None:

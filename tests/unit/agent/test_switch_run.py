@@ -30,6 +30,8 @@ class Model:
 
     text = " 9, 10, 11, 12, 13"
     busy = 3
+    refusal: Reply | None = None
+    """Answers each completion but the first."""
 
     def __init__(self) -> None:
         self.in_trial: Callable[[], object] = lambda: None
@@ -40,6 +42,8 @@ class Model:
         if request == "POST /v1/completions":
             if next(self._completions):
                 self.in_trial()
+                if self.refusal is not None:
+                    return self.refusal
             completion = {
                 "choices": [{"text": self.text, "finish_reason": "length"}],
                 "usage": {"completion_tokens": 24},
@@ -202,7 +206,7 @@ def test_a_chosen_plan_that_clients_keep_busy_is_put_in_force_untested(switched:
         until(lambda: model.busy < late[3] - 3, 20)
         report = switched.read("run/sparkd/report.json")
         assert report["smoke_passed"] is None
-        assert "in force untested, as clients kept the engine busy" in str(report["findings"])
+        assert "in force untested, as its smoke test was skipped" in str(report["findings"])
         model.busy = 0
         end()
 
@@ -214,6 +218,22 @@ def test_a_chosen_plan_that_clients_keep_busy_is_put_in_force_untested(switched:
     assert journal.count("same prompt twice: no answer within 1 s beside 1 of clients' requests") == 2, journal
     assert journal.count('hint="once it is quieter: sudo sparkd smoke"') == 2
     assert "engine.smoke.passed" not in journal
+
+
+def test_a_chosen_plan_of_a_model_that_refuses_prompts_of_text_has_passed_no_test(
+    switched: World, model: Model
+) -> None:
+    def end_in_service() -> None:
+        report = switched.read("run/sparkd/report.json")
+        assert report["smoke_passed"] is None
+        assert "in force untested, as its smoke test was skipped" in str(report["findings"])
+        end()
+
+    model.refusal = 400, b"The temperature is not yet supported with diffusion models."
+    choose_new(switched)
+    code, journal = run_agent(switched, once={"serving": end_in_service})
+    assert code is ExitCode.GOOD, journal
+    assert stage(switched) == "in-force"
 
 
 def test_a_passed_test_beside_clients_takes_back_that_a_choice_is_untested(switched: World, model: Model) -> None:

@@ -46,20 +46,32 @@ def waiting(seconds: int, **changes: object) -> list[Observation]:
     return [replace(at(second, running=1), **changes) for second in range(1, seconds + 1)]
 
 
-def sleeping(seconds: float, canary: Completion | None = None) -> Observation:
-    """A request waits in an engine that a client has put to sleep, and no rank does anything."""
-    counters = Counters(running=0, waiting=1, prompt_tokens=5, generation_tokens=5, iterations=5, asleep=True)
-    return Observation(seconds, 200, counters, canary, idle=True)
+def sleeping(
+    seconds: float, canary: Completion | None = None, *, idle: bool = True, asleep: bool = True
+) -> Observation:
+    """A request waits in an engine that a client has put to sleep."""
+    counters = Counters(running=0, waiting=1, prompt_tokens=5, generation_tokens=5, iterations=5, asleep=asleep)
+    return Observation(seconds, 200, counters, canary, idle=idle)
 
 
-def test_an_engine_that_sleeps_is_degraded_for_as_long_as_that_lasts_and_not_ended() -> None:
-    asleep = observe(at(1), *(sleeping(seconds, FAILED) for seconds in range(5, 2000, 5)))
+@pytest.mark.parametrize("changes", [{}, {"idle": False, "computes": True}], ids=["idle", "another program computes"])
+def test_an_engine_that_sleeps_is_degraded_for_as_long_as_that_lasts_and_not_ended(changes: dict[str, bool]) -> None:
+    probes = (replace(sleeping(seconds, FAILED), **changes) for seconds in range(5, 2000, 5))
+    asleep = observe(sleeping(1, asleep=False), *probes)
     assert isinstance(asleep, Continue)
     assert "the engine sleeps" in asleep.degraded
     assert not asleep.wants_canary
-    awake = decide(asleep.state, at(2000, running=1), LIMITS)
+    awake = decide(asleep.state, sleeping(2000, asleep=False), LIMITS)
     assert isinstance(awake, Continue)
     assert not awake.degraded
+
+
+def test_a_wake_up_that_hangs_ends_as_a_stall_does() -> None:
+    hangs = [sleeping(seconds, idle=False) for seconds in range(10, 375, 5)]
+    decision = observe(sleeping(5), *hangs[:-2])
+    assert isinstance(decision, Continue)
+    assert "the engine sleeps" in decision.degraded
+    assert isinstance(observe(sleeping(5), *hangs), StalledError)
 
 
 @pytest.mark.parametrize(("deferred", "ends"), [(0, True), (1, False)])
@@ -70,6 +82,19 @@ def test_a_request_that_waits_for_its_client_is_no_hang(deferred: int, *, ends: 
     decision = decide(before.state, Observation(40, 200, counters, idle=True), LIMITS)
     assert isinstance(decision, StalledError if ends else Continue)
     assert not isinstance(decision, Continue) or not decision.degraded
+
+
+def test_requests_that_are_all_deferred_for_as_long_as_a_stall_degrade_the_service_and_do_not_end_it() -> None:
+    def deferring(seconds: float, running: int) -> Observation:
+        return Observation(seconds, 200, Counters(running, 1, seconds, seconds, seconds, deferred=1), TOKEN, idle=True)
+
+    long = observe(*(deferring(seconds, running=0) for seconds in range(5, 371, 5)))
+    assert isinstance(long, Continue)
+    assert "all requests are deferred for 365 s" in long.degraded
+    for observation in (deferring(375, running=1), at(380, 500)):
+        decision = decide(long.state, observation, LIMITS)
+        assert isinstance(decision, Continue)
+        assert not decision.degraded
 
 
 def compiling(seconds: float) -> Observation:

@@ -1,5 +1,6 @@
 """The monitor of a serving engine, against an engine's HTTP server: when it probes, and what it does with a canary."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from tests.unit.engine.recorded_logs import LOGS
 from tests.unit.engine_server import Reply, engine, token
 from tests.unit.nodes import until
 
+from sparkd.agent.daemon.serving import makes_token
 from sparkd.agent.engine.health import DOUBT_SECONDS, Failure
 from sparkd.agent.engine.health_monitor import HealthMonitor
 from sparkd.agent.engine.load_progress import LoadProgress
@@ -17,7 +19,7 @@ from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import PendingRequest
 from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import EngineDeadError, StalledError
-from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.main_loop import MainLoop, never
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.status.figures import HealthReport
 from sparkd.base.vllm.api import Endpoint
@@ -48,6 +50,7 @@ def monitored(
     limits: Supervise,
     unanswered: Callable[[], tuple[PendingRequest, ...]] = tuple,
     unreachable: Callable[[], str] = str,
+    idle: Callable[[], bool] = never,
 ) -> Iterator[Record]:
     """A monitor in a thread, which probes often, since the log has an error."""
     record, over = Record(), threading.Event()
@@ -63,7 +66,7 @@ def monitored(
     with engine(answer) as port, MainLoop(Notifier(), {}) as main:
         endpoint, progress = Endpoint("127.0.0.1", port, "tiny"), LoadProgress(failing_since=time.monotonic())
         monitor = HealthMonitor(
-            main, endpoint, lambda: progress, limits, 5.0, record.note, unanswered, unreachable=unreachable
+            main, endpoint, lambda: progress, limits, 5.0, record.note, unanswered, unreachable=unreachable, idle=idle
         )
         main.endings.end_by(Ending(raise_if_over))
 
@@ -161,3 +164,22 @@ def test_what_was_known_before_nobody_could_reach_an_engine_still_holds_afterwar
     assert record.requests.count(CANARY) == 2
     assert record.figures.canaries_failed == 0
     assert set(record.problems) == {"", "no address"}
+
+
+def test_an_engine_that_sleeps_is_kept_while_its_ranks_are_idle_and_needs_no_token_to_prove_that_it_works() -> None:
+    awake = b'sleep_state="awake"} '
+    page = (LOGS / "metrics.txt").read_bytes().replace(awake + b"1.0", awake + b"0.0")
+
+    def reply(request: str, _: object) -> Reply:
+        return {"GET /health": (200, b""), "GET /metrics": (200, page)}.get(request, (500, b"asleep"))
+
+    limits = Supervise.model_construct(stall_seconds=1, canary_seconds=1)
+    with monitored(reply, limits, idle=lambda: True) as record:
+        until(lambda: len(record.problems) > 9)  # 0.2 s each
+    assert record.given_up is None
+    assert CANARY not in record.requests
+    assert {problem[:17] for problem in record.problems} == {"the engine sleeps"}
+    with monitored(reply, limits) as record:
+        until(lambda: record.given_up)
+    with engine(reply) as port:
+        assert asyncio.run(makes_token(Endpoint("127.0.0.1", port, "tiny"), 5))

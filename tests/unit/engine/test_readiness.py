@@ -1,12 +1,14 @@
 """When an engine is ready: its stages, and how long it is waited for."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from tests.unit.clock import unstalled
-from tests.unit.engine_server import Reply, engine, models, token
+from tests.unit.engine_server import Reply, engine, models, serve, token
 from tests.unit.nodes import least
 
 from sparkd.agent.engine.load_progress import LoadProgress
@@ -70,15 +72,33 @@ def without_text(pooled: Reply) -> Callable[[str, str], Reply]:
 def test_a_model_that_makes_no_text_is_ready_once_it_pools(body: bytes) -> None:
     with engine(without_text((200, body))) as port:
         assert probe_port(port, 10).failed is None
-    with engine(without_text((500, b"dead"))) as port:
-        assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, "HTTP 500 dead")
+    for status in (401, 429, 500):
+        with engine(without_text((status, b"no"))) as port:
+            assert probe_port(port, 10) == ProbeResult(ReadinessStage.COMPLETION, f"HTTP {status} no")
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_a_diffusion_model_is_ready_though_it_refuses_the_first_temperature(status: int) -> None:
-    answers = iter(((status, b"The temperature is not yet supported with diffusion models."), token()))
-    with engine(lambda request, key: next(answers) if request.startswith("POST") else serving(request, key)) as port:
-        assert probe_port(port, 10).failed is None
+def test_a_diffusion_model_is_sent_the_temperature_that_it_refuses_once(status: int) -> None:
+    temperatures = list[int]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            temperatures.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["temperature"])
+            refusal = status, b"The temperature is not yet supported with diffusion models."
+            answer_status, body = token() if temperatures[-1] else refusal
+            self.send_response(answer_status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its base's name
+            """Nothing on stderr."""
+
+    async def complete_twice(endpoint: Endpoint) -> tuple[bool, bool]:
+        return (await endpoint.complete(10)).token, (await endpoint.complete(10)).token
+
+    with serve(Handler) as port:
+        assert asyncio.run(complete_twice(Endpoint("127.0.0.1", port, "tiny"))) == (True, True)
+    assert temperatures == [0, 1, 1]
 
 
 def test_a_model_that_neither_makes_text_nor_pools_is_not_waited_for() -> None:
@@ -89,6 +109,26 @@ def test_a_model_that_neither_makes_text_nor_pools_is_not_waited_for() -> None:
 def test_a_completion_has_its_own_deadline() -> None:
     with engine(serving, slow_seconds=0.5) as port:
         assert probe_port(port, 0.1) == ProbeResult(ReadinessStage.COMPLETION, "no answer within 0.1 s", late=True)
+
+
+def page_of(moved: str, count: int) -> bytes:
+    """A page of counters, of which one has moved."""
+    names = ("num_requests_running", "num_requests_waiting", "iteration_tokens_total_count")
+    counts = dict.fromkeys((*names, "prompt_tokens_total", "generation_tokens_total"), 20) | {moved: count}
+    return "".join(f"vllm:{name} {value}\n" for name, value in counts.items()).encode()
+
+
+@pytest.mark.parametrize("answer", [(500, b"dead"), (200, b'{"usage": {"completion_tokens": 0}}'), (404, b"")])
+def test_tokens_of_an_own_request_that_fails_prove_nothing(answer: Reply) -> None:
+    prompts = iter((0, 1))
+
+    def reply(request: str, key: str) -> Reply:
+        if request == "GET /metrics":
+            return 200, page_of("prompt_tokens_total", next(prompts))
+        return answer if request.startswith("POST") else serving(request, key)
+
+    with engine(reply) as port:
+        assert probe_port(port, 10).failed is ReadinessStage.COMPLETION
 
 
 @pytest.mark.parametrize("wait_seconds", [0.5, 0.0], ids=["waits", "is refused"])
@@ -102,17 +142,16 @@ def test_a_completion_has_its_own_deadline() -> None:
     ],
     ids=["more than before", "as many as before, by the warm-up", "not known before", "not known now"],
 )
+@pytest.mark.parametrize("moved", ["prompt_tokens_total", "generation_tokens_total"])
 def test_tokens_for_clients_prove_an_engine_whose_own_request_waits_or_is_refused(
-    tokens: tuple[int | None, int | None], stage: ReadinessStage | None, wait_seconds: float
+    tokens: tuple[int | None, int | None], stage: ReadinessStage | None, wait_seconds: float, moved: str
 ) -> None:
-    names = ("num_requests_running", "num_requests_waiting", "prompt_tokens_total", "iteration_tokens_total_count")
-    page = "".join(f"vllm:{name} 20\n" for name in names)
-    generated = iter(tokens)
+    counts = iter(tokens)
 
     def reply(request: str, key: str) -> Reply:
         if request == "GET /metrics":
-            count = next(generated)
-            return (404, b"") if count is None else (200, f"{page}vllm:generation_tokens_total {count}\n".encode())
+            count = next(counts)
+            return (404, b"") if count is None else (200, page_of(moved, count))
         if request == "POST /v1/completions":
             time.sleep(wait_seconds)
         return (503, b"queue full") if request.startswith("POST") else serving(request, key)

@@ -37,9 +37,12 @@ def test_a_model_may_have_further_names() -> None:
 
 def test_vllms_module_gets_its_model_by_a_flag_as_it_ignores_a_bare_word() -> None:
     module = ("python3", "-m", "vllm.entrypoints.openai.api_server")
-    made = plan(image={"ref": "i:1", "entrypoint": [*module]}, args={"seed": 1})
-    assert made.argv[:5] == (*module, "--model", plan().argv[2])
-    assert [flag.name for flag in parse_command(made.argv)] == ["model", "served-model-name", "seed"]
+    for entrypoint in (module, (*module, "--model")):
+        made = plan(image={"ref": "i:1", "entrypoint": [*entrypoint]}, args={"seed": 1})
+        assert made.argv[:5] == (*module, "--model", plan().argv[2])
+        assert [flag.name for flag in parse_command(made.argv)] == ["model", "served-model-name", "seed"]
+    script = ("bash", "-c", f'exec {" ".join(module)} "$@"', "x")
+    assert plan(image={"ref": "i:1", "entrypoint": [*script]}).argv[:5] == (*script, "--model")
 
 
 @pytest.mark.parametrize(("node", "role"), [(ALONE, "head"), (HEAD, "head"), (WORKER, "worker")])

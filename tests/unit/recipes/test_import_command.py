@@ -21,7 +21,7 @@ def test_standard_input_is_imported_and_written(tmp_path: Path) -> None:
 
 
 def test_every_served_name_is_kept(tmp_path: Path) -> None:
-    with stdin_of(io.StringIO(f"{LINE} --served-model-name m gpt-4o org/m\n")):
+    with stdin_of(io.StringIO(f"{LINE} --served-model-name m gpt-4o '' org/m\n")):
         done = sparkd("recipe", "import", "-", "--write", str(tmp_path))
     model = load_recipe(str(tmp_path / "m.yaml"), []).recipe.model
     assert (model.served_name, model.aliases) == ("m", ("gpt-4o", "org/m"))
@@ -38,20 +38,16 @@ def test_a_text_that_is_cut_off_is_refused() -> None:
 def test_files_of_the_node_are_missing_where_vllm_ran_in_no_container() -> None:
     drafts = """--speculative-config '{"method":"eagle3","model":"/d","num_speculative_tokens":3}'"""
     files = f"--chat-template /srv/t.jinja --tool-parser-plugin /srv/m/p.py --lora-modules a=/a b=org/b {drafts}"
+    inline = "--chat-template '{% if x %} /no_think {% endif %}' --generation-config /srv/g"
     for command, missing in {
         f"vllm serve /srv/m {files} --root-path /x": ["/a", "/d", "/srv/t.jinja"],
+        f"vllm serve /srv/m {inline}": ["/srv/g"],
+        f"docker exec c vllm serve /srv/m {files}": [],
         f"docker run {IMAGE} vllm serve /srv/m {files}": [],
     }.items():
         with stdin_of(io.StringIO(command)):
             lines = sparkd("recipe", "import", "-", "--image", IMAGE).stdout.splitlines()
         assert sorted(line.split()[4] for line in lines if "is the node's" in line) == missing
-
-
-def test_data_parallel_ranks_that_start_elsewhere_are_missing() -> None:
-    with stdin_of(io.StringIO(f"{LINE} --data-parallel-size 2 --data-parallel-address 10.0.0.1\n")):
-        done = sparkd("recipe", "import", "-")
-    assert "does not lead to an endpoint yet" in done.stdout
-    assert "--data-parallel-address: sparkd starts all ranks of a recipe" in done.stdout
 
 
 def test_a_vllm_that_is_started_without_an_image_needs_one(tmp_path: Path) -> None:

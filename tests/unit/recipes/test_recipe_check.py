@@ -173,6 +173,7 @@ def test_ports_that_nothing_listens_on_are_none(checker: Checker) -> None:
         ({"model": {"path": "m", "served_name": "{name}"}}, "model.served_name is given {name} as it stands", 0),
         ({"container": {"volumes": ["/etc/$USER:/x:ro"]}}, "container.volumes is given $USER as it stands", 0),
         ({"container": {"volumes": ["/etc:/x/{node.rank}:ro"]}}, "container.volumes is given {node.rank} as it", 0),
+        ({"model": {"path": "m", "aliases": ["{name}"]}}, "model.aliases is given {name} as it stands", 0),
         ({"secrets": {"A": "/etc/{name}"}}, "secrets.A is given {name} as it stands", 0),
         ({"caches": {"vllm": "/x/{name}"}}, "caches.vllm is given {name} as it stands", 0),
     ],
@@ -194,6 +195,13 @@ def test_placeholders_that_nothing_fills_are_found(checker: Checker, keys: Table
 )
 def test_braces_that_are_no_placeholder_are_good(checker: Checker, args: Table) -> None:
     assert "x is good (" in checker.check(args)[1]
+
+
+def test_what_a_cache_or_volume_keeps_is_not_fetched_at_each_start(checker: Checker) -> None:
+    hub = "/root/.cache/huggingface"
+    mounts: tuple[Table, ...] = ({}, {"caches": {"hub": hub}}, {"container": {"volumes": [f"/srv/hub:{hub}:ro"]}})
+    outputs = [checker.check({"tokenizer": "org/m"}, **keys)[1] for keys in mounts]
+    assert ["--tokenizer names org/m" in output for output in outputs] == [True, False, False]
 
 
 def test_files_that_are_nowhere_are_found_once(checker: Checker, tmp_path: Path) -> None:

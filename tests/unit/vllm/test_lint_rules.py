@@ -125,9 +125,15 @@ def test_a_further_model_by_its_name_on_the_hub_warns_unless_a_mount_has_the_hub
     assert [issue.at for issue in rules.find_issues(launch) if issue.rule == "fetched"] == [
         f"args.{f}" for f in fetched
     ]
-    for target, env in {"/root/.cache/huggingface": {}, "/hub": {"HF_HOME": "/hub"}}.items():
-        cached = replace(launch, env=env, texts=(("container.volumes", f"/home/a/hub:{target}"),))
-        assert "fetched warns" not in judge(cached)
+    for target, env in {
+        "/root/.cache/huggingface": {},
+        "/h/.cache": {"HOME": "/h"},
+        "/x/huggingface/hub": {"HOME": "/h", "XDG_CACHE_HOME": "/x"},
+        "/hub": {"HF_HOME": "/hub"},
+        "/c": {"HF_HUB_CACHE": "/c", "HF_HOME": "/hub"},
+        "/elsewhere": {"HF_HUB_OFFLINE": "1"},
+    }.items():
+        assert "fetched warns" not in judge(replace(launch, env=env, mounts=("/other", target)))
 
 
 def test_a_model_of_another_kind_may_be_eager() -> None:

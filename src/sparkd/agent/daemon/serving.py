@@ -55,7 +55,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
     page_cache = PageCacheWatch(agent, agent.actions.drop_page_cache)
     endpoint, meter = agent.endpoint(running), ActivityMeter()
     report_smoke_test = start_smoke_test(agent, running)
-    agent.monitor.prove_by(partial(_makes_token, endpoint))
+    agent.monitor.prove_by(partial(makes_token, endpoint))
 
     def report_check(degraded: str, counters: Counters | None, figures: HealthReport) -> None:
         activity = meter.advance(time.monotonic(), counters)
@@ -172,12 +172,12 @@ def _describe_lost_address(agent: Agent) -> str:
     return f"{reason}; {remedy}" if is_lost else ""
 
 
-async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:
-    """Whether the engine works: a token comes, or its counters move while the request waits in its queue."""
+async def makes_token(endpoint: Endpoint, seconds: float) -> bool:
+    """Whether the engine works: a token comes, its counters move while the request waits in its queue, or it sleeps."""
     try:
         first_counters = await endpoint.counters(COUNTERS_SECONDS)
         with suppress(HttpError):
-            if (await endpoint.complete(seconds)).token:
+            if (first_counters is not None and first_counters.asleep) or (await endpoint.complete(seconds)).token:
                 return True
         last_counters = await endpoint.counters(COUNTERS_SECONDS)
     except HttpError:

@@ -13,14 +13,14 @@ from sparkd.base.vllm.capabilities import Capabilities
 
 SMOKE_ID = "smoke"
 HINT = "see the weights and the image; a model that knows no texts needs model.random_weights: true in its recipe"
-UNTESTED = "what was chosen is in force untested, as clients kept the engine busy (said until the next start)"
+UNTESTED = "what was chosen is in force untested, as its smoke test was skipped (said until the next start)"
 SMOKE_HINT = f"sudo sparkd smoke repeats it; {HINT}"
 
 
 def try_out(agent: Agent, running: Running) -> None:
     """Put a plan that was just chosen in force once its answers make sense. Raises NotReadyError (exit 12) else.
 
-    One that clients kept too busy for a test is in force as well, with a finding that says so.
+    One that clients kept too busy for a test, or that makes no text, is in force as well, with a finding that says so.
     """
     if not agent.switching.tried:
         return
@@ -72,13 +72,13 @@ def _run_smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[
 
 
 def _keep_smoke_result(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...] | None:
-    """Keep and report the result. Returns the faults; None without a result, as of an engine that clients keep busy."""
+    """Keep and report the result. Returns the faults; None without one, as where clients keep the engine busy."""
     faults = tuple(dict.fromkeys(fault for round_ in rounds for fault in round_.faults))
     is_busy = rounds[-1].late and not faults
     if skipped := [f"{round_.name}: {round_.skipped}" for round_ in rounds if round_.skipped]:
         hint = "once it is quieter: sudo sparkd smoke" if is_busy else "nothing is to be done"
         agent.events.info("engine.smoke.skipped", reason="; ".join(skipped), hint=hint)
-    if is_busy:
+    if is_busy or len(skipped) == len(rounds):
         return None
     agent.launch_row.keep_smoke(faults)
     agent.reporter.update(smoke_passed=not faults)

@@ -89,6 +89,7 @@ class HealthState(Struct, frozen=True):
     """Since when requests have waited for a compiler."""
     computed_at: float = float("-inf")
     """Last time that the GPU was known to be at work."""
+    deferred_since: float = float("inf")  # since when the engine has deferred all the requests that it has
 
     @property
     def troubled(self) -> bool:
@@ -151,8 +152,10 @@ def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue
     """Judge one probe, by the state before it. Pure."""
     if probe.health == DEAD_STATUS:
         return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
-    if probe.counters is not None and probe.counters.asleep:
-        return Continue(healthy(probe.at), "the engine sleeps: requests wait until a client sends POST /wake_up")
+    is_asleep = probe.counters is not None and probe.counters.asleep
+    sleep = "the engine sleeps: requests wait until a client sends POST /wake_up" if is_asleep else ""
+    if sleep and (probe.idle or probe.computes):  # only another program can compute; else a wake-up may hang
+        return Continue(healthy(probe.at), sleep)
     state = _end_canary(_read_answers(last, probe), probe)
     state = _restart_clock(last, state, probe)
     wants_canary = _is_canary_due(state, probe, limits.canary_seconds)
@@ -160,7 +163,7 @@ def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue
         state = _send_canary(last, state, probe)
     if (failure := _find_stall(last, state, probe, limits)) is not None:
         return failure
-    return Continue(state, _find_trouble(state, probe, limits), wants_canary)
+    return Continue(state, sleep or _find_trouble(state, probe, limits), wants_canary)
 
 
 def _read_answers(last: HealthState, probe: Observation) -> HealthState:
@@ -171,9 +174,10 @@ def _read_answers(last: HealthState, probe: Observation) -> HealthState:
         answered_at=last.answered_at if probe.health is None else probe.at,
         computed_at=probe.at if probe.computes else last.computed_at,
     )
-    if probe.counters is None:
+    if (counters := probe.counters) is None:
         return state
-    state = replace(state, read_at=probe.at, work=probe.counters.work, is_busy=probe.counters.busy)
+    since = min(last.deferred_since, probe.at) if counters.deferred and not counters.busy else float("inf")
+    state = replace(state, read_at=probe.at, work=counters.work, is_busy=counters.busy, deferred_since=since)
     if last.work is None or state.work == last.work:
         return state
     # The step that moved them has ended after the last read.
@@ -283,6 +287,8 @@ def _find_trouble(state: HealthState, probe: Observation, limits: Supervise) -> 
     patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if probe.computes else 0)
     if state.still_seconds >= patience_seconds:
         return _describe_stall(state)
+    if (seconds := probe.at - state.deferred_since) >= limits.stall_seconds:
+        return f"all requests are deferred for {seconds:.0f} s: they wait for clients, a KV cache, or a LoRA's place"
     unread_seconds = probe.at - state.read_at
     if state.work is not None and not limits.canary_seconds and unread_seconds >= UNREAD_SECONDS:
         unread = f"/metrics could not be read for {unread_seconds:.0f} s, and canaries are off"

@@ -96,16 +96,12 @@ class HealthMonitor(Struct):
             self._canary, self._probe_at = None, now + PROBE_SECONDS
             self.on_check(reason, None, self.figures)
             return Continue(self._state, reason)
-        canary = None
-        if self._canary is not None and self._canary.done():
-            (canary, seconds), self._canary = self._canary.result(), None
-            self._note_canary(canary, seconds)
         # Only while it matters: with each call the driver is queried more often, or files in the caches are counted.
-        troubled = self._state.troubled
+        troubled = self._state.troubled or (counters is not None and counters.asleep)
         computes = troubled and self.computes()
         compiles = (troubled or self._state.compiling_since is not None) and self.compiles()
         idle = troubled and self.idle()
-        probe = Observation(now, health, counters, canary, self.unanswered(), computes, compiles, idle)
+        probe = Observation(now, health, counters, self._take_canary(), self.unanswered(), computes, compiles, idle)
         decision = decide(self._state, probe, self.limits)
         if isinstance(decision, Continue):
             self._state = decision.state
@@ -115,7 +111,10 @@ class HealthMonitor(Struct):
             self.on_check(decision.degraded, counters, self.figures)
         return decision
 
-    def _note_canary(self, canary: Completion, seconds: float) -> None:
+    def _take_canary(self) -> Completion | None:
+        if self._canary is None or not self._canary.done():
+            return None
+        (canary, seconds), self._canary = self._canary.result(), None
         self.figures = replace(
             self.figures,
             canary_seconds=round(seconds, 3),
@@ -123,6 +122,7 @@ class HealthMonitor(Struct):
             canaries=self.figures.canaries + 1,
             canaries_failed=self.figures.canaries_failed + (not canary.token),
         )
+        return canary
 
     async def _request_canary(self) -> tuple[Completion, float]:
         began = time.monotonic()

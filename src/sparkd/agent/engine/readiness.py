@@ -65,8 +65,8 @@ async def probe(
         completion = await endpoint.complete(completion_seconds)
     except HttpError as error:
         completion, is_late = Completion(token=False, error=str(error)), isinstance(error, LateError)
-    can_be_proven = completion.error != UNPROVABLE
-    if completion.token or (can_be_proven and await _count_tokens(endpoint) > earlier_tokens):
+    waits = is_late or completion.error.startswith("HTTP 503")  # an own request that failed counts its prompt, too
+    if completion.token or (waits and await _count_tokens(endpoint) > earlier_tokens):
         return ProbeResult(None)
     return ProbeResult(ReadinessStage.COMPLETION, completion.error, is_late)
 

@@ -134,8 +134,8 @@ class Readiness(t.Section):
     """When a launch counts as serving."""
 
     timeout_seconds: int = Field(3600, ge=10, le=86400)
-    """How long a launch may take until it has answered a completion. Up to three times as long while the load makes
-    progress (new step, reads, growing memory). Without stall_seconds, never longer."""
+    """How long a launch may take until it has answered a completion, or a request to /pooling. Up to three times as
+    long while the load makes progress (new step, reads, growing memory). Without stall_seconds, never longer."""
     stall_seconds: int = Field(600, ge=0, le=86400)
     """How long a load may stand still: no new step or shard, nothing read or written, CPU and GPU idle. 0: not
     watched."""

@@ -65,10 +65,11 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     share = gpu_memory_share(recipe.name, args.get("gpu-memory-utilization"))
     gpus = recipe.nodes.gpus if recipe.container.gpus == "all" else 0
     check_ranks(recipe.name, args, node.cluster_size, gpus)  # last: the faults above hold for any number of ranks
+    entrypoint = recipe.image.entrypoint
     command = (
-        *recipe.image.entrypoint,
+        *entrypoint,
         # As a module, vLLM's server ignores a model without this flag, and serves its default one.
-        *(("--model",) if API_SERVER in recipe.image.entrypoint else ()),
+        *(("--model",) if any(API_SERVER in word for word in entrypoint) and entrypoint[-1] != "--model" else ()),
         engine.model_target,
         "--served-model-name",
         engine.served_name,
@@ -88,7 +89,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         role=node.role,
         node=node,
         image=engine.image,
-        entrypoint=recipe.image.entrypoint,
+        entrypoint=entrypoint,
         argv=argv,
         env=env,
         secrets=secrets,

@@ -65,6 +65,7 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = HttpClient(f"http://{address}:{port}", headers=headers, admit=admit, connections=connections)
         self.served_name = served_name
+        self._temperature = 0  # 1 once a model has refused that: each refusal is an error in the engine's log
 
     async def close(self) -> None:
         """Close the connections: no other event loop can use them."""
@@ -105,16 +106,16 @@ class Endpoint:
 
     async def complete(self, timeout_seconds: float) -> Completion:
         """Request one token. Detects a dead rank, with which /health stays 200."""
-        body = {"model": self.served_name, "prompt": "1", "max_tokens": 1}
-        answer = await self._http.request("/v1/completions", timeout_seconds, json={**body, "temperature": 0})
+        body = {"model": self.served_name, "prompt": "1", "max_tokens": 1, "temperature": self._temperature}
+        answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
         if answer.status != 200 and DIFFUSION.encode() in answer.body:
-            answer = await self._http.request("/v1/completions", timeout_seconds, json={**body, "temperature": 1})
+            body["temperature"] = self._temperature = 1
+            answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
         if answer.status == 404:  # a model for embeddings or reranking makes no text
-            pooled = {"model": self.served_name, "input": "1"}
-            answer = await self._http.request("/pooling", timeout_seconds, json=pooled)
-            if answer.status < 500:
-                is_pooled = answer.status == 200
-                return Completion(token=is_pooled, error="" if is_pooled else UNPROVABLE)
+            body = {"model": self.served_name, "input": "1"}
+            answer = await self._http.request("/pooling", timeout_seconds, json=body)
+            if answer.status in (200, 404):
+                return Completion(token=answer.status == 200, error="" if answer.status == 200 else UNPROVABLE)
         if answer.status != 200:
             return Completion(token=False, error=f"HTTP {answer.status} {excerpt(answer.body)}".strip())
         with suppress(ValueError):

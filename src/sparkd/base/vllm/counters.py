@@ -63,7 +63,7 @@ class Counters(Struct, frozen=True):
     first_token_seconds: float = 0.0
     """Sum of the times to the first tokens."""
     deferred: float = 0.0
-    """Those among `waiting` that no step helps: they need more audio of their client, or a KV cache."""
+    """Those among `waiting` that no step helps: they need more audio of their client, a KV cache, or a LoRA's place."""
     asleep: bool = False
     """Whether a client has put it to sleep (vLLM's sleep mode): requests wait until one wakes it."""
 

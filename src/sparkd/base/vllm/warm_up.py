@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.vllm.api import Answer, Endpoint
+from sparkd.base.vllm.api import DIFFUSION, Answer, Endpoint
 from sparkd.base.vllm.warm_up_steps import ANSWER_SPREAD, BATCH_ANSWER, Limits, Step, make_steps
 
 MOST_PASSES = 6
@@ -54,7 +54,7 @@ class Result(Struct, frozen=True):
     over: bool = False
     """Whether another try gains nothing: it is whole, or all MOST_PASSES passes compiled and the last was answered."""
     whole: bool = False
-    """Whether every prompt of the last pass was answered, and compiled nothing."""
+    """Whether every prompt of the last pass was answered, and compiled nothing; or the model takes none of them."""
     lost: bool = False
     """Whether the endpoint has stopped answering."""
     fault: str = ""
@@ -122,7 +122,7 @@ async def warm_up(
         for done, step in enumerate(steps):
             show(number, done, len(steps))
             unanswered += await sender.send(step)
-            if unanswered and sender.fault.startswith("HTTP 404"):  # a model that makes no text
+            if unanswered and (sender.fault.startswith("HTTP 404") or DIFFUSION in sender.fault):
                 return sum_up(0, await look(), over=True, whole=True)
             if sender.is_lost or time.monotonic() >= deadline:
                 return sum_up(number, await look())

@@ -34,7 +34,7 @@ def warm_endpoint(args: argparse.Namespace) -> int:
             raise EngineEndedError(f"the endpoint stopped answering: {progress.shown}", "sparkd status")
     print(sanitize(progress.shown))
     if progress.whole:
-        print("warm: a whole pass of requests has compiled nothing; nothing is to be done")
+        print("warm: nothing is to be done")
         return ExitCode.GOOD
     print("not warm yet, and the last requests may have waited for a kernel")
     print("next: sudo sparkd warm")

@@ -17,7 +17,7 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.base.recipes.types import REPO
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import JsonValue, parse_count
-from sparkd.base.vllm.flag_values import STARTED_APART, rank_flags
+from sparkd.base.vllm.flag_values import rank_flags
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.bundle_steps import list_steps
 from sparkd.tools.importers.command import Serve
@@ -182,9 +182,6 @@ def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, serve: Serve
     served_names, args = convert_flags(source, serve)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
-    for flag in filter(args.__contains__, STARTED_APART):
-        why = "sparkd starts all ranks of a recipe, and this one's others start elsewhere: leave it and -size-local out"
-        source.need(COMMAND, f"command: --{flag}: {why}")
     if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command") or foreign.command):
         why = "vLLM joins its ranks itself; executor: ray has Ray"
         source.note(COMMAND, f"command: --distributed-executor-backend ray: left out: {why}")
@@ -201,7 +198,7 @@ def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, serve: Serve
                 "repo": model if REPO.fullmatch(model) else "",
                 "revision": foreign.revision,
                 "served_name": served_names[0] if served_names else model,
-                "aliases": served_names[1:],
+                "aliases": tuple(filter(None, served_names[1:])),
             },
             "image": {"ref": foreign.image, "vllm": foreign.vllm, "entrypoint": serve.entrypoint},
             "nodes": nodes,

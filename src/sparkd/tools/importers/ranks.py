@@ -24,6 +24,7 @@ from sparkd.tools.importers.variables import SET_BY_IMAGE
 _PATH_FLAGS = (
     *FILE_FLAGS,
     "allowed-local-media-path",
+    "generation-config",
     "hf-config-path",
     "lora-modules",
     "speculative-config",
@@ -114,9 +115,10 @@ def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
 
 
 def _note_paths(launch: Launch, serve: Serve) -> None:
-    """Note as missing what flags name on the node, where the engine has run: no container has it."""
-    for flag in (flag for flag in serve.flags if flag.name.partition(".")[0] in _PATH_FLAGS):
-        for path in re.split(r"[\s'\"=,]+", " ".join(flag.values)):
+    """Note as missing what flags name on the node, where an engine without `docker exec` has run."""
+    for flag in (flag for flag in serve.flags if flag.name.partition(".")[0] in _PATH_FLAGS and not launch.options):
+        values = (value for value in flag.values if not re.search("{[{%]", value))  # no template in the command
+        for path in re.split(r"[\s'\"=,]+", " ".join(values)):
             if path.startswith("/") and path != "/" and not is_below(path, serve.model):
                 text = f"--{flag.name}: {path[:200]} is the node's: mount it under container.volumes"
                 launch.note(launch.line, text, is_missing=True)

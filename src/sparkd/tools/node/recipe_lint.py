@@ -29,7 +29,7 @@ from sparkd.base.vllm.args import command_line
 from sparkd.base.vllm.command import first_values, parse_command
 from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.launch import VOLUMES, Launch
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
 from sparkd.base.vllm.lint.rules import Issue
 
@@ -174,9 +174,10 @@ def _make_launch(recipe: Recipe) -> Launch:
         ("model.path", recipe.model.path),
         ("model.served_name", recipe.model.served_name),
         ("image.ref", recipe.image.ref),
+        *(("model.aliases", alias) for alias in recipe.model.aliases),
         *((f"secrets.{name}", file) for name, file in recipe.secrets.items()),
         *((f"caches.{name}", target or "") for name, target in recipe.caches.items()),
-        *((VOLUMES, f"{volume.source}:{volume.target}") for volume in recipe.container.volumes),
+        *(("container.volumes", f"{volume.source}:{volume.target}") for volume in recipe.container.volumes),
     )
     sizes = {
         "container.shm_bytes": recipe.container.shm_bytes,
@@ -193,5 +194,6 @@ def _make_launch(recipe: Recipe) -> Launch:
         given=parse_command([*recipe.image.entrypoint, *words], has_placeholder),
         extra=recipe.flags.extra,
         texts=texts,
+        mounts=(*(volume.target for volume in recipe.container.volumes), *filter(None, recipe.caches.values())),
         sizes=tuple((key, amount) for key, amount in sizes.items() if amount is not None),
     )

@@ -39,6 +39,23 @@ def test_the_plan_is_judged_with_the_model_that_it_names(tree: Tree) -> None:
     assert "ShmRingBuffer" in judged(tree, forked).reason
 
 
+@pytest.mark.parametrize(
+    ("keys", "is_fetched"),
+    [
+        ({}, True),
+        ({"caches": {"hub": "/root/.cache/huggingface"}}, False),
+        ({"container": {"volumes": ["/srv/hub:/root/.cache/huggingface/hub:ro"]}}, False),
+    ],
+)
+def test_what_a_mount_of_the_plan_keeps_is_not_fetched_at_each_start(
+    tree: Tree, keys: dict[str, object], *, is_fetched: bool
+) -> None:
+    made = plan(ALONE, configured(engine={"models_dir": "/srv/$share"}), args={"tokenizer": "org/m"}, **keys)
+    verdict = judged(tree, made)
+    assert ("--tokenizer names org/m" in verdict.reason) is is_fetched
+    assert "$share" not in verdict.reason, "a folder of the node may have any name"
+
+
 OWN_IMAGE, OTHER_IMAGE = f"r/fork@sha256:{'2c' * 32}", "vllm/vllm-openai:v0.32.0"
 
 

@@ -15,7 +15,7 @@ from sparkd.base.state import vllm_tables
 from sparkd.base.vllm.command import API_SERVER, FirstValues, first_values, parse_command
 from sparkd.base.vllm.flag import SHIPPED, FlagTable
 from sparkd.base.vllm.lint import rules
-from sparkd.base.vllm.lint.launch import VOLUMES, Launch
+from sparkd.base.vllm.lint.launch import Launch
 from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
 from sparkd.base.vllm.lint.script import Script, find_misplaced, parse_script
 from sparkd.base.vllm.releases import known_release
@@ -98,7 +98,7 @@ def _build_launch(plan: LaunchPlan, script: Script | None) -> Launch:
         pool_tokens=plan.kv_cache_tokens,
         given=parse_command(plan.argv),
         extra=plan.extra_flags,
-        texts=tuple((VOLUMES, f"{volume.source}:{volume.target}") for volume in plan.container.volumes),
+        mounts=(*(volume.target for volume in plan.container.volumes), *(cache.target for cache in plan.caches)),
     )
     if script is None:
         return launch

@@ -13,8 +13,6 @@ from sparkd.base.vllm.lint.model import ModelLimits
 Matches = Iterator[tuple[str, str]]
 """Matches of a rule: recipe key and reason."""
 
-VOLUMES = "container.volumes"
-"""Key of the texts with a mount each, SOURCE:TARGET."""
 NOTHING = ("", "None")
 """Texts that mean no value for most flags; the table of flags has the exceptions."""
 
@@ -42,6 +40,8 @@ class Launch(Struct, frozen=True):
     """The vLLM by which is judged: its flags, their choices, and its variables."""
     texts: tuple[tuple[str, str], ...] = ()
     """Further texts of a recipe in which nothing is filled in, each after its key."""
+    mounts: tuple[str, ...] = ()
+    """Targets of the volumes and caches."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Numbers of bytes that a recipe sets, each after its key."""
 

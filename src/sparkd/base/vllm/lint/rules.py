@@ -109,7 +109,7 @@ RULES = (
     Rule("pointless", WARNS, values.no_effect,
          hint="correct it, or take it out"),
     Rule("no-counters", WARNS, predicates.without_counters,
-         hint="take it out, or set supervise.canary_seconds to 0: else such a queue ends the engine"),
+         hint="take it out: else such a queue ends the engine"),
     Rule("fetched", WARNS, values.fetched,
          hint="pull it, sudo sparkd model pull NAME --to FOLDER, and name its folder in a mount, such as /models"),
     Rule("variable-misprint", WARNS, environment.misprinted,

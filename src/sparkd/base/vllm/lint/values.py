@@ -3,8 +3,8 @@
 import re
 
 from sparkd.base.lib.text import did_you_mean
-from sparkd.base.vllm.container_paths import is_below
-from sparkd.base.vllm.lint.launch import NOTHING, VOLUMES, Launch, Matches, about
+from sparkd.base.vllm.container_paths import HOME, is_below
+from sparkd.base.vllm.lint.launch import NOTHING, Launch, Matches, about
 from sparkd.base.vllm.releases import list_registered
 
 PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
@@ -179,8 +179,10 @@ _OF_HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
 
 def fetched(launch: Launch) -> Matches:
     """Further models by their names on the hub: the container is new at each start, and none of them is in it."""
-    cache = launch.env.get("HF_HUB_CACHE") or launch.env.get("HF_HOME") or "/root/.cache/huggingface"
-    if any(key == VOLUMES and is_below(f"{cache}/hub", text.rpartition(":")[2]) for key, text in launch.texts):
+    env = launch.env
+    home = env.get("XDG_CACHE_HOME") or f"{env.get('HOME') or HOME}/.cache"
+    cache = env.get("HF_HUB_CACHE") or f"{env.get('HF_HOME') or f'{home}/huggingface'}/hub"
+    if env.get("HF_HUB_OFFLINE") == "1" or any(is_below(cache, target) for target in launch.mounts):
         return
     named = [("speculative-config", launch.table("speculative-config").get("model"))]
     named += [(flag, launch.flags.get(flag)) for flag in ("tokenizer", "hf-config-path")]

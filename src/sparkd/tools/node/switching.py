@@ -1,5 +1,6 @@
 """The choice of this node's plan from the command line: what prevents a plan, and the switch to it in the file."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -231,8 +232,11 @@ def _find_obstacle(name: str, config: Settings, host: Host, nodes: Inventories) 
     return own_fault or next(find_missing_elsewhere(node, nodes), "")
 
 
-def describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
-    """Lines on what is in force, and the way back. `ref`: the new image; empty where the recipe was changed."""
+def describe_outcome(switch: Switch, ref: str, configured: str) -> Iterator[str]:
+    """Lines on what is in force, and the way back. `ref`: the new image; empty where the recipe was changed.
+
+    `configured`: the configured recipe.
+    """
     choice, previous = switch.to, switch.before
     yield f"{label(choice)} is in force"
     if choice is None or not ref:
@@ -241,9 +245,9 @@ def describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
         yield f"back to the image before: sudo sparkd use --image {previous.engine.image or previous.recipe.image.ref}"
     else:
         yield f"back to {CONFIGURED}: sudo sparkd use --end"
-    yield "to keep it for good, in sparkd.toml under [engine]:"
-    if previous is not None:
-        yield f'recipe = "{choice.engine.recipe}"'
+    yield "to keep it for good, in sparkd.toml under [engine], in place of its lines of these names:"
+    if choice.engine.recipe != configured:
+        yield f"recipe = {json.dumps(choice.engine.recipe, ensure_ascii=False)}"
     yield f'image = "{ref}"'
 
 

@@ -11,6 +11,7 @@ from sparkd.agent.preflight.checks.weights import ModelWeights
 from sparkd.base.config import Settings
 from sparkd.base.host import CachedHost, Host
 from sparkd.base.host.gpu import NO_GPU
+from sparkd.base.lib.dockerd.reader import FORBIDDEN
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import ModelFit, read_sum
@@ -117,8 +118,9 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     image_fault, docker_command = image_verdict.reason if image_verdict.level.blocks else "", ""
     if image.docker != "known":
         image_fault = f"docker: {image.docker}"
-        start = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
-        docker_command = image_verdict.hint or start  # one that runs, and does not answer this user, has a hint
+        docker_command = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
+        if image.docker != "away":  # it runs, and does not answer as it should, or not this user
+            docker_command = "sudo sparkd init --plan" if FORBIDDEN in image.docker else "systemctl status docker"
     excess = ""
     if inputs.uses_gpu and not inputs.plan.user_script:
         memory = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)

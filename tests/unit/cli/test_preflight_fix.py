@@ -136,7 +136,10 @@ def test_beside_an_agent_that_is_not_blocked_nothing_is_ended(
     with owned(tree), pytest.raises(BlockedError) as refused:
         fix(tree, main.pid, phase)
     assert refused.value.code is ExitCode.BLOCKED
-    beside, stop = f"beside it: sudo kill {main.pid} {child.pid}", "stop that first: sudo systemctl stop sparkd-head sparkd-worker"
+    beside, stop = (
+        f"beside it: sudo kill {main.pid} {child.pid}",
+        "stop that first: sudo systemctl stop sparkd-head sparkd-worker",
+    )
     assert refused.value.hint == (beside if phase else stop), "an endpoint that serves is not stopped for it"
     assert main.poll() is None
 

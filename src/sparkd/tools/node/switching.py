@@ -222,11 +222,8 @@ def _find_obstacle(name: str, config: Settings, host: Host, nodes: Inventories) 
     return own_fault or next(find_missing_elsewhere(node, nodes), "")
 
 
-def describe_outcome(switch: Switch, ref: str, configured: str) -> Iterator[str]:
-    """Lines on what is in force, and the way back. `ref`: the new image; empty where the recipe was changed.
-
-    `configured`: the configured recipe.
-    """
+def describe_outcome(switch: Switch, ref: str, configured_recipe: str) -> Iterator[str]:
+    """Lines on what is in force, and the way back. `ref`: the new image; empty where the recipe was changed."""
     choice, previous = switch.to, switch.before
     yield f"{label(choice)} is in force"
     if choice is None or not ref:
@@ -236,7 +233,7 @@ def describe_outcome(switch: Switch, ref: str, configured: str) -> Iterator[str]
     else:
         yield f"back to {label(None)}: sudo sparkd use --end"
     yield "to keep it for good, in sparkd.toml under [engine], in place of its lines of these names:"
-    if choice.engine.recipe != configured:
+    if choice.engine.recipe != configured_recipe:
         yield f"recipe = {json.dumps(choice.engine.recipe, ensure_ascii=False)}"
     yield f'image = "{ref}"'
 

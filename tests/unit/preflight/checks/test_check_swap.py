@@ -22,7 +22,9 @@ ZRAM = Swap("/dev/zram0", 60 * GIB, 0)
         pytest.param((), True, Level.OK, "off", id="off"),
         pytest.param((FILE,), True, Level.WARN, "/swap.img 16.0 GiB; 2.0 GiB in use", id="a file"),
         pytest.param((FILE, ZRAM), True, Level.WARN, "/etc/fstab", id="both"),
-        pytest.param((FILE,), True, Level.WARN, "while no engine runs, as it reads what is in use back", id="what is in use"),
+        pytest.param(
+            (FILE,), True, Level.WARN, "while no engine runs, as it reads what is in use back", id="what is in use"
+        ),
         pytest.param((FILE,), False, Level.OK, "no GPU", id="without GPU it helps"),
     ],
 )

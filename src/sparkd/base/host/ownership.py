@@ -77,8 +77,8 @@ def refuse_writable(files: Files, path: str, what: str) -> None:
     try:
         is_link = files.lstat(writable).kind is Kind.LINK
         if writable == path or f"{writable}/".startswith("/etc/sparkd/"):  # there sparkd looks for it
-            repair = f"chown -h root: {target}" if is_link else f"chown root: {target} && sudo chmod go-w {target}"
-            hint = f"look at what is in it, then: sudo {repair}"
+            repair = f"sudo chown root: {target} && sudo chmod go-w {target}"
+            hint = f"look at what is in it, then: {f'sudo chown -h root: {target}' if is_link else repair}"
     except OSError as error:  # as on a disk that fails, or a user's own file system
         reason = f"root can't look at {writable}: {error.strerror}"
         hint = f"look at: sudo dmesg; if it is a user's mount: sudo umount {target}"

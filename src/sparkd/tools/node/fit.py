@@ -117,10 +117,7 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     image, image_verdict = EngineImage.from_inputs(inputs).run(host)
     image_fault, docker_command = image_verdict.reason if image_verdict.level.blocks else "", ""
     if image.docker != "known":
-        image_fault = f"docker: {image.docker}"
-        docker_command = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
-        if image.docker != "away":  # it runs, and does not answer as it should, or not this user
-            docker_command = "sudo sparkd init --plan" if FORBIDDEN in image.docker else "systemctl status docker"
+        image_fault, docker_command = f"docker: {image.docker}", _repair_docker(image.docker, host)
     excess = ""
     if inputs.uses_gpu and not inputs.plan.user_script:
         memory = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)
@@ -128,6 +125,12 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     return Supply(
         host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model_fault, image_fault, excess, docker_command
     )
+
+
+def _repair_docker(fault: str, host: Host) -> str:
+    if fault == "away":
+        return "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
+    return "sudo sparkd init --plan" if FORBIDDEN in fault else "systemctl status docker"
 
 
 def judge_supply(name: str, recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterator[Lack]:

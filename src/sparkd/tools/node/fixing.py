@@ -53,9 +53,8 @@ def end_named(pid: int, examine: Callable[[], PreflightReport], host: Host) -> P
         except BlockedError as error:
             phase = preflight.owner.phase if preflight.owner is not None else ""
             if offer is not None and phase != Phase.BLOCKED.value:
-                pids = " ".join(str(fix.pid) for fix in offer)
-                hint = f"beside it: sudo kill {pids}" if phase else error.hint  # no stop of its engine
-                raise BlockedError(error.reason, hint) from None
+                kill = f"beside it: sudo kill {' '.join(str(fix.pid) for fix in offer)}"  # no stop of its engine
+                raise BlockedError(error.reason, kill if phase else error.hint) from None
         if offer is None:
             hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
             raise UsageError(f"no finding offers to end pid {pid}", hint)

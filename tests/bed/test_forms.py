@@ -145,7 +145,7 @@ def end_by_hand(node: Node) -> None:
 
 def differences(form: Form, ours: Started, theirs: Started) -> list[str]:
     wanted = {name: values for name, values in theirs.flags.items() if name not in ("", "host", "port")}
-    wanted["served-model-name"] = [form.served]
+    wanted.setdefault("served-model-name", [form.served])
     differing = [
         f"--{name}: {ours.flags.get(name)} instead of {wanted.get(name)}"
         for name in sorted({*wanted, *ours.flags} - {"", "host", "port"})

@@ -15,7 +15,7 @@ from tests.unit.agent.late_files import RECIPE, LateFiles
 from tests.unit.agent.opened_files import opened_by_main_thread
 from tests.unit.agent.starts import release, start_agent
 from tests.unit.agent_runs import record
-from tests.unit.cluster_nodes import EventLines, base_under_test
+from tests.unit.cluster_nodes import EventLines, MemoryActions, base_under_test
 from tests.unit.plans import configured
 
 from sparkd.agent.daemon.bootstrap import await_agent, build_agent
@@ -204,3 +204,13 @@ def test_a_new_plan_waits_for_its_files_no_longer_than_its_try_may_take(tree: Tr
     alone = configured(engine={"recipe": str(tree.root / "late/own.yaml")}, observe={"listen": ""})
     with base_under_test(tree, 0, alone) as base, pytest.raises(NotReadyError, match=r"own\.yaml: does not exist"):
         await_agent(base, None, EventLines(), limit_seconds=0.5)
+
+
+def test_an_address_that_comes_late_as_at_each_boot_is_not_to_be_repaired_at_once(tree: Tree) -> None:
+    nodes = {"nodes": ["192.0.2.1", "192.0.2.2"]}
+    pair = configured(engine={"recipe": "tiny-cpu-pair"}, cluster=nodes, observe={"listen": ""})
+    with base_under_test(tree, 0, pair) as base:
+        with pytest.raises(NotReadyError, match="none of the addresses"):
+            await_agent(base, None, EventLines(), limit_seconds=0.5)
+        assert isinstance(base.actions, MemoryActions)
+        assert json.loads(base.actions.written["report.json"])["hint"].startswith("if it stays: is its cable in")

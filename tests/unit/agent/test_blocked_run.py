@@ -27,6 +27,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, PID_FILE, DockerFacts
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import BlockedError, ExitCode
+from sparkd.base.status.model import Phase
 
 SCRIPT = "/srv/scripts/rank.sh"
 PACE = Pace(retry_seconds=(300.0,), look_seconds=0.05, look_share=1)
@@ -100,14 +101,14 @@ class DockerStops(MemoryActions):
 
 
 def test_docker_is_awaited_again_where_it_is_stopped_while_the_node_stands_by(world: World) -> None:
-    pid_file, phases_without_docker = world.tree.root / PID_FILE.lstrip("/"), list[object]()
+    pid_file, without_docker = world.tree.root / PID_FILE.lstrip("/"), list[object]()
     pid_file.unlink()
 
     def start_docker() -> None:
         for _ in range(2):
             until(lambda: not pid_file.exists(), 10)
             time.sleep(0.5)
-            phases_without_docker.append(world.phase)
+            without_docker.append((world.phase, world.read("run/sparkd/report.json")["hint"]))
             pid_file.write_text("700\n")
 
     def run_with_stop(agent: Agent) -> ExitCode:
@@ -120,7 +121,7 @@ def test_docker_is_awaited_again_where_it_is_stopped_while_the_node_stands_by(wo
     starter.join()
     ending.join()
     assert code is ExitCode.GOOD, journal
-    assert phases_without_docker == ["awaiting-docker"] * 2, journal
+    assert without_docker == [("awaiting-docker", "sudo systemctl start docker")] * 2, journal
 
 
 class Tries:
@@ -249,6 +250,18 @@ def test_each_preflight_applies_its_fixes_again(tree: Tree) -> None:
         for count in (1, 2):
             admission.check()
             assert (actions.applied, len(admission.tried)) == (count, 1)
+
+
+def test_a_try_that_waits_leaves_the_hint_of_what_blocked_before(tree: Tree) -> None:
+    policy = Preflight(skip=tuple({*IDS} - {"ports"})).model_copy(update={"wait_seconds": 1})
+    changes = {"preflight": policy, "engine": Engine(recipe="tiny-cpu", args={"host": "192.0.2.1"})}
+    with agent_under_test(tree, 0, alone().model_copy(update=changes)) as node:
+        Tree(Path(node.agent.host.files.root)).listening()
+        node.agent.phase.enter(Phase.BLOCKED, "plans differ", hint="make them the same")
+        with pytest.raises(BlockedError, match="192"):
+            node.agent.admission.check()
+        assert node.report.message.startswith("waiting for the address 192.0.2.1")
+        assert node.report.hint == ""
 
 
 def test_a_port_of_a_stray_that_survived_is_no_reason_for_a_try_at_once(tree: Tree, port: int) -> None:

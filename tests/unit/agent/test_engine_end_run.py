@@ -64,7 +64,9 @@ def test_a_known_error_is_explained_in_the_event_in_the_record_and_in_status(wor
     meaning = "this image has no DeepGEMM"
     assert f'hint="{meaning}' in next(line for line in journal.splitlines() if "agent.run.failed" in line)
     assert world.last_exit.hint.startswith(meaning)
-    assert meaning in str(world.read("run/sparkd/report.json")["message"])
+    report = world.read("run/sparkd/report.json")
+    assert meaning in str(report["message"])
+    assert str(report["hint"]).startswith(meaning)
 
 
 def test_the_next_agent_reports_the_cause_of_the_last_end_its_code_and_its_hint(world: World) -> None:

@@ -172,6 +172,7 @@ def test_a_head_that_wants_too_much_sees_why_its_worker_is_blocked(tree: Tree, p
         shown = report_of_worker(head)
         assert shown is not None and not raised
         assert "wants image evil/image:1: cluster.allow.images permits good/" in shown.message
+        assert shown.hint and f"({shown.hint})" in shown.message
         assert FILE.name not in written(base.actions)
 
 
@@ -180,7 +181,7 @@ def test_a_worker_without_a_configuration_reports_that_it_waits_for_its_head(tre
         until(lambda: "no configuration of the head 127.0.0.1" in written(base.actions).get("report.json", ""))
         report = json.loads(written(base.actions)["report.json"])
         assert report["phase"] == "awaiting-peers"
-        assert report["rank"] == 1
+        assert (report["rank"], report["hint"]) == (1, "")
 
 
 def test_a_worker_that_waits_restarts_with_what_its_head_has_changed(tree: Tree, port: int) -> None:

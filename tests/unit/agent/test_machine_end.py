@@ -92,7 +92,7 @@ def as_json(cause: str, reason: str) -> str:
         (boot(status=0x01), "heat", "too hot"),
         (boot((5, "kernel", "watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [a:1]")), "unknown", "kernel code"),
         (boot((5, "kernel", "NVRM: Xid (PCI:000f:01:00): 79, GPU has fallen off the bus.")), "unknown", "Xid 79"),
-        (BootFacts(), "unknown", "no journal of that boot is kept"),
+        (BootFacts(), "unknown", "from now on: sudo mkdir -p /var/log/journal && sudo journalctl --flush"),
     ],
 )
 def test_an_end_is_named_by_its_evidence_in_one_line(facts: BootFacts, kind: str, evidence: str) -> None:

@@ -59,8 +59,10 @@ def test_a_text_is_no_code_for_a_shell(tree: Tree, tmp_path: Path) -> None:
 
 def test_a_program_need_not_read_its_message_and_must_end_with_0(tree: Tree) -> None:
     run_program(tree, program(tree, "exit 0"))
-    with pytest.raises(LaunchError, match=r"ended with exit code 3: no mail \(run it by hand: sudo /"):
-        run_program(tree, program(tree, "echo no mail; exit 3"))
+    path = "/usr/local/bin/a mail"
+    tree.file(path, "#!/bin/sh\necho no mail; exit 3\n", 0o755)
+    with pytest.raises(LaunchError, match=rf"ended with exit code 3: no mail \(run it by hand: sudo '{path}'\)"):
+        run_program(tree, Notify(command=path))
 
 
 def test_a_program_that_hangs_is_killed_with_its_group(tree: Tree, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_rank_that_ignores_sigterm_gets_no_more_than_its_grace_period_after_an
 
 
 def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for(tree: Tree) -> None:
-    ended_after = list[float]()
+    ended_after, hints = list[float](), list[str]()
     with agent_under_test(tree, 0, alone()) as node, running(node.agent) as (rank, process):
         host = DeafDocker(node.agent.host.files.root)
         Tree(Path(host.files.root)).dockerd()
@@ -44,17 +44,19 @@ def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for
         def note_end() -> None:
             process.wait(10)
             ended_after.append(time.monotonic() - began)
+            hints.append(node.report.hint)
             assert node.report.phase is Phase.FAILED
             assert node.report.cause == "", "the cause is still looked for"
 
         thread = threading.Thread(target=note_end)
         thread.start()
-        shutdown_on_error(agent, rank, EngineEndedError("it makes no tokens"))
+        shutdown_on_error(agent, rank, EngineEndedError("it makes no tokens", "make tea"))
         took = time.monotonic() - began
         host.answers.set()
         thread.join()
         assert node.report.phase is Phase.FAILED
         assert node.report.cause == "docker-hung"
+    assert hints == ["make tea"]
     assert ended_after[0] < agent.pace.last_look_seconds / 2 < agent.pace.last_look_seconds <= took
 
 

@@ -9,17 +9,20 @@ from contextlib import contextmanager
 import pytest
 from tests.tree import Tree
 from tests.unit.commands import sparkd
+from tests.unit.node_reports import HEAD_REPORT
+from tests.unit.plans import configured
 
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.preflight.checks.ports import Ports, WantedPort
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.runner import examine
+from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
-from sparkd.base.status.model import Phase
-from sparkd.tools.node.fixing import end_named
+from sparkd.base.status.model import Phase, dump
+from sparkd.tools.node.fixing import end_named, fix_node
 from sparkd.tools.node.next_start import NextStart
 from sparkd.tools.node.render import Owner, PreflightReport
 
@@ -127,12 +130,31 @@ def test_beside_an_agent_that_is_not_blocked_nothing_is_ended(
     tree: Tree, sleeper: Callable[..., subprocess.Popen[bytes]], phase: Phase | None
 ) -> None:
     main = sleeper("vllm", argv=SERVE)
+    child = sleeper("VLLM::EngineCor", parent=main.pid, group=main.pid)
+    with owned(tree), pytest.raises(UsageError, match="no finding offers to end pid 40"):
+        fix(tree, 40, phase)
     with owned(tree), pytest.raises(BlockedError) as refused:
         fix(tree, main.pid, phase)
     assert refused.value.code is ExitCode.BLOCKED
-    beside, stop = f"beside it: sudo kill {main.pid}", "stop that first: sudo systemctl stop sparkd-head sparkd-worker"
+    beside, stop = (
+        f"beside it: sudo kill {main.pid} {child.pid}",
+        "stop that first: sudo systemctl stop sparkd-head sparkd-worker",
+    )
     assert refused.value.hint == (beside if phase else stop), "an endpoint that serves is not stopped for it"
     assert main.poll() is None
+
+
+@needs_root
+@pytest.mark.parametrize(("runs", "hint"), [(True, "to look only: sudo "), (False, "stop that first: sudo ")])
+def test_fixes_beside_an_agent_that_runs_advise_no_stop_of_it(tree: Tree, runs: bool, hint: str) -> None:
+    if runs:
+        tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
+        tree.file("/run/sparkd/report.json", dump(HEAD_REPORT))
+    config, host = configured(engine={"recipe": "tiny-cpu"}), Host(tree.root)
+    with owned(tree), pytest.raises(BlockedError) as refused:
+        fix_node(resolve_context(config, None, host), config, host)
+    assert refused.value.hint.startswith(hint)
+    assert runs != ("stop" in refused.value.hint)
 
 
 @needs_root

@@ -110,8 +110,7 @@ def test_a_cause_is_cut_on_a_terminal_and_whole_without_one() -> None:
 def test_a_command_is_not_cut_on_a_terminal() -> None:
     pull = f"sudo docker pull org/i@sha256:{'0' * 64} && sudo docker tag org/i@sha256:{'0' * 64} org/i:{'1' * 128}"
     blocked = replace(HEAD_REPORT, peers=(), phase=Phase.BLOCKED, message="", findings=(), hint=pull)
-    assert "next: sparkd status | cat   # it is long" in on_terminal(blocked, 1000)
-    assert f"next: {pull}" in shown(render(blocked, VIEW, whole=True), columns=1000, TERM="dumb").splitlines()
+    assert f"next: {pull}" in on_terminal(blocked, 1000)
 
 
 def test_a_screen_shows_no_rank_before_it_is_known() -> None:

@@ -140,8 +140,8 @@ def test_json_of_a_node_that_is_not_set_up_is_an_error(tree: Tree) -> None:
         ('[engine]\nrecipe = "tiny-cpu"\n', SINCE_BOOT, START.format("head")),
         (PAIR.format("10.0.0.1", "10.0.0.2"), SINCE_BOOT, START.format("worker")),
         (PAIR.format("10.0.0.2", "10.0.0.1"), SINCE_BOOT, START.format("head")),
-        (PAIR.format("10.0.0.8", "10.0.0.9"), SINCE_BOOT, START.format("head")),
-        (FOLLOWS.format("10.0.0.8", "10.0.0.9"), SINCE_BOOT, START.format("worker")),
+        (PAIR.format("10.0.0.8", "10.0.0.9"), SINCE_BOOT, "sudo systemctl start sparkd-head"),
+        (FOLLOWS.format("10.0.0.8", "10.0.0.9"), SINCE_BOOT, "sudo systemctl start sparkd-worker"),
         (FOLLOWS.format("10.0.0.1", "10.0.0.2"), SINCE_BOOT, START.format("worker")),
         ('[engine]\nrecipe = "none-such"\n', "not running: the configuration is wrong", "sparkd config check"),
         ("[engin]\n", "not running: the configuration is wrong", "sparkd config check"),
@@ -156,6 +156,12 @@ def test_a_missing_report_is_explained_with_what_to_do(tree: Tree, settings: str
 def test_a_unit_that_each_boot_starts_is_only_to_be_started(tree: Tree) -> None:
     tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\n')
     tree.file("/etc/systemd/system/sparkd.target.wants/sparkd-head.service", "")
+    assert read_status(tree)[0].endswith("next: sudo systemctl start sparkd-head")
+
+
+def test_units_that_can_not_be_read_hide_no_start(tree: Tree) -> None:
+    tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\n')
+    tree.link("/etc/systemd/system", "system")
     assert read_status(tree)[0].endswith("next: sudo systemctl start sparkd-head")
 
 

@@ -129,11 +129,21 @@ def test_a_user_may_use_his_own_file_and_the_refusal_says_what_to_do(tmp_path: P
     assert caught.value.hint == "move it to a folder that only root may write to, such as /etc/sparkd"
 
 
-def test_a_recipe_stays_where_it_is_looked_for(tree: Tree) -> None:
+@pytest.mark.parametrize("folder", ["/etc/sparkd/recipes", "/etc/sparkd"])
+def test_a_recipe_stays_where_it_is_looked_for(tree: Tree, folder: str) -> None:
     """Who edits recipes may have taken their folder; elsewhere below /etc/sparkd none is found."""
     tree.file("/etc/sparkd/recipes/x.yaml", "x")
-    (tree.root / "etc/sparkd/recipes").chmod(0o777)
-    with pytest.raises(AwaitedError, match="may write to /etc/sparkd/recipes") as caught:
+    (tree.root / folder[1:]).chmod(0o777)
+    with pytest.raises(AwaitedError, match=f"may write to {folder} ") as caught:
         refuse_writable(Files(str(tree.root)), "/etc/sparkd/recipes/x.yaml", "recipe")
-    repair = "sudo chown -R root: /etc/sparkd/recipes && sudo chmod -R go-w /etc/sparkd/recipes"
-    assert caught.value.hint.endswith(f"then: {repair}")
+    assert caught.value.hint.endswith(f"then: sudo chown root: {folder} && sudo chmod go-w {folder}")
+
+
+def test_the_repair_of_a_link_touches_nothing_of_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "x")
+    os.lchown(link, UID, UID)
+    with pytest.raises(AwaitedError) as caught:
+        refuse_writable(Files(), str(link), "recipe")
+    assert caught.value.hint.endswith(f"then: sudo chown -h root: {link}")

@@ -170,8 +170,8 @@ def test_what_the_other_nodes_need_comes_before_the_check(root: Path) -> None:
         "sparkd recipe check", "printf ", "sudo sparkd init --nodes 2", "sudo sparkd init --join",
         "scp /etc/sparkd/recipes/given.yaml OTHER:", "sudo install -D -m 644 ~/given.yaml ",
         "sparkd image sync  #",
-        "sudo systemctl enable sparkd-worker && sudo systemctl restart sparkd-worker",
-        "sudo systemctl enable sparkd-head && sudo systemctl restart sparkd-head",
+        "sudo systemctl enable --now sparkd-worker  # on each",
+        "sudo systemctl enable sparkd-head && sudo systemctl restart sparkd-head  # where this node was a worker, ",
     ]  # fmt: skip
     at = [[step.startswith(words) for step in steps].index(True) for words in order]
     assert at == sorted(at)

@@ -118,7 +118,8 @@ def test_a_node_that_leaves_service_has_no_activity() -> None:
 def test_a_published_report_has_no_secret_in_any_of_its_texts_and_is_encoded_as_it_is() -> None:
     published: list[Published] = []
     leak = "key hunter2"
-    secret = report(0, message=leak, last_cause=leak, last_hint=leak, findings=(FindingReport("a", "ok", leak, leak),))
+    findings = (FindingReport("a", "ok", leak, leak),)
+    secret = report(0, message=leak, hint=leak, last_cause=leak, last_hint=leak, findings=findings)
     reporter = Reporter(secret, (published.append,), lambda text: text.replace("hunter2", "***"))
     reporter.publish()
     for copy in (reporter.published, *published):

@@ -111,6 +111,18 @@ def with_peer(node: NodeReport, **changes: object) -> NodeReport:
             "not serving: waiting for dockerd",
             "sudo systemctl start docker",
         ),
+        (
+            alone(Phase.AWAITING_DOCKER, "by an earlier version: sudo systemctl start docker"),
+            "block",
+            "not serving: by an earlier version",
+            "sudo systemctl start docker",
+        ),
+        (
+            replace(BLOCKED_WORKER, rank=0, message="the plan differs", hint="make it the same"),
+            "block",
+            "blocked: the plan differs",
+            "make it the same",
+        ),
         (alone(Phase.LAUNCHING), "", "loading: launching", TO_FOLLOW),
         (with_peer(SERVING_PAIR, contact=Contact.UNHEARD), "ok", "serving for", NOTHING),
         (alone(Phase.DEGRADED, "rank 1 is silent", last_hint="less context"), "warn", "degraded: rank 1 is", WARNINGS),

@@ -63,20 +63,26 @@ def test_a_lack_names_what_is_missing_and_how_to_get_it(
     assert list(judge_supply("x", recipe(**keys), CheckInputs(plan(**keys), Settings()), supply)) == lacks
 
 
-class BarredHost(Host):
-    """A machine whose docker is for others than this user."""
+class FailingDocker(Host):
+    """A machine whose docker runs, and answers with the error."""
+
+    error = ""
 
     def docker_reader(self) -> DockerReader:
-        raise DockerError(f"GET /images/i/json: {FORBIDDEN}")
+        raise DockerError(f"GET /images/i/json: {self.error}")
 
 
-def test_a_docker_that_runs_and_bars_this_user_is_not_to_be_started(tree: Tree) -> None:
-    """As for `sparkd init --plan` without sudo."""
+@pytest.mark.parametrize(
+    ("error", "command"), [(FORBIDDEN, "sudo sparkd init --plan"), ("timed out", "systemctl status docker")]
+)
+def test_a_docker_that_runs_is_not_to_be_started(tree: Tree, error: str, command: str) -> None:
+    """As one that bars this user, for `sparkd init --plan` without sudo."""
     tree.dockerd()
     tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
     inputs = CheckInputs(plan(container={"gpus": "none"}), Settings())
-    supply = read_supply(inputs, BarredHost(tree.root), None)
-    assert supply.docker_command == "sudo sparkd preflight --dry-run"
+    host = FailingDocker(tree.root)
+    host.error = error
+    assert read_supply(inputs, host, None).docker_command == command
 
 
 def test_a_recipe_by_its_path_is_named_by_it() -> None:

@@ -125,6 +125,11 @@ def test_an_image_that_is_missing_here_is_to_be_pulled_also_where_it_is_not_the_
     with pytest.raises(BlockedError, match="org/i:2 is not on this node") as caught:
         image_copy.find_image("org/i:2", Settings(), Host(tree.root))
     assert caught.value.hint.startswith("sudo docker pull org/i:2")
+    settings = Settings.model_validate({"engine": {"recipe": "tiny-cpu", "image": "org/i:2"}})
+    for word in ("org/i:2", None):
+        with pytest.raises(BlockedError, match="org/i:2 is not on this node") as caught:
+            image_copy.find_image(word, settings, Host(tree.root))
+        assert caught.value.hint.endswith("sudo sparkd preflight --dry-run says how"), "it knows how that is built"
 
 
 @pytest.mark.parametrize(

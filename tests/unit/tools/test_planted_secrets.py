@@ -170,6 +170,7 @@ def published(text: str) -> Iterator[str]:
         phase=Phase.FAILED,
         cause="engine-ended",
         message=text,
+        hint=text,
         last_cause=text,
         last_hint=f"look at {text}",
         findings=(FindingReport("hook", "block", text, f"repair {text}"),),

@@ -206,10 +206,12 @@ def test_the_lines_that_keep_an_image_can_be_pasted_into_the_settings(tree: Tree
     recipe_file(tree, "mine")
     earlier = load_chosen("mine", 60, CONFIG, Host(tree.root))
     for back in ((), (earlier,)):
-        title, *lines = list(describe_outcome(switch(Stage.IN_FORCE, earlier, *back), "i:2"))[2:]
-        assert title.endswith("under [engine]:")
-        kept = tomllib.loads("\n".join(["[engine]", *lines]))["engine"]
-        assert kept == {"image": "i:2"} | ({"recipe": "mine"} if back else {})
+        title, *lines = list(describe_outcome(switch(Stage.IN_FORCE, earlier, *back), "i:2", "mine"))[2:]
+        assert title.endswith("under [engine], in place of its lines of these names:")
+        assert tomllib.loads("\n".join(['recipe = "mine"', *lines])) == {"recipe": "mine", "image": "i:2"}
+    quoted = replace(earlier, engine=earlier.engine.model_copy(update={"recipe": '/a/"b".yaml'}))
+    *_, recipe, image = describe_outcome(switch(Stage.IN_FORCE, quoted), "i:2", "mine")
+    assert tomllib.loads(f"{recipe}\n{image}") == {"recipe": '/a/"b".yaml', "image": "i:2"}
 
 
 def test_a_rollback_runs_its_image_by_its_id_so_its_name_is_another_one(tree: Tree) -> None:

@@ -60,7 +60,7 @@ class Admission(Struct):
         return hooks.run_hooks(programs, agent.loop.wait, hooks.hook_environment(context.role, context.rank))
 
     def _wait(self, seconds: float, message: str) -> None:
-        self.agent.reporter.update(message=message)
+        self.agent.reporter.update(message=message, hint="")
         self.agent.loop.wait_until(never, seconds)
 
     def _show(self, findings: tuple[Finding, ...]) -> None:

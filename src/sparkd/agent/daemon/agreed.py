@@ -68,7 +68,7 @@ def log_differences(agent: Agent) -> None:
         return
     differences = group_files(find_differences(known_good[0].facts, agent.agreed.facts()))
     # The head chooses for a worker that follows it.
-    diff_hint = "sudo sparkd diff" + "; to go back to it: sudo sparkd rollback" * (agent.follower is None)
+    diff_hint = "sudo sparkd diff" if agent.follower else "sudo sparkd diff; to go back to it: sudo sparkd rollback"
     for difference in differences[:MOST_LINES]:
         old_value, new_value = excerpt_values(difference)
         name, hint = sanitize(difference.name, 80), diff_hint if difference is differences[-1] else ""

@@ -250,7 +250,8 @@ def _await(base: Base, events: Events, attempt: Callable[[], T], limit_seconds: 
             phase = Phase.AWAITING_PEERS if is_fabric else Phase.BLOCKED
             events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
             report = unplaced_status(base.role, base.host, base.owner.invocation, message, phase)
-            report = replace(report, action="" if is_fabric else awaited.action, hint=awaited.hint)
+            hint = f"if it stays: {awaited.hint}" if is_fabric else awaited.hint  # a boot may take half a minute for it
+            report = replace(report, action="" if is_fabric else awaited.action, hint=hint)
             Reporter(report, report_sinks(base)).publish()
         if time.monotonic() > deadline:
             raise NotReadyError(f"awaited for {limit_seconds:.0f} s: {awaited.reason}", awaited.hint)

@@ -149,7 +149,7 @@ def _list_candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
     yield "unknown", next((event.reason for event in grave), "")
     if not facts.lines:
         keep = "sudo mkdir -p /var/log/journal && sudo journalctl --flush"
-        yield "unknown", f"no journal of that boot is kept; to keep this one: {keep}"
+        yield "unknown", f"no journal of that boot is kept; to keep a boot's journal from now on: {keep}"
 
 
 def _parse_events(lines: Sequence[BootLine]) -> Iterator[Event]:

@@ -74,7 +74,7 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     failed_in = agent.phase.failed_in or agent.reporter.report.phase
     agent.monitor.untrack_all()
     # Without a cause yet: messages to people, and a head that loses this rank, wait for the cause.
-    agent.phase.enter(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
+    agent.phase.enter(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error), hint=error.hint)
     reported_at = time.monotonic()
     stacks = read_rank_stacks(agent, running, error, failed_in)
     search = EvidenceSearch(agent, running, error)
@@ -87,7 +87,8 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     fields = {"cause": str(end.cause), "action": end.action, "phase": end.phase}
     agent.events.error("agent.run.failed", code=end.code, **fields, reason=end.reason, hint=end.hint)
     message = f"{end.reason} ({end.hint})" if end.hint else end.reason
-    agent.reporter.update(cause=str(end.cause), action=end.action, message=message, peers=agent.monitor.statuses())
+    peers = agent.monitor.statuses()
+    agent.reporter.update(cause=str(end.cause), action=end.action, message=message, hint=end.hint, peers=peers)
     agent.reporter.publish()
     leaves_at = max(reported_at + agent.pace.last_report_seconds, time.monotonic() + GOODBYE_SECONDS)
     clear_rank(agent, running)

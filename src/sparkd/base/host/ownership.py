@@ -73,15 +73,15 @@ def refuse_writable(files: Files, path: str, what: str) -> None:
     if not writable:
         return
     reason = f"others than root may write to {writable}"
-    target, option = quote(writable), "" if writable == path else "-R "
-    hint = f"look at what is in it, then: sudo chown {option}root: {target} && sudo chmod {option}go-w {target}"
-    if option and not writable.startswith("/etc/sparkd/"):  # there sparkd looks for it
-        hint = "move it to a folder that only root may write to, such as /etc/sparkd"
+    target, hint = quote(writable), "move it to a folder that only root may write to, such as /etc/sparkd"
     try:
-        files.lstat(writable)
+        is_link = files.lstat(writable).kind is Kind.LINK
+        if writable == path or f"{writable}/".startswith("/etc/sparkd/"):  # there sparkd looks for it
+            repair = f"sudo chown root: {target} && sudo chmod go-w {target}"
+            hint = f"look at what is in it, then: {f'sudo chown -h root: {target}' if is_link else repair}"
     except OSError as error:  # as on a disk that fails, or a user's own file system
         reason = f"root can't look at {writable}: {error.strerror}"
-        hint = f"look at: sudo dmesg; if it is a user's mount: sudo umount {quote(writable)}"
+        hint = f"look at: sudo dmesg; if it is a user's mount: sudo umount {target}"
     raise AwaitedError(f"{what} {path} is not used: {reason}", hint)
 
 

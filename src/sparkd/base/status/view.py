@@ -161,9 +161,14 @@ def _describe_trouble(report: NodeReport, head: NodeView, node: NodeView) -> Hea
 def _find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:
     """The fault that a node's findings show, and what to do there by all that is known; each may be empty."""
     blocking = [finding for finding in report.findings if finding.level in ("block", "unknown")] if report else []
+    hint = report.hint if report else ""
+    if hint and hint not in (finding.hint for finding in blocking):
+        blocking = []  # of an earlier round: something else blocks now
+    if report and report.phase is Phase.AWAITING_DOCKER:  # an earlier version has the remedy in the message alone
+        hint = hint or report.message.partition(": ")[2]
     # The end before is news of a node that waits because of it: what blocks another has a hint of its own.
     last_hint = report.last_hint if report and report.phase is Phase.COOLING else ""
-    hints = (ADVICE.get(contact), *(finding.hint for finding in blocking), report.hint if report else "", last_hint)
+    hints = (ADVICE.get(contact), *(finding.hint for finding in blocking), hint, last_hint)
     why = f"{blocking[0].id}: {blocking[0].reason}" if blocking and contact is Contact.ANSWERS else ""
     return sanitize(why, TEXT_LIMIT), sanitize(next(filter(None, hints), ""), TEXT_LIMIT)
 

@@ -128,17 +128,18 @@ def _describe_idle(files: Files) -> Parts:
         has_plan = config.engine.recipe or config.cluster.follow_head
         if not has_plan and current_switch(config, host) is None:
             return [NOT_SET_UP, f"next: {SET_UP_HINT}"]
-        rank = int(config.cluster.follow_head)  # stays where the node does not know its place yet
+        rank, is_placed, boot = int(config.cluster.follow_head), False, ""  # it may not know its place yet
         with suppress(AwaitedError, UsageError, OSError):  # the agent waits for it, or root alone may read it
-            rank = find_place(config, host).rank
+            rank, is_placed = find_place(config, host).rank, True
             resolve_context(config, None, host)
         role = "worker" if rank else "head"
         start = f"sudo systemctl start sparkd-{role}"
         unit, said = _read_unit(files, role, time.monotonic() // UNIT_SECONDS)
         if unit == "failed" and said:
             return [f"not running: {sanitize(said, TEXT_LIMIT)}", f"next: {AFTER_REFUSAL}; then: {start}"]
-        is_enabled = f"sparkd-{role}.service" in enabled_services(files)
-        boot = "" if is_enabled else f"; to have each boot start it, too: sudo systemctl enable sparkd-{role}"
+        with suppress(OSError):
+            if is_placed and f"sparkd-{role}.service" not in enabled_services(files):
+                boot = f"; to have each boot start it, too: sudo systemctl enable sparkd-{role}"
         return ["not running: sparkd has not run since boot", f"next: {start}{boot}"]
     except ConfigError as error:
         if os.geteuid() and "ermission denied" in error.reason:

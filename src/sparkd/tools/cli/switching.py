@@ -154,10 +154,10 @@ def use(args: argparse.Namespace) -> int:
         return ExitCode.GOOD
     if args.image and not args.no_bench:
         return _try_image(args.image, switch, current, config, host)
-    return _carry_out(switch, current, args.image, host)
+    return _carry_out(switch, current, args.image, config, host)
 
 
-def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> int:
+def _carry_out(switch: Switch, before: Switch | None, ref: str, config: Settings, host: Host) -> int:
     """Have the agent switch, and print how that goes. `ref`: as in `switching.describe_outcome`."""
     switching.write_switch(before, switch, host)
     if read_living_report(host.files) is None:
@@ -167,7 +167,7 @@ def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> i
     if fault := follow(switch, host, partial(print, flush=True)):
         print(f"sparkd: {fault}", file=sys.stderr)
         return ExitCode.NOT_READY
-    print("\n".join(switching.describe_outcome(switch, ref)))
+    print("\n".join(switching.describe_outcome(switch, ref, config.engine.recipe)))
     return ExitCode.GOOD
 
 
@@ -184,7 +184,7 @@ def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings
         except KeyboardInterrupt:
             fault, is_interrupted = "interrupted", True
     if not fault:
-        print("\n".join(switching.describe_outcome(switch, ref)))
+        print("\n".join(switching.describe_outcome(switch, ref, config.engine.recipe)))
         return ExitCode.GOOD
     current = switching.read_choice(host)
     state = f"this node runs, or is on the way to: {label(current.chosen if current else None)}; sparkd status"

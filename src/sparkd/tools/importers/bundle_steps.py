@@ -41,8 +41,10 @@ def list_steps(bundle: Bundle) -> Iterator[str]:
     if bundle.container:
         yield f"sudo docker update --restart no {bundle.container} && sudo docker stop {bundle.container}"
     yield "sudo sparkd preflight --dry-run"
-    for role, where in (*([("worker", _ON_OTHERS)] if is_cluster else []), ("head", "")):  # restart: it may run already
-        yield f"sudo systemctl enable sparkd-{role} && sudo systemctl restart sparkd-{role}{where}"
+    if is_cluster:
+        yield f"sudo systemctl enable --now sparkd-worker{_ON_OTHERS}"
+    start = "sudo systemctl enable sparkd-head && sudo systemctl restart sparkd-head"  # it may run already
+    yield f"{start}  # where this node was a worker, first: sudo systemctl disable --now sparkd-worker"
 
 
 def _list_image_steps(bundle: Bundle, path: str) -> Iterator[str]:

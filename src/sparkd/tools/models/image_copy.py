@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host, docker, docker_image
 from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.dockerd.reader import FORBIDDEN, DockerError, DockerReader
-from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
+from sparkd.base.lib.errors import BlockedError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import parse_json, size
 from sparkd.tools.models.image_store import ImageSizes, find_store, read_sizes
 from sparkd.tools.models.peers import require_room, run_on_each
@@ -46,14 +47,17 @@ class Image(Struct, frozen=True):
 
 def find_image(word: str | None, settings: Settings, host: Host) -> Image:
     """The image of that name, or the plan's. Raises UsageError, BlockedError."""
-    ref = word or resolve_context(settings, None, host).plan.image
+    planned = ""
+    with suppress(SparkdError) if word else nullcontext():
+        planned = resolve_context(settings, None, host).plan.image
+    ref = word or planned
     if not _REF.fullmatch(ref):
         raise UsageError(f"{ref!r} is no name of an image", "such as name:tag")
     if "@" in ref:
         hint = "sudo docker pull it there; or sudo docker tag it here, and name the tag"
         raise UsageError(f"{ref} is named by its digest, which no docker load brings back", hint)
-    # preflight looks for the plan's image alone
-    get = docker_image.how_to_get(ref, "") if word else "get it on one node: sudo sparkd preflight --dry-run says how"
+    preflight = "get it on one node: sudo sparkd preflight --dry-run says how"  # of the plan's image alone
+    get = preflight if ref == planned else docker_image.how_to_get(ref, "")
     try:
         image = docker.query(host, partial(_read_image, ref, get))
     except DockerError as error:

@@ -11,6 +11,7 @@ from sparkd.agent.preflight.checks.weights import ModelWeights
 from sparkd.base.config import Settings
 from sparkd.base.host import CachedHost, Host
 from sparkd.base.host.gpu import NO_GPU
+from sparkd.base.lib.dockerd.reader import FORBIDDEN
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import ModelFit, read_sum
@@ -116,9 +117,7 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     image, image_verdict = EngineImage.from_inputs(inputs).run(host)
     image_fault, docker_command = image_verdict.reason if image_verdict.level.blocks else "", ""
     if image.docker != "known":
-        image_fault = f"docker: {image.docker}"
-        start = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
-        docker_command = image_verdict.hint or start  # one that runs, and does not answer this user, has a hint
+        image_fault, docker_command = f"docker: {image.docker}", _repair_docker(image.docker, host)
     excess = ""
     if inputs.uses_gpu and not inputs.plan.user_script:
         memory = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)
@@ -126,6 +125,12 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     return Supply(
         host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model_fault, image_fault, excess, docker_command
     )
+
+
+def _repair_docker(fault: str, host: Host) -> str:
+    if fault == "away":
+        return "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
+    return "sudo sparkd init --plan" if FORBIDDEN in fault else "systemctl status docker"
 
 
 def judge_supply(name: str, recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterator[Lack]:

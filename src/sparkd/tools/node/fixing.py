@@ -25,7 +25,7 @@ from sparkd.base.lib.log import events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.status.model import Phase
+from sparkd.base.status.model import Phase, read_living_report
 from sparkd.tools.node.render import PreflightReport
 
 
@@ -52,9 +52,9 @@ def end_named(pid: int, examine: Callable[[], PreflightReport], host: Host) -> P
             stack.callback(_acquire_node(host, loop).release)
         except BlockedError as error:
             phase = preflight.owner.phase if preflight.owner is not None else ""
-            if phase != Phase.BLOCKED.value:
-                hint = f"beside it: sudo kill {pid}" if offer and phase else error.hint  # no stop of its engine
-                raise BlockedError(error.reason, hint) from None
+            if offer is not None and phase != Phase.BLOCKED.value:
+                kill = f"beside it: sudo kill {' '.join(str(fix.pid) for fix in offer)}"  # no stop of its engine
+                raise BlockedError(error.reason, kill if phase else error.hint) from None
         if offer is None:
             hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
             raise UsageError(f"no finding offers to end pid {pid}", hint)
@@ -81,7 +81,8 @@ def fix_node(node: NodeContext, config: Settings, host: Host) -> PreflightReport
     try:
         actions = _acquire_node(host, loop)
     except BlockedError as error:
-        raise BlockedError(error.reason, f"to look only: sudo sparkd preflight --dry-run; else {error.hint}") from None
+        look = "to look only: sudo sparkd preflight --dry-run"  # a running agent fixes by itself
+        raise BlockedError(error.reason, look if read_living_report(host.files) else error.hint) from None
     try:
         io = GateIO(actions.apply, run_hooks, wait, loop, no_events, show=lambda _findings: None)
         outcome = Gate(partial(build_checks, check_inputs(node)), host, policy, io).fix_and_recheck()

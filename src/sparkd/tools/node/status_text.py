@@ -32,8 +32,7 @@ def render(report: NodeReport, view: View, served: str = "", *, whole: bool = Fa
     notes = _make_notes(cluster)
     table = Table([row for row, _ in rows], [level for _, level in rows])
     top = headline(report, view)
-    todo = top.next if len(top.next) <= limit else "sparkd status | cat   # it is long"  # a command is not cut
-    lines = (sanitize(top.text, limit), served, f"next: {todo}")
+    lines = (sanitize(top.text, limit), served, f"next: {top.next}")  # a command is not cut
     title = Table([(line,) for line in lines if line], [top.level])
     return [title, "", table, *([""] if notes.rows else []), notes]
 

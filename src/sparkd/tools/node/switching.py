@@ -1,5 +1,6 @@
 """The choice of this node's plan from the command line: what prevents a plan, and the switch to it in the file."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -23,17 +24,7 @@ from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import utc_now
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good
-from sparkd.base.state.switch import (
-    CONFIGURED,
-    FILE,
-    MOST_BACK,
-    Chosen,
-    Stage,
-    Switch,
-    fingerprint_engine,
-    label,
-    make_rollback,
-)
+from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, fingerprint_engine, label, make_rollback
 from sparkd.base.status.model import Phase, parse, read_living_report, read_report
 from sparkd.tools.node.command_lock import usage_error
 from sparkd.tools.node.inventory_comparison import Inventories, find_missing_elsewhere
@@ -234,7 +225,7 @@ def _find_obstacle(name: str, config: Settings, host: Host, nodes: Inventories) 
     return own_fault or next(find_missing_elsewhere(node, nodes), "")
 
 
-def describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
+def describe_outcome(switch: Switch, ref: str, configured_recipe: str) -> Iterator[str]:
     """Lines on what is in force, and the way back. `ref`: the new image; empty where the recipe was changed."""
     choice, previous = switch.to, switch.before
     yield f"{label(choice)} is in force"
@@ -243,10 +234,10 @@ def describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
     if previous is not None and previous.recipe == choice.recipe and not previous.proven:
         yield f"back to the image before: sudo sparkd use --image {previous.engine.image or previous.recipe.image.ref}"
     else:
-        yield f"back to {CONFIGURED}: sudo sparkd use --end"
-    yield "to keep it for good, in sparkd.toml under [engine]:"
-    if previous is not None:
-        yield f'recipe = "{choice.engine.recipe}"'
+        yield f"back to {label(None)}: sudo sparkd use --end"
+    yield "to keep it for good, in sparkd.toml under [engine], in place of its lines of these names:"
+    if choice.engine.recipe != configured_recipe:
+        yield f"recipe = {json.dumps(choice.engine.recipe, ensure_ascii=False)}"
     yield f'image = "{ref}"'
 
 

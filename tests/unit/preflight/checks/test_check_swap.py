@@ -4,8 +4,9 @@ import pytest
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.check import Finding, Level
 from sparkd.agent.preflight.checks.free_memory import SwapFacts, SwapOff
+from sparkd.agent.preflight.gate import decision
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import Swap
 from sparkd.base.lib.text import GIB
@@ -21,7 +22,9 @@ ZRAM = Swap("/dev/zram0", 60 * GIB, 0)
         pytest.param((), True, Level.OK, "off", id="off"),
         pytest.param((FILE,), True, Level.WARN, "/swap.img 16.0 GiB; 2.0 GiB in use", id="a file"),
         pytest.param((FILE, ZRAM), True, Level.WARN, "/etc/fstab", id="both"),
-        pytest.param((FILE,), True, Level.WARN, "while no engine runs, as it reads 2.0 GiB back", id="what is in use"),
+        pytest.param(
+            (FILE,), True, Level.WARN, "while no engine runs, as it reads what is in use back", id="what is in use"
+        ),
         pytest.param((FILE,), False, Level.OK, "no GPU", id="without GPU it helps"),
     ],
 )
@@ -29,6 +32,12 @@ def test_swap_is_warned_of_where_a_gpu_shares_the_memory(
     areas: tuple[Swap, ...], uses_gpu: bool, level: Level, words: str
 ) -> None:
     expect(SwapOff(uses_gpu).judge(SwapFacts(areas)), level, text=words)
+
+
+def test_pages_that_come_and_go_are_no_new_decision() -> None:
+    verdicts = (SwapOff().judge(SwapFacts((Swap("/swap.img", 16 * GIB, used),))) for used in (GIB, 2 * GIB))
+    first, second = (decision(Finding("swap", verdict, {}, 0.0)) for verdict in verdicts)
+    assert first == second
 
 
 def test_probe_reads_the_kernels_table(tree: Tree) -> None:

@@ -67,14 +67,14 @@ class SwapOff(Check[SwapFacts], frozen=True):
         areas = ", ".join(
             f"{area.path} {size(area.bytes)}{' in memory' if area.in_memory else ''}" for area in facts.areas
         )
-        used_bytes = sum(area.used_bytes for area in facts.areas)
+        used_bytes = sum(area.used_bytes for area in facts.areas)  # in no hint, whose change is a new decision
         reason = f"swap is on: {areas}; {size(used_bytes)} in use"
         if not self.uses_gpu:
             return ok(f"{reason}; the plan uses no GPU")
         all_zram = all(area.in_memory for area in facts.areas)
         permanent_remedy = "see systemctl list-units '*zram*'" if all_zram else "take its line out of /etc/fstab"
         # Else the memory guard, or the kernel, may end the engine because of it.
-        when = f"while no engine runs, as it reads {size(used_bytes)} back into memory: " if used_bytes else ""
+        when = "while no engine runs, as it reads what is in use back into memory: " if used_bytes else ""
         return warn(reason, f"{when}sudo swapoff -a, and for good: {permanent_remedy}")
 
 

@@ -24,7 +24,17 @@ from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.lib.times import utc_now
 from sparkd.base.recipes.lookup import find_recipes, recipe_folders
 from sparkd.base.state import known_good
-from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, fingerprint_engine, label, make_rollback
+from sparkd.base.state.switch import (
+    CONFIGURED,
+    FILE,
+    MOST_BACK,
+    Chosen,
+    Stage,
+    Switch,
+    fingerprint_engine,
+    label,
+    make_rollback,
+)
 from sparkd.base.status.model import Phase, parse, read_living_report, read_report
 from sparkd.tools.node.command_lock import usage_error
 from sparkd.tools.node.inventory_comparison import Inventories, find_missing_elsewhere

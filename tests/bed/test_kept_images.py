@@ -79,16 +79,6 @@ def test_a_kept_image_outlives_the_prunes_and_a_moved_name(node: Node) -> None:
     assert state == "created"
 
 
-def test_the_image_that_a_rank_runs_keeps_its_own_name_whatever_is_pruned(node: Node) -> None:
-    image = make_image(node, "own")
-    docker(node, f"run --detach --name rank {NAME} sleep 600")
-    keep(node, image)
-    for prune in (*PRUNES, PRUNE_CONTAINERS, PRUNE_ALL):
-        docker(node, prune)
-        assert image_id(node, NAME) == image, prune
-    docker(node, "rm --force rank")
-
-
 def test_the_next_proof_replaces_a_pruned_container_and_leaves_out_a_pruned_image(node: Node) -> None:
     old = make_image(node, "old")
     keep(node, old)

@@ -40,7 +40,7 @@ from sparkd.base.config.settings import Engine, Observe, Readiness, Supervise
 from sparkd.base.host import Host
 from sparkd.base.host.docker import pid_without_live_restore
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.journal_writer import Journal
 from sparkd.base.lib.log import Events, ProcessLog
@@ -212,18 +212,6 @@ def last_exit(actions: Actions) -> End:
     end = written(actions, launch_history.FILE).last_exit
     assert end is not None
     return end
-
-
-class DeafDocker(Host):
-    """A machine whose dockerd answers no request until `answers` is set."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.answers = threading.Event()
-
-    def docker_reader(self) -> DockerReader:
-        self.answers.wait(30)
-        raise DockerError("it is gone")
 
 
 class FullDisk(MemoryActions):

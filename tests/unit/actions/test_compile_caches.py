@@ -11,6 +11,7 @@ from sparkd.agent.actions.compile_caches import (
     REMOVAL_PREFIX,
     make_cache_folder,
     prune_caches,
+    remove_cut,
     remove_cut_kernels,
 )
 
@@ -154,8 +155,14 @@ def test_kernels_that_a_power_cut_has_cut_are_removed_and_nothing_else(root: Pat
     folder.mkdir(parents=True)
     outside = root.parent / "empty.so"
     outside.touch()
-    kept = {"whole.so": ELF, "short.so": b"\x7fELF", "a.json": b"{}", "notes.txt": b"", "__init__.py": b""}
-    cut = {"cut.so": ELF[:-1], "zeros.o": bytes(128), "b.cubin": b"", "b.json": b"", "vllm_compile_cache.py": b""}
+    kept = {"whole.so": ELF, "script.so": b"INPUT(a)", "a.json": b"{}", "b.json": b"", "notes.txt": b"", "a.py": b""}
+    cut = {
+        "cut.so": ELF[:-1],
+        "short.so": ELF[:63],
+        "zeros.o": bytes(128),
+        "b.cubin": b"",
+        "vllm_compile_cache.py": b"",
+    }
     for name, content in {**kept, **cut}.items():
         (folder / name).write_bytes(content)
     (folder / "link.so").symlink_to(outside)
@@ -166,15 +173,41 @@ def test_kernels_that_a_power_cut_has_cut_are_removed_and_nothing_else(root: Pat
     assert remove_cut_kernels(f"sha256:{IMAGES[0]}", "missing", root) == 0
 
 
-def test_a_cut_kernel_of_tritons_goes_with_the_list_that_makes_it_a_whole_one(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("files", "empty", "left"),
+    [
+        (("k.json", "__grp__k.json", "__grp__other.json"), "k.cubin", ["__grp__other.json", "k.json"]),
+        (("k.cubin", "__grp__k.json"), "k.json", ["k.cubin"]),
+        (("k.cubin", "k.json"), "__grp__k.json", ["k.cubin", "k.json"]),
+        (("k.hsaco", "k.json", "__grp__k.json"), "notes.txt", ["__grp__k.json", "k.hsaco", "k.json", "notes.txt"]),
+        (("k.json", "__grp__k.json"), "k.ttir", ["k.json", "k.ttir"]),  # as the first versions of sparkd have left it
+    ],
+)
+def test_a_kernel_of_tritons_that_is_not_whole_loses_the_list_that_makes_it_one(
+    root: Path, files: tuple[str, ...], empty: str, left: list[str]
+) -> None:
     """Triton's FileCacheManager.get_group reads the list; without the binary the engine ends with a KeyError."""
     folder = root / IMAGES[0] / "triton" / "ab12"
     folder.mkdir(parents=True)
-    for name in ("k.json", "__grp__k.json", "__grp__other.json"):
-        (folder / name).write_text("{}")
-    (folder / "k.cubin").touch()
-    assert remove_cut_kernels(f"sha256:{IMAGES[0]}", "triton", root) == 1
-    assert names(folder) == ["__grp__other.json", "k.json"]
+    for name in files:
+        (folder / name).write_bytes(b"{}")
+    (folder / empty).touch()
+    assert remove_cut_kernels(f"sha256:{IMAGES[0]}", "triton", root) == (empty != "notes.txt")
+    assert names(folder) == left
+
+
+def test_a_list_goes_before_its_kernel_so_that_an_end_between_the_two_leaves_no_list_alone(root: Path) -> None:
+    (root / "__grp__k.json").mkdir()  # which can't be unlinked
+    (root / "k.cubin").touch()
+    with pytest.raises(IsADirectoryError):
+        remove_cut(root, "k.cubin")
+    assert (root / "k.cubin").exists()
+
+
+def test_a_kernel_that_is_whole_at_its_removal_is_kept(root: Path) -> None:
+    (root / "a.so").write_bytes(ELF)
+    remove_cut(root, "a.so")
+    assert (root / "a.so").exists()
 
 
 def test_folders_as_deep_as_a_container_likes_keep_no_start_away(root: Path) -> None:

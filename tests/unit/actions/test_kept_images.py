@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 from tests.unit.docker_server import dockerd, json_response, plain
 
-from sparkd.agent.actions.images import KEPT_IMAGES, KEPT_LABEL, container_name, image_name, keep_images
+from sparkd.agent.actions.images import KEPT_LABEL, container_name, image_name, keep_images
 from sparkd.base.lib.dockerd.reader import CONFLICT, DockerError
 
 NEW, OLD, OLDER = (f"sha256:{letter * 64}" for letter in "abc")
@@ -48,12 +48,6 @@ def test_only_an_image_of_a_plan_that_is_over_is_released(before: tuple[str, ...
     assert docker.changed == changed
 
 
-@pytest.mark.parametrize("registry", ["docker.io/library", "docker.io/amd64", "10.0.0.1:5000", "123.dkr.ecr"])
-def test_a_prune_takes_sparkds_own_name_of_an_image_first(registry: str) -> None:
-    """In docker's own order (reference/store.go, lexicalRefs), in which it leaves the last name of an image in use."""
-    assert registry > KEPT_IMAGES
-
-
 def test_a_name_that_somebody_elses_container_has_holds_up_nothing_else() -> None:
     docker, kept = Docker(refused="/containers/create"), list[tuple[str, bool]]()
     with dockerd(docker.answer) as path, pytest.raises(DockerError, match="in use") as caught:
@@ -64,7 +58,7 @@ def test_a_name_that_somebody_elses_container_has_holds_up_nothing_else() -> Non
 
 
 def test_a_name_that_docker_refuses_to_remove_is_reported() -> None:
-    docker = Docker(refused="/images/0.sparkd")
+    docker = Docker(refused="/images/sparkd")
     with dockerd(docker.answer) as path, pytest.raises(DockerError, match=f"{image_name(OLDER)} is in use"):
         list(keep_images(named=KEPT, pinned=KEPT, before=(OLD, OLDER), socket_path=path))
     assert docker.changed == [*MADE, REMOVED[0]]

@@ -66,7 +66,7 @@ def test_a_key_file_whose_disk_fails_may_be_readable_later() -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENOMEM, errno.ENFILE])
 def test_what_a_machine_can_not_read_just_now_is_waited_for(number: int) -> None:
     """Such as one that ends an engine for want of memory: with exit code 78 its unit would stay down."""
-    assert unreadable(OSError(number, os.strerror(number))) is UnreadableError
+    assert issubclass(unreadable(OSError(number, os.strerror(number))), UnreadableError)
     assert unreadable(OSError(errno.EACCES, os.strerror(errno.EACCES))) is ConfigError
 
 
@@ -135,6 +135,22 @@ def test_settings_whose_share_hangs_are_waited_for(late: LateFiles) -> None:
     line = await_settings(late, own, is_back.set, READ_SECONDS + 0.5)
     assert f"reading the settings did not end within {READ_SECONDS} s" in line
     assert "sparkd waits for it; look at: sudo dmesg" in line
+
+
+@pytest.mark.parametrize("number", [errno.EUCLEAN, errno.EBADMSG])
+def test_settings_on_a_damaged_file_system_end_the_start(late: LateFiles, number: int) -> None:
+    """Nothing would be seen of an agent that waits for them but one line: without settings it reports no phase."""
+    own, is_damaged = late.tree.file("/etc/sparkd/own.toml", "engine = 1\n"), threading.Event()
+
+    def refuse(event: str, args: tuple[object, ...]) -> None:
+        if event == "open" and str(args[0]) == str(own) and not is_damaged.is_set():
+            is_damaged.set()
+            raise OSError(number, os.strerror(number))
+
+    sys.addaudithook(refuse)
+    with pytest.raises(ConfigError, match=f"cannot be read: {os.strerror(number).lower()}") as ended:
+        start_agent(late.tree, release, {"SPARKD_CONFIG": str(own)}, Pace(look_seconds=0.05))
+    assert ended.value.code is ExitCode.CONFIG
 
 
 def test_settings_that_were_replaced_while_they_were_awaited_count_as_read(late: LateFiles) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -141,19 +140,6 @@ class Tries:
         if len(self.times) == self._count:
             end()
         return self._steps(agent)
-
-
-@pytest.mark.parametrize(("fstab", "restarts"), [("LABEL=m /srv/models ext4 nofail 0 2\n", True), ("", False)])
-def test_a_model_whose_disk_is_not_mounted_is_awaited_by_restarts(world: World, fstab: str, restarts: bool) -> None:
-    """Such as a share of a machine that boots more slowly: systemd tries its mount when the unit starts alone."""
-    shutil.rmtree(world.tree.root / "srv/models/tiny")
-    world.tree.file("/etc/fstab", fstab)
-    world.tree.file("/etc/sparkd/sparkd.toml", configuration(world.port, "", ("script-paths",)))
-    world.pace = Pace(retry_seconds=(0.01, 0.02, 0.03), look_seconds=2.0)
-    tries = Tries(10, start)
-    code, journal = run_agent(world, run=run if restarts else tries.run)
-    assert ("sparkd restarts, and systemd tries that mount again" in journal) is restarts, journal
-    assert (code is ExitCode.BLOCKED) is restarts
 
 
 def test_an_hour_blocked_is_few_lines_and_no_container(scriptless: World) -> None:

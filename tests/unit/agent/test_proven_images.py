@@ -45,12 +45,12 @@ def images_logged(node: AgentUnderTest) -> list[str]:
 
 
 def test_the_images_of_known_good_plans_are_kept_beside_the_loop(started: AgentUnderTest) -> None:
-    outcome = (("0.sparkd/known-good:1", True), ("sparkd-kept-2", False))
+    outcome = (("sparkd/known-good:1", True), ("sparkd-kept-2", False))
     keeping = serve_image(started, "sha256:i", lambda: iter(outcome))
     until(lambda: len(images_logged(started)) == 2)
     assert keeping.calls == [(("sha256:i",), ("sha256:i",), set(), "kept-images")]
     kept, released = images_logged(started)
-    assert kept.startswith("known_good.image.kept name=0.sparkd/known-good:1")
+    assert kept.startswith("known_good.image.kept name=sparkd/known-good:1")
     assert released.startswith("known_good.image.released name=sparkd-kept-2")
 
 

@@ -1,6 +1,7 @@
 """What the agent records of launches and ends, and when; a file that can't be read or written."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import (
     AgentUnderTest,
-    DeafDocker,
     FullDisk,
     MemoryActions,
     agent_under_test,
@@ -21,6 +21,7 @@ from tests.unit.limits import files_left
 from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.daemon.context import Pace
+from sparkd.agent.daemon.evidence import EvidenceSearch
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.base.host import Host
@@ -157,29 +158,33 @@ def test_what_is_no_failure_of_this_node_is_not_counted(started: AgentUnderTest,
 def test_a_dockerd_that_does_not_answer_is_named_where_it_may_be_behind_the_error(
     started: AgentUnderTest, error: SparkdError, cause: Cause
 ) -> None:
-    on_disk(started).dockerd()
-    host = DeafDocker(started.agent.host.files.root)
+    answers = threading.Event()
+
+    def hangs() -> DockerFacts:
+        answers.wait(30)
+        return AWAY
+
+    host = Host(started.agent.host.files.root, hangs)
     hung = replace(started.agent, host=host, pace=Pace(last_look_seconds=0.1))
     shutdown_on_error(hung, None, error)
-    host.answers.set()
+    answers.set()
     last = last_exit(started.agent.actions)
     assert last.cause == cause
     assert last.reason.startswith("dockerd runs and does not answer: ") is (cause is Cause.DOCKER_HUNG)
 
 
-def test_a_dockerd_that_writes_the_end_of_a_container_to_a_slow_disk_does_not_hang(started: AgentUnderTest) -> None:
-    """It describes no container that it has locked for that (moby, daemon/monitor.go), and answers all else."""
-    is_written = threading.Event()
-
-    def list_containers() -> DockerFacts:
-        is_written.wait(30)
+def test_a_dockerd_that_answers_too_late_hangs_though_the_answer_is_there_once_the_rank_is_gone(
+    started: AgentUnderTest,
+) -> None:
+    def answer_late() -> DockerFacts:
+        time.sleep(0.1)
         return AWAY
 
-    on_disk(started).docker_engine()
-    host = Host(started.agent.host.files.root, list_containers)
-    shutdown_on_error(replace(started.agent, host=host), None, EngineEndedError("it named no cause"))
-    is_written.set()
-    assert last_exit(started.agent.actions).cause == Cause.ENGINE_ENDED
+    host = Host(started.agent.host.files.root, answer_late)
+    agent = replace(started.agent, host=host, pace=Pace(last_look_seconds=0.05))
+    search = EvidenceSearch(agent, None, EngineEndedError("it named no cause"))
+    time.sleep(0.3)
+    assert search.gather().docker_hangs
 
 
 def test_a_stop_counts_nothing_and_closes_the_launch(started: AgentUnderTest) -> None:

@@ -9,11 +9,13 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.clock import unstalled
-from tests.unit.cluster_nodes import AgentUnderTest, DeafDocker, agent_under_test, alone, running, until_with
+from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone, running, until_with
 from tests.unit.nodes import Node, report, until
 
 from sparkd.agent.daemon.shutdown import FAILED_GRACE_SECONDS, RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
 from sparkd.base.config.settings import Engine
+from sparkd.base.host import Host
+from sparkd.base.host.docker import AWAY, DockerFacts
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import EngineEndedError
 from sparkd.base.status.model import Phase
@@ -34,11 +36,14 @@ def test_a_rank_that_ignores_sigterm_gets_no_more_than_its_grace_period_after_an
 
 
 def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for(tree: Tree) -> None:
-    ended_after, hints = list[float](), list[str]()
+    hangs, ended_after, hints = threading.Event(), list[float](), list[str]()
+
+    def docker() -> DockerFacts:
+        hangs.wait(30)
+        return AWAY
+
     with agent_under_test(tree, 0, alone()) as node, running(node.agent) as (rank, process):
-        host = DeafDocker(node.agent.host.files.root)
-        Tree(Path(host.files.root)).dockerd()
-        agent = replace(node.agent, host=host)
+        agent = replace(node.agent, host=Host(node.agent.host.files.root, docker))
         began = time.monotonic()
 
         def note_end() -> None:
@@ -52,7 +57,7 @@ def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for
         thread.start()
         shutdown_on_error(agent, rank, EngineEndedError("it makes no tokens", "make tea"))
         took = time.monotonic() - began
-        host.answers.set()
+        hangs.set()
         thread.join()
         assert node.report.phase is Phase.FAILED
         assert node.report.cause == "docker-hung"

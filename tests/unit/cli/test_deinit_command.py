@@ -18,7 +18,7 @@ esac
 
 @pytest.mark.parametrize(
     ("containers", "names", "removed"),
-    [("", "", []), ("c1\nc2\n", "0.sparkd/known-good:1\n", ["rm c1 c2", "rmi 0.sparkd/known-good:1"])],
+    [("", "", []), ("c1\nc2\n", "sparkd/known-good:1\n", ["rm c1 c2", "rmi sparkd/known-good:1"])],
 )
 def test_deinits_command_lets_go_of_what_is_kept_and_of_nothing_where_nothing_is(
     tmp_path: Path,

@@ -30,6 +30,13 @@ def test_what_is_known_to_hold_secrets_is_not_copied(path: str, kept: bytes) -> 
     assert keep_content(path, CONTENT, "/etc/sparkd/other.key", {"/etc/sparkd/token"}) == kept
 
 
+def test_of_a_table_of_mounts_the_targets_and_kinds_are_kept() -> None:
+    table = (
+        b"# guest:hunter22\n//nas/m\t/srv/my\\040models cifs user=bob%hunter22,pass=x 0 0\n\nLABEL=hunter22 / ext4\n"
+    )
+    assert keep_content("/etc/fstab", table, "", ()) == b"- /srv/my\\040models cifs -\n- / ext4 -\n"
+
+
 @pytest.mark.parametrize(
     ("words", "kept"),
     [

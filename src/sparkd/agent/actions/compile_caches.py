@@ -17,9 +17,11 @@ KEPT = 3
 """Images that keep their caches: today's, yesterday's for a way back, and one more. DeepSeek's cache is a few GB."""
 REMOVAL_PREFIX = ".removed-"
 """Prefix of a folder that is being removed: removing takes minutes, and the agent may end meanwhile."""
-_CHECKED = (*caches.KERNELS, ".json", ".py")
+_CHECKED = (*caches.KERNELS, ".json", "vllm_compile_cache.py")
 """Endings of files that may be cut. Triton describes each kernel in JSON, and vLLM lists its compiled graphs in Python:
 an empty one ends an engine, too."""
+_LIST_PREFIX = "__grp__"
+"""Prefix of Triton's list of a kernel's files. Triton takes a kernel that has one for a whole one."""
 _BINARIES = (".so", ".o", ".cubin", ".hsaco")
 _ELF = Struct("<40xQ10xHH2x")
 """The header of an ELF file of 64 bits: where its table of sections begins, and the size and number of the entries."""
@@ -49,8 +51,7 @@ def remove_cut_kernels(image_id: str, name: str, root: Path = Path(caches.ROOT))
     cache_folder = _cache_folder(image_id, name, root)
     for file in caches.walk_files(str(cache_folder)):
         with suppress(OSError):  # a cache never blocks a start
-            is_checked = file.name.endswith(_CHECKED) and file.name != "__init__.py"
-            if is_checked and file.is_file(follow_symlinks=False) and _is_cut(file.path):
+            if file.name.endswith(_CHECKED) and file.is_file(follow_symlinks=False) and _is_cut(file.path):
                 remove_cut(cache_folder, file.path[len(str(cache_folder)) + 1 :])
                 count += 1
     return count
@@ -61,13 +62,27 @@ def _is_cut(path: str) -> bool:
     compilers put last, is beyond its end. Raises OSError.
     """
     size_bytes = os.lstat(path).st_size
+    if path.endswith(".json"):
+        return _misleads_triton(path, size_bytes)
     if not size_bytes or not path.endswith(_BINARIES):
         return not size_bytes
     head = Files().head(path, _ELF.size)
-    if head.startswith(b"\x7fELF\x02\x01") and len(head) == _ELF.size:
+    if len(head) < _ELF.size and b"\x7fELF".startswith(head[:4]):
+        return True
+    if head.startswith(b"\x7fELF\x02\x01"):
         start, entry_bytes, entries = _ELF.unpack(head)
         return bool(size_bytes < start + entry_bytes * entries)
     return not head.strip(b"\0")
+
+
+def _misleads_triton(path: str, size_bytes: int) -> bool:
+    """Whether it is the empty description of a listed kernel, or the list of one that is empty or lacks the binary."""
+    folder, _, name = path.rpartition("/")
+    if not name.startswith(_LIST_PREFIX):
+        return not size_bytes and os.path.lexists(f"{folder}/{_LIST_PREFIX}{name}")
+    kernel = f"{folder}/{name.removeprefix(_LIST_PREFIX).removesuffix('.json')}"
+    has_binary = any(os.path.lexists(kernel + ending) for ending in (".cubin", ".hsaco"))
+    return not size_bytes or (os.path.lexists(f"{kernel}.json") and not has_binary)
 
 
 def _cache_folder(image_id: str, name: str, root: Path) -> Path:
@@ -91,9 +106,9 @@ def remove_cut(top: Path, below: str) -> None:
             os.close(fd)
             fd = inner
         if _is_cut(f"/proc/self/fd/{fd}/{name}"):
+            with suppress(FileNotFoundError):  # first: what is left of a kernel without its list is compiled again
+                os.unlink(f"{_LIST_PREFIX}{name.rpartition('.')[0]}.json", dir_fd=fd)
             os.unlink(name, dir_fd=fd)
-            with suppress(FileNotFoundError):
-                os.unlink(f"__grp__{name.rpartition('.')[0]}.json", dir_fd=fd)
     finally:
         os.close(fd)
 

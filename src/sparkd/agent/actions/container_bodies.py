@@ -59,9 +59,7 @@ def create_body(
     """The body of POST /containers/create for a plan. The restart policy is docker's default, `no`."""
     container = plan.container
     return {
-        # By its name, of which a prune then leaves the image: containerd's store would take all but one of the names of
-        # an image that a container has by its id, and the kept one may be sparkd's own.
-        "Image": plan.image_to_run,
+        "Image": image_id,
         "Entrypoint": ["/bin/bash"],
         "Cmd": [SCRIPT_TARGET],
         "Labels": labels,

@@ -37,8 +37,6 @@ class Containers:
         body = create_body(plan, image_id, script, labels, gpu)
         container_id = self._create(body, name)
         with self._remove_on_error(container_id):
-            if self._find_image_id(plan) != image_id:
-                raise LaunchError(f"{plan.image_to_run} has just become another image's name", "sparkd tries that one")
             with _as_launch_error(f"container {name} can't be started"):
                 self._call(lambda api: api.start(container_id))
                 rank = self._open_rank(container_id, name, image_id, removed_kernels)

@@ -15,10 +15,8 @@ from sparkd.base.host.docker import LABEL
 from sparkd.base.lib.dockerd.client import APIClient, SdkClient
 from sparkd.base.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
 
-KEPT_IMAGES = "0.sparkd/known-good"
-"""Repository of the names, which are on this node alone. `docker image prune -a` takes the names of an image that has a
-container, in their order, up to the last: beginning with this one, it leaves the name in the settings.
-"""
+KEPT_IMAGES = "sparkd/known-good"
+"""Repository of the names, which are on this node alone."""
 KEPT_LABEL = f"{LABEL}kept"
 """Label of the container; its value is the image's full id."""
 

@@ -7,7 +7,6 @@ changes, and on a slow schedule, for causes that no check finds, such as an oper
 import re
 import time
 from collections.abc import Callable
-from functools import partial
 from itertools import chain, repeat
 from typing import TypeVar
 
@@ -22,7 +21,6 @@ from sparkd.agent.preflight.gate import HANG_HINT, decision
 from sparkd.agent.preflight.runner import IDS, blocking, build_checks, by_policy, examine
 from sparkd.base.cluster.membership import check_inputs
 from sparkd.base.host import docker
-from sparkd.base.host.disks import find_unmounted
 from sparkd.base.lib.errors import BlockedError, OutdatedPlanError, SparkdError
 from sparkd.base.lib.main_loop import Outcome, never
 from sparkd.base.status.model import Phase
@@ -37,8 +35,7 @@ _NUMBER = re.compile(r"[0-9]+")
 def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
     """Try `steps` until nothing blocks them, and return their result.
 
-    Raises OutdatedPlanError (exit 10) where the configuration changes meanwhile: the next process reads it; and where
-    the model's disk is not mounted: systemd tries a mount that the unit wants at its start alone.
+    Raises OutdatedPlanError (exit 10) where the configuration changes meanwhile: the next process reads it.
     """
     pauses = chain(agent.pace.retry_seconds, repeat(agent.pace.retry_seconds[-1]))
     blocked, configuration = _BlockedReport(agent), ConfigurationWatch(agent)
@@ -51,25 +48,14 @@ def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
         except BlockedError as error:
             blocked.report(error)
             watch, reason = _BlockerWatch(agent, error.checks, peer_plans), error.reason
-        pause_seconds, has_changed = next(pauses), False
-        deadline = time.monotonic() + pause_seconds
+        deadline, has_changed = time.monotonic() + next(pauses), False
         while not has_changed and (time.monotonic() < deadline or watch.hangs):
             has_changed = watch.wait_and_look()
             if watch.hangs:
                 blocked.report(BlockedError(f"{LOOK_HANGS}; {reason}", HANG_HINT))
             _check_head(agent)
             configuration.raise_if_outdated()
-        if not has_changed and pause_seconds == agent.pace.retry_seconds[-1] and not agent.switching.tried:
-            _raise_if_unmounted(agent)
         agent.phase.forget_failure()
-
-
-def _raise_if_unmounted(agent: Agent) -> None:
-    """Raises OutdatedPlanError where the model is missing since a mount that the unit wants is not there."""
-    find = partial(find_unmounted, agent.host.files, agent.plan.model_path)
-    mount = agent.look(find, agent.pace.hang_seconds, "looking for the model's disk", "")
-    if mount and f"{agent.context.configured.engine.models_dir}/".startswith(f"{mount}/"):
-        raise OutdatedPlanError(f"nothing is mounted at {mount}", "sparkd restarts, and systemd tries that mount again")
 
 
 def _check_head(agent: Agent) -> None:

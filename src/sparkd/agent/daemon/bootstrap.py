@@ -37,6 +37,7 @@ from sparkd.base.lib.errors import (
     BlockedError,
     ChoiceError,
     ConfigError,
+    DamagedError,
     HeadAwaitedError,
     HeadRefusedError,
     NotReadyError,
@@ -108,6 +109,8 @@ def _await_settings(
         try:
             stamp, loaded = process.loop.beside(read, process.pace.read_seconds, "reading the settings")
             return replace(process, configured_at=stamp), loaded
+        except DamagedError:  # a person has to act, and an agent without settings serves no status to show that
+            raise
         except (AwaitedError, TimeoutError) as error:  # a share is late, or hangs
             reason, hint = getattr(error, "reason", str(error)), getattr(error, "hint", "") or "look at: sudo dmesg"
             hint = f"sparkd waits for it; {hint}"

@@ -78,7 +78,7 @@ class Pace(Struct, frozen=True):
     message_seconds: float = 35.0
     """Limit for each way of a message before a reboot: an operator's program has 30 s, a webhook 10."""
     last_look_seconds: float = 3.0
-    """Limit for the looks at the end of a run: at ports, and at dockerd, which gives its version in milliseconds."""
+    """Limit for the looks at the end of a run: at ports, and at dockerd, which lists its containers in milliseconds."""
     step_seconds: float = 10.0
     """Pause between two readings of the engine's counters, which move with each step: one of 8,192 tokens of a prompt
     takes some 4 s on a GB10."""

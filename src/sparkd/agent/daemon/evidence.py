@@ -18,8 +18,7 @@ from sparkd.agent.engine.culprits import Culprit, find_culprit
 from sparkd.agent.engine.memory_guard.tenants import Growth, describe_growth
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.port_uses import find_holder
-from sparkd.base.host import Host, docker, network
-from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.host import Host, network
 from sparkd.base.lib.errors import Cause, SparkdError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import GIB, MIB
@@ -141,12 +140,8 @@ class EvidenceSearch:
 
 
 def _time_docker_answer(host: Host) -> float:
-    """Query dockerd, if one runs. Returns the monotonic time of its answer.
-
-    Not for its containers: it describes none of which it is writing the end, and a slow disk takes seconds for that.
-    """
-    with suppress(DockerError):
-        docker.query(host, docker.read_version)
+    """Query dockerd. Returns the monotonic time of its answer. Raises OSError where it does not run."""
+    host.docker()
     return time.monotonic()
 
 

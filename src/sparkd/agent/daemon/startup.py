@@ -201,7 +201,7 @@ def _start_watching(agent: Agent, running: Running) -> None:
     start_load_memory_thread(agent, running)
     agent.reporter.update_engine(container_id=rank.container_id, image=rank.image_id)
     if rank.removed_kernels:
-        reason = "files of kernels that were empty or cut off, as after a power cut"
+        reason = "broken files of kernels, as after a power cut"
         hint = "nothing is to be done: they are compiled again"
         agent.events.warning("cache.kernels.cleared", count=rank.removed_kernels, reason=reason, hint=hint)
     short_id = rank.container_id[:12]

@@ -2,10 +2,8 @@
 
 from enum import Enum
 from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
-from shlex import quote
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sparkd.base.host.disks import find_unmounted
 from sparkd.base.host.files import FileFacts, Files, Kind
@@ -38,6 +36,8 @@ class PathFacts(Struct, frozen=True):
     """What it is; None where it does not exist."""
     executable: bool = False
     empty: bool = False
+    unmounted: str = ""
+    """Where it is missing or empty: the folder above it for a disk that is not mounted, if there is one."""
 
     @property
     def fault(self) -> str:
@@ -56,19 +56,17 @@ class PathFacts(Struct, frozen=True):
 
 
 def read_path(files: Files, needed: NeededPath) -> PathFacts:
-    """Read what the path is; the hint of one that is missing mounts its disk, where that should be mounted and is not.
-
-    Raises OSError for one that may exist and is unreadable.
-    """
-    facts = None if needed.requirement is Requirement.MOUNT else stat_if_any(files, needed.path)
-    if facts is not None and facts.kind is Kind.FOLDER:
+    """Read what the path is. Raises OSError for one that may exist and is unreadable."""
+    if needed.requirement is Requirement.MOUNT:
+        return PathFacts(needed, None)
+    if (facts := stat_if_any(files, needed.path)) is None:
+        return PathFacts(needed, None, unmounted=find_unmounted(files, needed.path))
+    if facts.kind is Kind.FOLDER:
         is_empty = needed.requirement is Requirement.FOLDER and not files.names(needed.path)
     else:
-        is_empty = facts is not None and facts.kind is Kind.FILE and facts.size_bytes == 0
-    if (facts is None or is_empty) and (mount := find_unmounted(files, needed.path)):
-        what = f"{needed.what}; nothing is mounted at {mount}"
-        needed = replace(needed, what=what, hint=f"sudo mount {quote(mount)}; if that fails: sudo dmesg")
-    return PathFacts(needed, facts.kind, facts.executable, is_empty) if facts is not None else PathFacts(needed, None)
+        is_empty = facts.kind is Kind.FILE and facts.size_bytes == 0
+    unmounted = find_unmounted(files, needed.path) if is_empty else ""
+    return PathFacts(needed, facts.kind, facts.executable, is_empty, unmounted)
 
 
 def stat_if_any(files: Files, path: str) -> FileFacts | None:

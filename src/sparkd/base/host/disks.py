@@ -95,8 +95,10 @@ def find_unmounted(files: Files, path: str) -> str:
     """The folder at `path`, or above it, that is empty although /etc/fstab mounts a disk there; empty without one."""
     with suppress(OSError):
         rows = (line.split() for line in files.text("/etc/fstab").split("\n") if not line.lstrip().startswith("#"))
-        target = find_nearest({unescape(row[1]).rstrip("/") for row in rows if len(row) > 2}, files.resolved(path))
-        return "" if find_mount(files, target) or files.names_if_any(target) else target
+        targets = {unescape(row[1]).rstrip("/") for row in rows if len(row) > 2} - _read_only_by_target(files).keys()
+        folder = Path(files.resolved(path))
+        parents = map(str, (*reversed(folder.parents), folder))  # below one that is missing there is nothing to look at
+        return next((target for target in parents if target in targets and not files.names(target)), "")
     return ""
 
 

@@ -157,20 +157,26 @@ class UnreadableError(AwaitedError):
     """A file is there and can't be read now, as while the server of its share is away."""
 
 
+class DamagedError(UnreadableError):
+    """A file is there, on a file system that a power cut has damaged, until a person repairs that."""
+
+
 class ChoiceError(ConfigError):
     """The chosen plan can't be made any more. What is configured may still be launched."""
 
 
 NOT_NOW = frozenset(
     {errno.EIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
-    | {errno.EUCLEAN, errno.EBADMSG, errno.ENOMEM, errno.ENFILE}
+    | {errno.ENOMEM, errno.ENFILE}
 )
-"""Errors of a read on a share whose server is away, on a mount by systemd's automount that failed, on a file system
-that a power cut has damaged, and on a machine that has just run out of memory or of open files."""
+"""Errors of a read on a share whose server is away, on a mount by systemd's automount that failed, and on a machine
+that has just run out of memory or of open files."""
 
 
 def unreadable(error: OSError) -> type[ConfigError]:
     """The class of the error where a file can't be read: the agent waits if it may be readable later."""
+    if error.errno in (errno.EUCLEAN, errno.EBADMSG):
+        return DamagedError
     if error.errno in NOT_NOW:
         return UnreadableError
     return AwaitedError if isinstance(error, FileNotFoundError) else ConfigError

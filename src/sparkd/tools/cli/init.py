@@ -109,7 +109,7 @@ def _make_command(args: argparse.Namespace, *more: str) -> str:
 
 REMOVE_KEPT_IMAGES = (
     "sudo docker ps -aqf label=io.sparkd.kept | xargs -r sudo docker rm;"
-    " sudo docker images 0.sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r sudo docker rmi"
+    " sudo docker images sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r sudo docker rmi"
 )
 """Command that removes the containers and names that keep known good images; does nothing where there are none."""
 

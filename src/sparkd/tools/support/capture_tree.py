@@ -84,10 +84,18 @@ def keep_content(path: str, content: bytes | None, key_file: str, secret_files: 
         return b""  # such as setup.json, which may have an earlier key of the cluster
     if path in secret_files or (path.startswith("/proc/") and name == "environ"):
         return b""
+    if path == "/etc/fstab" and content:
+        return _hide_options(content)
     if path.startswith("/proc/") and name == "cmdline" and content:
         words = content.rstrip(b"\0").decode("utf-8", "backslashreplace").split("\0")
         return "\0".join((*hide_values(words), "")).encode()
     return content
+
+
+def _hide_options(fstab: bytes) -> bytes:
+    """The table with the targets and kinds of mounts only: a share's options may have its password."""
+    rows = (line.split() for line in fstab.splitlines() if not line.lstrip().startswith(b"#"))
+    return b"".join(b"- %b %b -\n" % (row[1], row[2]) for row in rows if len(row) > 2)
 
 
 def hide_values(words: Sequence[str]) -> list[str]:

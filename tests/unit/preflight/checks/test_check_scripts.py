@@ -156,19 +156,27 @@ def test_a_path_must_be_of_the_right_kind(tree: Tree, path: str, good_as: set[Re
         ("/srv/my models/x", "/dev/b /srv/my\\040models ext4 rw 0 0\n", "", "pull it"),
         ("/srv/my models/x", "", "other", "pull it"),
         ("/srv/old/x", "", "", "pull it"),
+        ("/mnt/outer/inner/x", "", "", "sudo mount /mnt/outer; if that fails: sudo dmesg"),
+        ("/mnt/none/x", "", "", "pull it"),
     ],
 )
 def test_what_is_missing_on_a_disk_that_is_not_mounted_comes_by_mounting_it(
     tree: Tree, path: str, mounts: str, below: str, hint: str
 ) -> None:
     """With the hint to pull the model 149 GB would fill the disk below, and be hidden by the mount."""
-    tree.file("/etc/fstab", "#UUID=1 /srv/old ext4\nUUID=2 / ext4\nUUID=3 /srv/my\\040models/ ext4 nofail 0 2\n")
-    tree.file("/proc/self/mounts", f"/dev/a / ext4 rw 0 0\n{mounts}")
+    tree.file(
+        "/etc/fstab",
+        "#UUID=1 /srv/old ext4\nUUID=2 / ext4\nUUID=3 /srv/my\\040models/ ext4 nofail 0 2\n"
+        "UUID=4 /mnt/outer ext4\nUUID=5 /mnt/outer/inner ext4\nUUID=6 /mnt/none ext4\n",
+    )
+    tree.file("/proc/1/mounts", f"/dev/a / ext4 rw 0 0\n{mounts}")
+    tree.file("/proc/self/mounts", "/dev/a / ext4 rw 0 0\n/dev/a /srv/my\\040models ext4 ro 0 0\n")  # of a sandbox
     tree.folder(f"/srv/my models/{below}")
+    tree.folder("/mnt/outer")
     tree.link("/home/x", "/srv/my models/x")
     verdict = judged(tree, NeededPath(path, "the model", Requirement.FOLDER, "pull it"))
     assert verdict.hint == hint
-    assert ("nothing is mounted at /srv/my models" in verdict.reason) is (hint != "pull it")
+    assert ("nothing is mounted at " in verdict.reason) is (hint != "pull it")
 
 
 def test_a_folder_in_the_launch_scripts_place_blocks(tree: Tree) -> None:

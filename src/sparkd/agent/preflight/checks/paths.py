@@ -145,9 +145,11 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     def _find_problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
         for path_facts in facts.paths:
             if path_facts.fault:
-                needed = path_facts.needed
+                needed, mount = path_facts.needed, path_facts.unmounted
                 level = Level.WARN if needed.may_fail else Level.BLOCK
-                yield Verdict(level, f"{needed.path} {path_facts.fault} ({needed.what})", needed.hint)
+                what = f"{needed.what}; nothing is mounted at {mount}" if mount else needed.what
+                hint = f"sudo mount {quote(mount)}; if that fails: sudo dmesg" if mount else needed.hint
+                yield Verdict(level, f"{needed.path} {path_facts.fault} ({what})", hint)
         for program in facts.refused:
             yield warn(f"supervise.power_command would not be run: {program.problem}", program.hint)
         for word in facts.unknown_words:

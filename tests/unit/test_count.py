@@ -188,7 +188,7 @@ def test_the_source_grows_by_decision_alone() -> None:
     """docs/adr/0077: take as much away elsewhere, or raise a bound in a commit of its own that says what for."""
     modules = read_modules(ROOT / SOURCE)
     lines = count_packages(modules)["all"]
-    assert lines.total - lines.data <= 55_800
+    assert lines.total - lines.data <= 55_850
     assert len(import_closure(modules, *RUN_ENTRIES)) <= 300
 
 

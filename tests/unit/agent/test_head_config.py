@@ -148,14 +148,14 @@ def test_files_of_the_head_that_could_not_be_kept_block_and_each_try_writes_them
     tree.file(f"/node0{script}", 'exec "$@"', 0o600)
     with head_of(tree, port, script=script) as head:
         fetch_config(tree, port, head)
-    in_the_way = tree.file(f"/node1{HEAD_FILES}", "")  # as where the disk is full
+    in_the_way = tree.file(f"/node1{HEAD_FILES}", "")
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         report_followed(worker.agent, {})
         kept = tree.root / f"node1{worker.agent.plan.user_script}"
         for _ in range(2):
             with pytest.raises(BlockedError, match="the files of the head can't be kept: ") as blocked:
                 share_config(worker.agent)
-            assert "df -h" in blocked.value.hint
+            assert "sudo dmesg" in blocked.value.hint
         assert sum("state.write.failed file=head-files" in line for line in worker.events.lines) == 1
         in_the_way.unlink()
         share_config(worker.agent)

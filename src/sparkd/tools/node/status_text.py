@@ -32,7 +32,9 @@ def render(report: NodeReport, view: View, served: str = "", *, whole: bool = Fa
     notes = _make_notes(cluster)
     table = Table([row for row, _ in rows], [level for _, level in rows])
     top = headline(report, view)
-    lines = (sanitize(top.text, limit), served, f"next: {top.next}")  # a command is not cut
+    is_whole = len(top.next) <= limit + 40  # a command with two digests
+    step = top.next if is_whole else f"{sanitize(top.next, limit)} (whole: sparkd status | cat)"
+    lines = (sanitize(top.text, limit), served, f"next: {step}")
     title = Table([(line,) for line in lines if line], [top.level])
     return [title, "", table, *([""] if notes.rows else []), notes]
 

@@ -33,7 +33,7 @@ def render(report: NodeReport, view: View, served: str = "", *, whole: bool = Fa
     table = Table([row for row, _ in rows], [level for _, level in rows])
     top = headline(report, view)
     is_whole = len(top.next) <= limit + 40  # a command with two digests
-    step = top.next if is_whole else f"{sanitize(top.next, limit)} (whole: sparkd status | cat)"
+    step = top.next if is_whole else f"{sanitize(top.next, limit - 40)} (whole: sparkd status | cat)"
     lines = (sanitize(top.text, limit), served, f"next: {step}")
     title = Table([(line,) for line in lines if line], [top.level])
     return [title, "", table, *([""] if notes.rows else []), notes]

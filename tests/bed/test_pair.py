@@ -308,7 +308,7 @@ def test_the_wrong_unit_exits_78_names_the_right_one_and_disturbs_nothing(
     assert node.node.run("systemctl", "start", wrong, check=False).returncode != 0
     wait_for(lambda: node.show("ActiveState", wrong) == "failed", 20, "the wrong unit to fail")
     assert node.exit_status(wrong) == 78
-    assert f"systemctl start {right}" in node.node.journal(wrong)
+    assert f"systemctl enable --now {right}" in node.node.journal(wrong)
     node.node.run("systemctl", "reset-failed", wrong)
     assert serving.moment().agents == before.agents
     assert serving.serves()

@@ -307,7 +307,7 @@ def test_starting_the_wrong_unit_disturbs_nothing(serving: SparkdNode) -> None:
     assert refused.returncode != 0
     wait_for(lambda: serving.show("ActiveState", "sparkd-worker") == "failed", 20, "the worker unit to fail")
     assert serving.exit_status("sparkd-worker") == 78
-    assert "systemctl start sparkd-head" in serving.node.journal("sparkd-worker")
+    assert "systemctl enable --now sparkd-head" in serving.node.journal("sparkd-worker")
     time.sleep(3)
     assert serving.show("NRestarts", "sparkd-worker") == "0", "no restart loop for 78"
     assert serving.snapshot() == before

@@ -54,9 +54,9 @@ def test_a_port_that_is_only_bound_or_that_a_connection_has_is_named_with_its_ho
     """)
     assert isinstance(printed, list)
     kernel = tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
-    found = [text.partition(" (")[0] for text in printed]
+    holders = [text.partition(" (")[0] for text in printed]
     bound = "port 8000 is held by pid 1" if kernel >= (6, 8) else ""
-    assert found == [bound, "port 8001 is held by pid 1", ""]
+    assert holders == [bound, "port 8001 is held by pid 1", ""]
 
 
 def test_listeners_and_their_holders_of_both_families() -> None:

@@ -142,11 +142,7 @@ def _list_candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
     yield "kernel", "".join(facts.dumps[:1]) or newest_texts.get("oops", "")
     yield "memory", _find_line(last_lines, "sparkd", SHORT_OF_MEMORY) or newest_texts.get("out-of-memory", "")
     yield "heat", newest_texts.get("throttled", "")
-    # A full table of connections ends no machine, and any user can fill it.
-    grave = (
-        event for event in events if event.effect.action is not Action.NONE and event.kind != "connections-dropped"
-    )
-    yield "unknown", next((event.reason for event in grave), "")
+    yield "unknown", next((event.reason for event in events if event.effect.action is not Action.NONE), "")
     if not facts.lines:
         keep = "sudo mkdir -p /var/log/journal && sudo journalctl --flush"
         yield "unknown", f"no journal of that boot is kept; to keep a boot's journal from now on: {keep}"

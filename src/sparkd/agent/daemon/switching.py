@@ -224,7 +224,7 @@ class Switching:
         return end.cause != Cause.PEER_FAILED or any(
             (peer.living and peer.living.phase is Phase.BLOCKED)
             # The next agent there may have begun, for which it is the last cause.
-            or (report.cause or report.last_cause_code * PHASES[report.phase].ahead) in NOT_BY_PLAN
+            or (report.cause or (report.last_cause_code if PHASES[report.phase].ahead else "")) in NOT_BY_PLAN
             for peer in self._agent.monitor.statuses()
             if (report := peer.report)
         )

@@ -89,7 +89,8 @@ class HealthState(Struct, frozen=True):
     """Since when requests have waited for a compiler."""
     computed_at: float = float("-inf")
     """Last time that the GPU was known to be at work."""
-    deferred_since: float = float("inf")  # since when the engine has deferred all the requests that it has
+    deferred_since: float = float("inf")
+    """Since when the engine has deferred all the requests that it has."""
 
     @property
     def troubled(self) -> bool:

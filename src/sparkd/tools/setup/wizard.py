@@ -63,11 +63,7 @@ class Wizard:
         survey = self._survey(settings)
         nodes = tuple(map(canonical, settings.cluster.nodes))
         if len(nodes) > 1 and find_place(settings, self.host).rank:
-            origin = self.files.load().origins["cluster.nodes"]
-            edit = f"take cluster.nodes out of {origin}; " * (not origin.endswith(self.files.init_file))
-            alone = f"{edit}sudo systemctl disable --now sparkd-worker; sudo sparkd deinit; sudo sparkd init"
-            to_change = f"a worker of {nodes[0]}: to change it, run `sparkd init` there"
-            self._show("role", to_change, f"where it is gone for good: {alone}")
+            self._show_worker(nodes[0])
             self._finish(settings, "worker", (), changed=False)
             return
         choice = Chooser(self.wishes, self.files, self.show_line).choose(settings, survey, nodes)
@@ -95,6 +91,13 @@ class Wizard:
             commands.append("sudo sparkd notify test")
         has_changed = has_changed or settings.cluster.nodes != nodes
         self._finish(settings, "head", commands, changed=has_changed, offered=offered.values)
+
+    def _show_worker(self, head: str) -> None:
+        origin = self.files.load().origins["cluster.nodes"]
+        edit = "" if origin.endswith(self.files.init_file) else f"take cluster.nodes out of {origin}; "
+        alone = f"{edit}sudo systemctl disable --now sparkd-worker; sudo sparkd deinit; sudo sparkd init"
+        to_change = f"a worker of {head}: to change it, run `sparkd init` there"
+        self._show("role", to_change, f"where it is gone for good: {alone}")
 
     def _refuse_changed(self, settings: Settings) -> None:
         """Raises UsageError where these are no more the settings: a node that has joined since would be dropped."""
